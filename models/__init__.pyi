@@ -11,7 +11,7 @@ Example::
 from .adapters.lora import LoRA as LoRA
 from .adapters.lora import LoRAConfig as LoRAConfig
 from .adapters.lora import make_lora as make_lora
-from .adapters.peft import save_adapter as save_adapter
+from .adapters.peft_export import save_adapter as save_adapter
 from .config import Execution as Execution
 from .config import TransformerConfig as TransformerConfig
 from .decoders.gpt import GPT as GPT

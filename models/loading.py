@@ -218,17 +218,19 @@ def _read_peft(
 ) -> Params:
     """Reads the parameters of a base, with an adapter of peft merged into them."""
     targets = by_path(shapes)
-    added, replaced = adapter.parameters(config, {path: x.shape for path, x in targets.items()})
-    params = _read_body(base, step, {p: x for p, x in targets.items() if p not in replaced})
-    missing = [path for path in targets if path not in params and path not in replaced]
-    if missing:
-        raise UserError(
-            f"neither {adapter.folder} nor its base {base} has {', '.join(missing[:3])}: give "
-            "another base"
-        )
+    shapes_of = {path: x.shape for path, x in targets.items()}
+    updates, copies = adapter.updates(model_config(base), config, shapes_of)
+    params = _read_body(base, step, targets)
+    params |= {path: params[origin] for path, origin in copies.items() if path not in params}
     for path, target in targets.items():
-        x = replaced[path] if path in replaced else params[path]
-        x = x + added[path] if path in added else x
+        update = updates.get(path)
+        if path not in params and (update is None or not update.is_whole):
+            raise UserError(
+                f"neither {adapter.folder} nor its base {base} has {path}: give the base that the "
+                "adapter was trained on"
+            )
+        x = params.get(path)
+        x = x if update is None else update.apply(x, target.dtype)
         params[path] = jax.device_put(x, target.sharding)
     return nested({path: params[path] for path in targets})
 

@@ -57,6 +57,10 @@ class Base:
             raise UserError(
                 f"{run}/config.json does not say what its adapters belong to: restore it"
             )
+        texts = (stored[name] for name in ("folder", "relative", "checksum"))
+        step = stored["step"]
+        if not all(isinstance(x, str) for x in texts) or not (step is None or type(step) is int):
+            raise UserError(f"{run}/config.json: {BASE} has values of wrong types: restore it")
         return cls(**stored)  # pyright: ignore[reportArgumentType]
 
     def find(self, run: Path) -> Path:
@@ -88,6 +92,6 @@ class Base:
 def _parameters(folder: Path, step: int | None) -> tuple[Path, ...]:
     """Returns the files with a model's parameters."""
     if step is None:
-        return tuple(sorted(folder.glob("*.safetensors")))
+        return tuple(sorted(file for file in folder.glob("*.safetensors") if file.is_file()))
     params = folder / "checkpoints" / str(step) / "params"
     return tuple(sorted(file for file in params.rglob("*") if file.is_file()))

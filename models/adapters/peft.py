@@ -1,46 +1,60 @@
-"""Adapters in the form of the package peft: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads adapters in the form of the package peft.
 
-The names of the tensors follow from those of the model in Hugging Face's form: the adapter of the
-tensor `NAME.weight` is `base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight`
-`[out, r]`. Where that form has several linear maps in one, as GPT-2 its queries, keys and values,
-our adapters of rank r are together one adapter of a multiple of r: the A below each other, the B in
-blocks. It computes the same. Where they have one A, as those that were read from such a folder, it
-stays one of rank r.
+A folder has `adapter_config.json` and `adapter_model.safetensors`. The names of the tensors follow
+from those of the model in Hugging Face's form: the adapter of the tensor `NAME.weight` is
+`base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight` `[out, r]`, and that of an
+embedding `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
+
+peft changes modules, not tensors: where an embedding and the output share one matrix, an adapter of
+one of them leaves the other as it was. The adapted model then has two matrices.
 """
 
-import collections
+import contextlib
 import dataclasses
-import math
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Literal, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...data.errors import UserError
-from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject, JsonValue, read_object
+from ...data.io.json_text import JsonObject, read_object
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
 from ..hf.safetensors_files import open_tensors
-from ..hf.save_weights import write_json
 from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError
-from ..model import Model
 from ..nn.heads import HEADS
 from ..nn.typing import Params
-from ..registry import create
-from .lora import A, B, LinearMap, LoRA, by_path, linear_maps, nested
+from ..registry import family_name
+from .lora import nested
+from .peft_fields import (
+    MERGE,
+    check_fields,
+    is_saved,
+    is_targeted,
+    scale_of,
+    trained_tokens,
+)
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 KERNEL, WEIGHT = "/kernel", ".weight"
-VALUE_HEAD = "head/value/"
-"""The head of values, which is for training alone and is left out."""
-INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Ways to begin an adapter that leave the base as it is."""
-UNSUPPORTED = ("use_dora", "lora_bias", "layer_replication", "target_parameters", "use_bdlora")
-"""Fields that change what an adapter computes."""
+PARTS = re.compile(
+    r"(.+)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]"
+    r"|token_adapter\.trainable_tokens_delta)"
+)
+"""Names of tensors that are a part of a change."""
+MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
+"""Parts of names in files, and in the modules of transformers 5 where these have other ones."""
+OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
+
+Kind: TypeAlias = Literal["tensor", "rows", "bias", "linear", "embedding"]
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def is_peft_folder(folder: Path) -> bool:
@@ -48,225 +62,54 @@ def is_peft_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-# Export.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edit:
+    """What an adapter does to one tensor of its base."""
+
+    kind: Kind
+    """A new tensor, new rows of it, or what is added: to a bias, or the product s · B A of two
+    factors, to a linear map `[out, in]` or to an embedding `[V, D]`."""
+    value: np.ndarray
+    """The tensor, the rows, the bias, or A."""
+    b: np.ndarray | None = None
+    """B with the scale, of a product."""
+    rows: tuple[int, ...] = ()
+    of_module: bool = False
+    """Whether the change is that of a module alone, not of all that share the tensor."""
+
+    def array(self) -> np.ndarray:
+        """Returns the new tensor, or what is added to it, with outputs first."""
+        if self.b is None:
+            return self.value.astype(np.float32)
+        product = self.b @ self.value.astype(np.float32)
+        return product.T if self.kind == "embedding" else product
+
+    def equals(self, other: "Edit") -> bool:
+        """Returns whether another edit does the same to the same tensor."""
+        same_kind = {self.kind, other.kind} in ({self.kind}, {"linear", "embedding"})
+        return same_kind and self.rows == other.rows and np.array_equal(self.array(), other.array())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adapter:
-    """An adapter of one linear map in Hugging Face's form, or of those of all layers."""
+class Update:
+    """What an adapter does to one parameter."""
 
-    module: str
-    """The name of the map; with `{i}`, one map for each layer."""
-    a: np.ndarray
-    """`[L, r, in]`."""
-    b: np.ndarray
-    """`[L, out, r]`."""
-    is_conv1d: bool
-    """Whether the map's matrix has inputs first."""
+    sets: list[tuple[tuple[object, ...], np.ndarray]]
+    """Indices and their new values."""
+    added: np.ndarray | None = None
 
     @property
-    def rank(self) -> int:
-        return self.a.shape[1]
+    def is_whole(self) -> bool:
+        """Whether nothing of the base's parameter remains."""
+        return any(index == () for index, _ in self.sets)
 
-
-def save_adapter(
-    folder: str | Path, model: Model, lora: LoRA, trained: Params, *, base: str | None = None
-) -> None:
-    """Saves adapters as a folder that `PeftModel.from_pretrained` of the package peft loads.
-
-    Example::
-
-        models.save_adapter("adapter", model, lora, state.params, base="gpt2")
-        # peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "adapter")
-
-    Args:
-        folder: The folder to make, completely or not at all; it may exist if it is empty.
-        model: The model.
-        lora: Its adapters.
-        trained: The parameters that were trained, as in `TrainState.params`.
-        base: The name or the path of the base in Hugging Face's form, for those who load it.
-
-    Raises:
-        UserError: The folder holds something; or transformers has no such model, or keeps in one
-            module what is in part frozen and in part trained whole.
-    """
-    config, flat = _as_exported(model.config, trained)
-    mapping = mapping_of(config).tensor_mapping(config)
-    maps = linear_maps(create(config))
-    known = {path for rule in mapping.rules for path in rule.flax}
-    needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
-    unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
-    if unknown:
-        raise WeightsError(
-            f"{min(unknown)} is trained and has no place in transformers: export the model in "
-            "another form"
-        )
-    adapters = [
-        adapter for rule in mapping.rules if (adapter := _adapter_of(rule, flat, maps)) is not None
-    ]
-    tensors = dict(_adapter_tensors(adapters)) | dict(_whole_tensors(mapping, lora, flat))
-    fields = _peft_config(adapters, mapping, lora) | {
-        "base_model_name_or_path": base,
-        "task_type": HEADS[config.head].peft_task,
-        "modules_to_save": _saved_modules(mapping, lora) or None,
-    }
-
-    def fill(path: Path) -> None:
-        from safetensors.numpy import save_file
-
-        save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
-        (path / WEIGHTS).chmod(0o644)
-        write_json(path / CONFIG, fields)
-
-    new_folder(Path(folder), fill)
-
-
-def _as_exported(
-    config: TransformerConfig, trained: Params
-) -> tuple[TransformerConfig, Mapping[str, np.ndarray]]:
-    """Returns the model that an export writes, and by path what is trained of its parameters."""
-    equivalent, params = mapping_of(config).to_hf_equivalent(config, trained)
-    flat, given = by_path(params), by_path(trained)
-    return equivalent, {path: np.asarray(flat[path], np.float32) for path in given}
-
-
-def _adapter_of(
-    rule: TensorRule, flat: Mapping[str, np.ndarray], maps: Mapping[str, LinearMap]
-) -> _Adapter | None:
-    """Returns the adapter of a rule's tensor, if its kernels have any."""
-    linear = [maps.get(path.removesuffix(KERNEL)) for path in rule.flax]
-    parts = [m for m in linear if m is not None]
-    adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
-    if not adapted:
-        return None
-    widths = [math.prod(m.outputs) for m in parts]
-    starts = np.cumsum([0, *widths])
-    factors: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for part, m in enumerate(parts):
-        if m.path not in adapted:
-            continue
-        layers, inputs = m.layers or 1, math.prod(m.inputs)
-        a = flat[f"{m.path}/{A}"].reshape(layers, inputs, -1)  # [L, in, r]
-        b = flat[f"{m.path}/{B}"].reshape(layers, a.shape[-1], -1)  # [L, r, out]
-        factors.append((part, a.swapaxes(1, 2), b.swapaxes(1, 2)))
-    first = factors[0][1]
-    rank = first.shape[1]
-    if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
-        a, b = first, np.concatenate([b for _, _, b in factors], axis=1)
-    else:
-        a = np.concatenate([a for _, a, _ in factors], axis=1)  # [L, n · r, in]
-        b = np.zeros((len(first), starts[-1], a.shape[1]), np.float32)
-        for block, (part, _, own) in enumerate(factors):
-            b[:, starts[part] : starts[part + 1], block * rank : (block + 1) * rank] = own
-    return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed)
-
-
-def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.ndarray]]:
-    for adapter in adapters:
-        for layer, factors in enumerate(zip(adapter.a, adapter.b, strict=True)):
-            for name, x in zip(("lora_A", "lora_B"), factors, strict=True):
-                module = adapter.module.format(i=layer)
-                yield f"{PREFIX}{module}.{name}{WEIGHT}", np.ascontiguousarray(x)
-
-
-def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
-    """Returns the fields of `adapter_config.json` that say where the adapters are."""
-    targets = {adapter.module: _targets(adapter, adapters, mapping) for adapter in adapters}
-    (usual, _), *_ = collections.Counter(adapter.rank for adapter in adapters).most_common()
-    ranks = {
-        name: adapter.rank
-        for adapter in adapters
-        for name in targets[adapter.module]
-        if adapter.rank != usual
-    }
-    c = lora.config
-
-    def alpha(rank: int) -> float:  # that of an equal scale
-        return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
-
-    names = sorted({name for some in targets.values() for name in some})
-    return {
-        "peft_type": "LORA",
-        "r": usual,
-        "lora_alpha": alpha(usual),
-        "lora_dropout": c.dropout_rate,
-        "use_rslora": c.use_rslora,
-        "target_modules": list[JsonValue](names),
-        "rank_pattern": dict(ranks),
-        "alpha_pattern": {name: alpha(rank) for name, rank in ranks.items()},
-        "fan_in_fan_out": all(adapter.is_conv1d for adapter in adapters),
-        "bias": "none",
-        "use_dora": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-    }
-
-
-def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMapping) -> list[str]:
-    """Returns the shortest ends of names that mean a module in every layer and no other module."""
-    adapted = {a.module for a in adapters if a.rank == adapter.rank}
-    modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
-    parts = adapter.module.rpartition("{i}.")[2].split(".")
-    for number in range(1, len(parts) + 1):
-        end = ".".join(parts[-number:])
-        if all(m in adapted for m in modules if f".{m}".endswith(f".{end}")):
-            return [end]
-    return [adapter.module.format(i=layer) for layer in range(len(adapter.a))]
-
-
-def _whole_tensors(
-    mapping: TensorMapping, lora: LoRA, flat: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors that are trained whole, after checking that their modules are."""
-    _check_whole(mapping, lora)
-    for rule in mapping.rules:
-        if not lora.whole.issuperset(rule.flax):
-            continue
-        arrays = [flat[path] for path in rule.flax]
-        shapes = [x.shape for x in arrays]
-        for index, (name, _) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
-            own = [x[index] for x in arrays]
-            yield PREFIX + name, np.ascontiguousarray(rule.layout.join(own))
-
-
-def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
-    """Returns the names of the modules that are trained whole."""
-    names = set()
-    for rule in mapping.rules:
-        if lora.whole.issuperset(rule.flax):
-            # peft itself saves the whole classifier of a sequence.
-            module = rule.hf.rpartition(".")[0]
-            names.add("classifier" if module.startswith("classifier.") else module)
-    if stacked := [name for name in names if "{i}" in name]:
-        raise WeightsError(
-            f"{stacked[0]} is trained whole in every layer: export the model merged, without "
-            "--form peft"
-        )
-    return sorted(names)
-
-
-def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
-    """Raises WeightsError if peft cannot save what is trained whole."""
-    tied = {ignored.same_as for ignored in mapping.ignored}
-    modules: dict[str, set[str]] = {}
-    for rule in mapping.rules:
-        modules.setdefault(rule.hf.rpartition(".")[0], set()).update(rule.flax)
-    for module, paths in modules.items():
-        trained, frozen = paths & lora.whole, paths - lora.whole
-        if trained and frozen:
-            raise WeightsError(
-                f"{min(trained)} is trained whole and {min(frozen)} is frozen, which are one "
-                f"module in peft, {module}: train both (lora.also_trained), or export the model "
-                "merged"
-            )
-        if trained and f"{module}{WEIGHT}" in tied:
-            raise WeightsError(
-                f"{min(trained)} is trained whole and has two places in transformers, which peft "
-                "would part: export the model merged"
-            )
-
-
-# Import.
+    def apply(self, x: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+        """Returns the new parameter, given that of the base if it has one."""
+        for index, value in self.sets:
+            value = jnp.asarray(value, dtype)
+            x = value if x is None or index == () else x.at[index].set(value)
+        assert x is not None
+        return x if self.added is None else x + self.added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,8 +119,8 @@ class PeftAdapter:
     folder: Path
     fields: JsonObject
     """Its `adapter_config.json`."""
-    tensors: Mapping[str, np.ndarray]
-    """The tensors by name, without the prefix that they all have."""
+    edits: Mapping[str, Sequence[Edit]]
+    """What it does to each tensor of the base, by its name."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftAdapter":
@@ -287,20 +130,19 @@ class PeftAdapter:
             UserError: It is broken, or its adapter is of a kind that is not supported.
         """
         fields = read_object(folder / CONFIG)
-        _check_supported(fields, folder / CONFIG)
+        check_fields(fields, folder / CONFIG)
         file = folder / WEIGHTS
         if not file.is_file():
             raise WeightsError(f"{folder} has no {WEIGHTS}: save the adapter as safetensors")
-        tensors = open_tensors(file)
-        names = {name: name.removeprefix(PREFIX) for name in tensors}
-        odd = [
-            name
-            for name, bare in names.items()
-            if bare == name or ("lora_" in bare and not re.search(r"\.lora_[AB]\.weight$", bare))
-        ]
-        if odd:
-            raise WeightsError(f"{file} has {odd[0]}, which is not supported: merge it with peft")
-        return cls(folder, fields, {bare: tensors[name] for name, bare in names.items()})
+        edits: dict[str, list[Edit]] = {}
+        for name, edit in _edits(fields, open_tensors(file), file):
+            edits.setdefault(name, []).append(edit)
+        return cls(folder, fields, edits)
+
+    @property
+    def file(self) -> Path:
+        """The file with the tensors, for messages."""
+        return self.folder / WEIGHTS
 
     def base(self, given: str | Path | None) -> str | Path:
         """Returns the model that the adapter belongs to.
@@ -308,15 +150,95 @@ class PeftAdapter:
         Raises:
             UserError: Neither the caller nor the folder names one.
         """
-        named = self.fields.get("base_model_name_or_path")
-        if given is None and not isinstance(named, str):
+        if given is not None:
+            return given
+        named, revision = (self.fields.get(x) for x in ("base_model_name_or_path", "revision"))
+        if not named:
             raise UserError(
                 f"{self.folder} does not say what its adapter belongs to: give the base"
             )
-        return str(named) if given is None else given
+        if revision not in (None, "main"):
+            raise UserError(
+                f"{self.folder / CONFIG}: revision {revision!r} of {named} is not loaded by its "
+                "name: give the folder of the base"
+            )
+        return str(named)
 
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
-        """Returns the configuration of the adapted model, which may have a head of its own."""
+        """Returns the configuration of the adapted model.
+
+        It may have a head of its own, and an output that is not tied to the embedding.
+
+        Raises:
+            WeightsError: The family has no model that computes the same.
+        """
+        config = self._with_head(base)
+        if not any(map(self._is_apart, self._shared(config))):
+            return config
+        untied = config
+        if getattr(config, "tie_output", False):
+            with contextlib.suppress(UserError):
+                untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
+        for names in filter(self._is_apart, self._shared(untied)):
+            changed = next(name for name in names if self._own(name))
+            others = ", ".join(name for name in names if name != changed)
+            product = any(edit.b is not None for edit in self._own(changed))
+            remedy = f"train the adapter without {changed}" if product else MERGE
+            raise WeightsError(
+                f"{self.file} changes {changed} and not {others}, which share one matrix in a "
+                f"{family_name(config)}: {remedy}"
+            )
+        return untied
+
+    def updates(
+        self, base: TransformerConfig, config: TransformerConfig, shapes: Shapes
+    ) -> tuple[Mapping[str, Update], Mapping[str, str]]:
+        """Returns what happens to parameters, and copies of parameters that precede it.
+
+        Args:
+            base: The configuration of the base.
+            config: The configuration of the adapted model.
+            shapes: The shape of each of its parameters, by path.
+
+        Returns:
+            An update for each path that has one; and for each parameter that the base shares with
+            another one, and the adapted model does not, the path of that other one.
+
+        Raises:
+            WeightsError: A tensor belongs to no parameter, or has another shape.
+        """
+        mapping = module_mapping(config)
+        if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
+            raise WeightsError(
+                f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
+            )
+        paths = {rule.hf: rule.flax[0] for rule in mapping.rules if len(rule.flax) == 1}
+        shared = self._shared(self._with_head(base))
+        copies = {
+            paths[other]: paths[names[0]]
+            for names in shared
+            for other in names[1:]
+            if other in paths and names[0] in paths
+        }
+        edits = self._apart(shared, paths.keys())
+        updates: dict[str, Update] = {}
+        used: set[str] = set()
+        for rule in mapping.rules:
+            flax = [shapes[path] for path in rule.flax]
+            for index, (wanted, _) in zip(rule.indices(flax), rule.tensors(flax), strict=True):
+                name = wanted if wanted in edits else mapping.find(wanted, edits.keys())
+                for edit in edits.get(name or "", ()):
+                    self._put(updates, edit, rule, index, name=wanted, shapes=shapes)
+                    used.add(str(name))
+        if unknown := sorted(edits.keys() - used):
+            raise WeightsError(
+                f"{self.file} changes {unknown[0]}, which the base does not have: give the base "
+                "that the adapter was trained on"
+            )
+        return updates, copies
+
+    def _with_head(self, base: TransformerConfig) -> TransformerConfig:
+        """Returns a base's configuration with the head of the adapter's task."""
         head = next(
             (h for h, x in HEADS.items() if x.peft_task == self.fields.get("task_type")), None
         )
@@ -324,106 +246,197 @@ class PeftAdapter:
             return base
         probe = base.with_head(head, ("0", "1"))
         part = HEADS[head].own_params[0]
-        rules = mapping_of(probe).tensor_mapping(probe).rules
-        names = [rule.hf for rule in rules if f"head/{part}/kernel" in rule.flax]
-        stored = self.tensors.get(names[0])
-        if stored is None:
-            raise WeightsError(f"{self.folder / WEIGHTS} lacks {names[0]}: save the adapter anew")
-        labels = tuple(f"LABEL_{number}" for number in range(stored.shape[0]))
+        name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
+        stored = [edit.value for edit in self.edits.get(name, ()) if edit.kind == "tensor"]
+        if not stored:
+            raise WeightsError(
+                f"{self.file} lacks {name}: train the adapter with it in modules_to_save"
+            )
+        labels = tuple(f"LABEL_{number}" for number in range(stored[0].shape[0]))
         return base.with_head(head, labels)
 
-    def parameters(
-        self, config: TransformerConfig, shapes: Mapping[str, tuple[int, ...]]
-    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-        """Returns what is added to kernels of the base, s · A B, and what replaces parameters.
+    # Tensors that several modules share.
+
+    def _shared(self, config: TransformerConfig) -> list[tuple[str, ...]]:
+        """Returns the names of tensors that are one, the first of which has a parameter."""
+        names: dict[str, list[str]] = {}
+        mapping = module_mapping(config)
+        for ignored in mapping.ignored:
+            if ignored.same_as is not None:
+                names.setdefault(ignored.same_as, [ignored.same_as]).append(ignored.hf)
+        return list(map(tuple, names.values()))
+
+    def _written(self, name: str) -> str:
+        """Returns the name of a tensor in the adapter, which may lack the prefix of the body."""
+        return next((x for x in self.edits if name.endswith(f".{x}")), name)
+
+    def _own(self, name: str) -> Sequence[Edit]:
+        return self.edits.get(self._written(name), ())
+
+    def _of_modules(self, names: Sequence[str]) -> list[list[Edit]]:
+        """Returns what happens to each of some modules that have one tensor."""
+        found = [self._own(name) for name in names]
+        # Rows of the first are those of all, unless another one has rows, too.
+        common_kinds = {"tensor"} if _have_rows(found[1:]) else {"tensor", "rows"}
+
+        def is_common(edit: Edit) -> bool:
+            return edit.kind in common_kinds and not edit.of_module
+
+        common: list[Edit] = []
+        for edit in (edit for edits in found for edit in edits if is_common(edit)):
+            if not any(map(edit.equals, common)):
+                common.append(edit)
+        if len(common) > 1:
+            raise WeightsError(
+                f"{self.file} has two values for {' and '.join(names)}, which are one tensor in "
+                f"the base: {MERGE}"
+            )
+        return [[*common, *(e for e in edits if not is_common(e))] for edits in found]
+
+    def _is_apart(self, names: Sequence[str]) -> bool:
+        """Returns whether modules that have one tensor in the base have several afterwards."""
+        first, *others = self._of_modules(names)
+        return not all(
+            len(first) == len(other) and all(map(Edit.equals, first, other)) for other in others
+        )
+
+    def _apart(self, shared: Sequence[Sequence[str]], there: Set[str]) -> dict[str, Sequence[Edit]]:
+        """Returns the edits of each tensor of the adapted model, by its name.
 
         Args:
-            config: The configuration of the adapted model.
-            shapes: The shape of each of its parameters, by path.
-
-        Raises:
-            WeightsError: A tensor belongs to no parameter, or has another shape.
+            shared: The tensors that modules of the base share.
+            there: The tensors of the adapted model.
         """
-        mapping = mapping_of(config).tensor_mapping(config)
-        if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
-            raise WeightsError(
-                f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
-            )
-        places: dict[str, tuple[TensorRule, tuple[int, ...]]] = {}
-        for rule in mapping.rules:
-            flax = [shapes[path] for path in rule.flax]
-            for index, (name, _) in zip(rule.indices(flax), rule.tensors(flax), strict=True):
-                places[name] = places[name.removeprefix(mapping.prefix)] = rule, index
-        added: dict[str, np.ndarray] = {}
-        replaced: dict[str, np.ndarray] = {}
-        for name, tensor in self.tensors.items():
-            factor = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
-            if factor is None:
-                self._put(replaced, name, tensor, places, shapes=shapes)
-            elif factor[2] == "A":
-                self._put(added, f"{factor[1]}{WEIGHT}", None, places, shapes=shapes)
-        return added, replaced
+        grouped = {self._written(name) for names in shared for name in names}
+        edits = {name: x for name, x in self.edits.items() if name not in grouped}
+        own = {
+            n: x for names in shared for n, x in zip(names, self._of_modules(names), strict=True)
+        }
+        return edits | {name: x for name, x in own.items() if x and name in there}
+
+    # Parameters.
 
     def _put(
         self,
-        arrays: dict[str, np.ndarray],
-        name: str,
-        tensor: np.ndarray | None,
-        places: Mapping[str, tuple[TensorRule, tuple[int, ...]]],
+        updates: dict[str, Update],
+        edit: Edit,
+        rule: TensorRule,
+        index: tuple[int, ...],
         *,
-        shapes: Mapping[str, tuple[int, ...]],
+        name: str,
+        shapes: Shapes,
     ) -> None:
-        """Writes a tensor, or the product of its adapter, to the parameters that it holds."""
-        if name not in places:
-            raise WeightsError(
-                f"{self.folder / WEIGHTS} has {name}, which the base does not have: give another "
-                "base"
-            )
-        rule, index = places[name]
+        """Adds what an edit does to the parameters of a tensor."""
         flax = [shapes[path][rule.num_stacked :] for path in rule.flax]
-        if tensor is None:
-            tensor = self._product(name.removesuffix(WEIGHT))  # [out, in]
-            tensor = tensor if rule.layout.transposed else tensor.T
-        if tensor.shape != rule.layout.hf_shape(flax):
+        expected = rule.layout.hf_shape(flax)
+        array, is_table = edit.array(), rule.flax[0].endswith("/embedding")
+        if edit.kind in ("linear", "embedding", "rows"):
+            # An output is a linear map whose matrix has the form of an embedding.
+            is_embedding = is_table and "output_embedding" not in rule.flax[0]
+            if edit.kind != "rows" and is_embedding != (edit.kind == "embedding"):
+                raise WeightsError(
+                    f"{self.file} has an adapter of another kind for {name}: {MERGE}"
+                )
+            if edit.kind == "embedding" and name.endswith("embed_positions.weight"):
+                raise WeightsError(
+                    f"{self.file} adapts {name}, which peft reads at other positions than the "
+                    "base: train the adapter without it"
+                )
+            if edit.kind == "linear" and not is_table and not rule.layout.transposed:
+                array = array.T  # Conv1D
+        shape = (len(edit.rows), *expected[1:]) if edit.kind == "rows" else expected
+        if array.shape != shape or max(edit.rows, default=0) >= expected[0]:
             raise WeightsError(
-                f"{name} in {self.folder / WEIGHTS} is {list(tensor.shape)}, not "
-                f"{list(rule.layout.hf_shape(flax))}: give another base"
+                f"{name} in {self.file} is {list(array.shape)}, not {list(shape)}: give the base "
+                "that the adapter was trained on, with as many tokens"
             )
+        if edit.kind == "rows":
+            update = updates.setdefault(rule.flax[0], Update([]))
+            update.sets.append(((np.asarray(edit.rows),), array))
+            return
         for part, path in enumerate(rule.flax):
-            array = arrays.setdefault(path, np.zeros(shapes[path], np.float32))
-            array[index][...] = rule.layout.split(tensor.astype(np.float32), part, flax)
-
-    def _product(self, module: str) -> np.ndarray:
-        """Returns s · B A of a module, `[out, in]`."""
-        a, b = (self.tensors.get(f"{module}.lora_{x}{WEIGHT}") for x in "AB")
-        if a is None or b is None or a.shape[0] != b.shape[-1]:
-            raise WeightsError(f"the adapter of {module} in {self.folder / WEIGHTS} is not whole")
-        patterns = self.fields.get("alpha_pattern")
-        patterns = patterns if isinstance(patterns, dict) else {}
-        found = [x for key, x in patterns.items() if re.match(rf"(.*\.)?({key})$", module)]
-        alpha = found[0] if found else self.fields.get("lora_alpha", 8)
-        assert isinstance(alpha, int | float)
-        rank = a.shape[0]
-        scale = alpha / (math.sqrt(rank) if self.fields.get("use_rslora") else rank)
-        return scale * (b.astype(np.float32) @ a.astype(np.float32))
+            value = rule.layout.split(array, part, flax)
+            update = updates.setdefault(path, Update([]))
+            if edit.kind == "tensor":
+                update.sets.append((index, value))
+                continue
+            if update.added is None:
+                updates[path] = update = Update(update.sets, np.zeros(shapes[path], np.float32))
+            assert update.added is not None
+            update.added[index] += value
 
 
-def _check_supported(fields: JsonObject, file: Path) -> None:
-    """Raises WeightsError for an adapter that is more than a product of two factors."""
-    if fields.get("peft_type") != "LORA":
-        raise WeightsError(f"{file} is of the type {fields.get('peft_type')!r}: only LORA is read")
-    unsupported = [name for name in UNSUPPORTED if fields.get(name)]
-    if fields.get("bias", "none") != "none":
-        unsupported.append("bias")
-    if fields.get("init_lora_weights", True) not in INITIAL:
-        unsupported.append("init_lora_weights")
-    if unsupported:
-        name = unsupported[0]
+def _edits(
+    fields: JsonObject, tensors: Mapping[str, np.ndarray], file: Path
+) -> Iterator[tuple[str, Edit]]:
+    """Yields the name of a tensor of the base and what happens to it, new values first."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        bare = name.removeprefix(PREFIX)
+        if bare == name or (OF_ADAPTER.search(bare) and not PARTS.fullmatch(bare)):
+            raise WeightsError(f"{file} has {name}, which is not supported: {MERGE}")
+        if found := PARTS.fullmatch(bare):
+            parts.setdefault(found[1], {})[found[2]] = tensor
+        else:
+            inner = bare.replace(".base_layer.", ".")
+            module = inner.rpartition(".")[0]
+            of_module = inner == bare and is_saved(fields, module)
+            yield inner, Edit("tensor", tensor, of_module=of_module)
+    for module, own in parts.items():
+        rows = own.pop("token_adapter.trainable_tokens_delta", None)
+        if rows is not None:
+            tokens = trained_tokens(fields, module, file)
+            yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)
+        if own:
+            yield from _products(fields, module, own, file)
+
+
+def _products(
+    fields: JsonObject, module: str, own: dict[str, np.ndarray], file: Path
+) -> Iterator[tuple[str, Edit]]:
+    """Yields the product of a module's two factors, and what is added to its bias."""
+    kind = "embedding" if "lora_embedding_A" in own else "linear"
+    names = (f"lora_{kind}_A", f"lora_{kind}_B")
+    a, b = (
+        own.get(x) for x in (names if kind == "embedding" else ("lora_A.weight", "lora_B.weight"))
+    )
+    bias = own.get("lora_B.bias")
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise WeightsError(f"the adapter of {module} in {file} is not whole: restore it")
+    if len(own) != 2 + (bias is not None):
+        raise WeightsError(f"{file} has two adapters of {module}: restore it")
+    if not is_targeted(fields, module, file.parent / CONFIG):
         raise WeightsError(
-            f"{file}: {name} {fields[name]!r} is not supported: merge the adapter with peft "
-            "(merge_and_unload), and import the model"
+            f"{file} has an adapter of {module}, which is not among the target_modules of "
+            f"{file.parent / CONFIG}: restore them"
         )
+    scale = np.float32(scale_of(fields, module, a.shape[0], file.parent / CONFIG))
+    yield f"{module}{WEIGHT}", Edit(kind, a, scale * b.astype(np.float32))
+    if bias is not None:
+        yield f"{module}.bias", Edit("bias", scale * bias.astype(np.float32))
 
 
-def _zeros(shapes: Mapping[str, tuple[int, ...]]) -> Params:
+def _have_rows(found: Sequence[Sequence[Edit]]) -> bool:
+    return any(edit.kind == "rows" for edits in found for edit in edits)
+
+
+@functools.lru_cache(maxsize=8)
+def module_mapping(config: TransformerConfig) -> TensorMapping:
+    """Returns the tensors of a model by the names of its modules in transformers 5."""
+    mapping = mapping_of(config).tensor_mapping(config)
+
+    def renamed(name: str) -> str:
+        for in_files, module in MODULES:
+            name = name.replace(in_files, module)
+        return name
+
+    return dataclasses.replace(
+        mapping,
+        rules=tuple(dataclasses.replace(rule, hf=renamed(rule.hf)) for rule in mapping.rules),
+        ignored=tuple(dataclasses.replace(x, hf=renamed(x.hf)) for x in mapping.ignored),
+        legacy_names=(*mapping.legacy_names, *((module, old) for old, module in MODULES)),
+    )
+
+
+def _zeros(shapes: Shapes) -> Params:
     return nested({path: np.broadcast_to(np.float32(0), shape) for path, shape in shapes.items()})

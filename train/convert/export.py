@@ -16,7 +16,8 @@ from flax.traverse_util import flatten_dict
 from ...data.io.atomic_io import build_folder, write_file
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
-from ...models.adapters.peft import is_peft_folder, save_adapter
+from ...models.adapters.peft import is_peft_folder
+from ...models.adapters.peft_export import save_adapter
 from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
@@ -29,7 +30,7 @@ from ...models.loading import (
     load_adapters,
     read_fields,
 )
-from ...models.nn.heads import CAUSAL_HEADS
+from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
@@ -125,7 +126,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     data, notes = exported.config.data, list[str]()
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
-    is_embedder = embedding is not None or head == "none"
+    is_embedder = head == "none" or (embedding is not None and not HEADS[head].needs_labels)
     # Without these files sentence-transformers would pool the last token of a causal model.
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()

@@ -1,0 +1,248 @@
+"""Writes adapters in the form of the package peft.
+
+Where Hugging Face's form has several linear maps in one, as GPT-2 its queries, keys and values, our
+adapters of rank r are together one adapter of a multiple of r: the A below each other, the B in
+blocks. It computes the same. Where they have one A, as those that were read from such a folder, it
+stays one of rank r.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...data.io.atomic_io import new_folder
+from ...data.io.json_text import JsonObject, JsonValue
+from ..config import TransformerConfig
+from ..hf.registry import mapping_of
+from ..hf.save_weights import write_json
+from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError
+from ..model import Model
+from ..nn.heads import HEADS
+from ..nn.typing import Params
+from ..registry import create
+from .lora import A, B, LinearMap, LoRA, by_path, linear_maps
+from .peft import CONFIG, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
+
+VALUE_HEAD = "head/value/"
+"""The head of values, which is for training alone and is left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Adapter:
+    """An adapter of one linear map in Hugging Face's form, or of those of all layers."""
+
+    module: str
+    """The name of the map; with `{i}`, one map for each layer."""
+    a: np.ndarray
+    """`[L, r, in]`."""
+    b: np.ndarray
+    """`[L, out, r]`."""
+    is_conv1d: bool
+    """Whether the map's matrix has inputs first."""
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[1]
+
+
+def save_adapter(
+    folder: str | Path, model: Model, lora: LoRA, trained: Params, *, base: str | None = None
+) -> None:
+    """Saves adapters as a folder that `PeftModel.from_pretrained` of the package peft loads.
+
+    Example::
+
+        models.save_adapter("adapter", model, lora, state.params, base="gpt2")
+        # peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "adapter")
+
+    Args:
+        folder: The folder to make, completely or not at all; it may exist if it is empty.
+        model: The model.
+        lora: Its adapters.
+        trained: The parameters that were trained, as in `TrainState.params`.
+        base: The name or the path of the base in Hugging Face's form, for those who load it.
+
+    Raises:
+        UserError: The folder holds something; or transformers has no such model, or keeps in one
+            module what is in part frozen and in part trained whole.
+    """
+    config, flat = _as_exported(model.config, trained)
+    mapping = module_mapping(config)
+    maps = linear_maps(create(config))
+    known = {path for rule in mapping.rules for path in rule.flax}
+    needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
+    unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
+    if unknown:
+        raise WeightsError(
+            f"{min(unknown)} is trained and has no place in transformers: export the model in "
+            "another form"
+        )
+    adapters = [
+        adapter for rule in mapping.rules if (adapter := _adapter_of(rule, flat, maps)) is not None
+    ]
+    tensors = dict(_adapter_tensors(adapters)) | dict(_whole_tensors(mapping, lora, flat))
+    fields = _peft_config(adapters, mapping, lora) | {
+        "base_model_name_or_path": base,
+        "task_type": HEADS[config.head].peft_task,
+        "modules_to_save": _saved_modules(mapping, lora) or None,
+    }
+
+    def fill(path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
+        (path / WEIGHTS).chmod(0o644)
+        write_json(path / CONFIG, fields)
+
+    new_folder(Path(folder), fill)
+
+
+def _as_exported(
+    config: TransformerConfig, trained: Params
+) -> tuple[TransformerConfig, Mapping[str, np.ndarray]]:
+    """Returns the model that an export writes, and by path what is trained of its parameters."""
+    equivalent, params = mapping_of(config).to_hf_equivalent(config, trained)
+    flat, given = by_path(params), by_path(trained)
+    return equivalent, {path: np.asarray(flat[path], np.float32) for path in given}
+
+
+def _adapter_of(
+    rule: TensorRule, flat: Mapping[str, np.ndarray], maps: Mapping[str, LinearMap]
+) -> _Adapter | None:
+    """Returns the adapter of a rule's tensor, if its kernels have any."""
+    linear = [maps.get(path.removesuffix(KERNEL)) for path in rule.flax]
+    parts = [m for m in linear if m is not None]
+    adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
+    if not adapted:
+        return None
+    factors: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for part, m in enumerate(parts):
+        if m.path not in adapted:
+            continue
+        layers, inputs = m.layers or 1, math.prod(m.inputs)
+        a = flat[f"{m.path}/{A}"].reshape(layers, inputs, -1)  # [L, in, r]
+        b = flat[f"{m.path}/{B}"].reshape(layers, a.shape[-1], *m.outputs)
+        factors.append((part, a.swapaxes(1, 2), b))
+    first = factors[0][1]
+    rank = first.shape[1]
+    if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
+        a, blocks = first, [slice(0, rank)] * len(parts)
+    else:
+        a = np.concatenate([a for _, a, _ in factors], axis=1)  # [L, n · r, in]
+        blocks = [slice(start, start + rank) for start in range(0, a.shape[1], rank)]
+    # Each B in its block of rows, and the parts in the outputs as in the kernel.
+    wide = [np.zeros((len(a), a.shape[1], *m.outputs), np.float32) for m in parts]
+    for (part, _, own), block in zip(factors, blocks, strict=True):
+        wide[part][:, block] = own
+    outputs_first = dataclasses.replace(rule.layout, input_axes=1, transposed=True)
+    b = np.stack([outputs_first.join(layer) for layer in zip(*wide, strict=True)])
+    return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed)
+
+
+def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.ndarray]]:
+    for adapter in adapters:
+        for layer, factors in enumerate(zip(adapter.a, adapter.b, strict=True)):
+            for name, x in zip(("lora_A", "lora_B"), factors, strict=True):
+                module = adapter.module.format(i=layer)
+                yield f"{PREFIX}{module}.{name}{WEIGHT}", np.ascontiguousarray(x)
+
+
+def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
+    """Returns the fields of `adapter_config.json` that say where the adapters are."""
+    targets = {adapter.module: _targets(adapter, adapters, mapping) for adapter in adapters}
+    (usual, _), *_ = collections.Counter(adapter.rank for adapter in adapters).most_common()
+    ranks = {
+        name: adapter.rank
+        for adapter in adapters
+        for name in targets[adapter.module]
+        if adapter.rank != usual
+    }
+    c = lora.config
+
+    def alpha(rank: int) -> float:  # that of an equal scale
+        return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
+
+    names = sorted({name for some in targets.values() for name in some})
+    return {
+        "peft_type": "LORA",
+        "r": usual,
+        "lora_alpha": alpha(usual),
+        "lora_dropout": c.dropout_rate,
+        "use_rslora": c.use_rslora,
+        "target_modules": list[JsonValue](names),
+        "rank_pattern": dict(ranks),
+        "alpha_pattern": {name: alpha(rank) for name, rank in ranks.items()},
+        "fan_in_fan_out": all(adapter.is_conv1d for adapter in adapters),
+        "bias": "none",
+        "use_dora": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+
+
+def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMapping) -> list[str]:
+    """Returns the shortest ends of names that mean a module in every layer and no other module."""
+    adapted = {a.module for a in adapters if a.rank == adapter.rank}
+    modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
+    parts = adapter.module.rpartition("{i}.")[2].split(".")
+    for number in range(1, len(parts) + 1):
+        end = ".".join(parts[-number:])
+        if all(m in adapted for m in modules if f".{m}".endswith(f".{end}")):
+            return [end]
+    return [adapter.module.format(i=layer) for layer in range(len(adapter.a))]
+
+
+def _whole_tensors(
+    mapping: TensorMapping, lora: LoRA, flat: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors that are trained whole, after checking that their modules are."""
+    _check_whole(mapping, lora)
+    for rule in mapping.rules:
+        if not lora.whole.issuperset(rule.flax):
+            continue
+        arrays = [flat[path] for path in rule.flax]
+        shapes = [x.shape for x in arrays]
+        for index, (name, _) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
+            own = [x[index] for x in arrays]
+            yield PREFIX + name, np.ascontiguousarray(rule.layout.join(own))
+
+
+def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
+    """Returns the names of the modules that are trained whole."""
+    names = set()
+    for rule in mapping.rules:
+        if lora.whole.issuperset(rule.flax):
+            # peft itself saves the whole classifier of a sequence.
+            module = rule.hf.rpartition(".")[0]
+            names.add("classifier" if module.startswith("classifier.") else module)
+    if stacked := [name for name in names if "{i}" in name]:
+        raise WeightsError(
+            f"{stacked[0]} is trained whole in every layer: export the model merged, without "
+            "--form peft"
+        )
+    return sorted(names)
+
+
+def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
+    """Raises WeightsError if peft cannot save what is trained whole."""
+    tied = {ignored.same_as for ignored in mapping.ignored}
+    modules: dict[str, set[str]] = {}
+    for rule in mapping.rules:
+        modules.setdefault(rule.hf.rpartition(".")[0], set()).update(rule.flax)
+    for module, paths in modules.items():
+        trained, frozen = paths & lora.whole, paths - lora.whole
+        if trained and frozen:
+            raise WeightsError(
+                f"{min(trained)} is trained whole and {min(frozen)} is frozen, which are one "
+                f"module in peft, {module}: train both (lora.also_trained), or export the model "
+                "merged"
+            )
+        if trained and f"{module}{WEIGHT}" in tied:
+            raise WeightsError(
+                f"{min(trained)} is trained whole and has two places in transformers, which peft "
+                "would part: export the model merged"
+            )
