@@ -1,29 +1,33 @@
 """Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
-`checksums.json` beside a checkpoint's parts contains the SHA-256 of every file in them. It is
-written before the checkpoint gets its final name, so that every checkpoint has one, except those of
-imported and averaged models that older versions made.
+`checksums.json` beside a checkpoint's parts contains the size and the SHA-256 of every file in
+them. It is written before the checkpoint gets its final name, so that every checkpoint has one.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 from ..data.io.atomic_io import write_file
+from ..data.io.files import path_inside
 
 CHECKSUMS_FILE = "checksums.json"
+LARGEST = 2**26
+"""Largest number of bytes of `checksums.json` that is read."""
+
+Checksums: TypeAlias = dict[str, list[str]]
+"""For each file the contents that it may have, `SIZE SHA256`: two while it is replaced."""
 
 
 def write_checksums(checkpoint: Path) -> None:
     """Writes `checksums.json` for the files in all parts (folders) of a checkpoint."""
-    names = sorted(
-        str(file.relative_to(checkpoint)) for file in checkpoint.glob("*/**/*") if file.is_file()
-    )
+    names = sorted(_files(checkpoint))
     with ThreadPoolExecutor() as threads:
-        digests = threads.map(lambda name: _digest(checkpoint / name), names)
-        checksums = dict(zip(names, digests, strict=True))
+        records = threads.map(lambda name: [_record(checkpoint / name)], names)
+        checksums: Checksums = dict(zip(names, records, strict=True))
     (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
 
 
@@ -35,16 +39,15 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
       name: The path of the file within it.
       content: The new bytes of the file.
     """
-    file = checkpoint / CHECKSUMS_FILE
-    checksums = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    if checksums is None:
+    checksums = _read(checkpoint)
+    if isinstance(checksums, str):  # it is damaged already
         write_file(checkpoint / name, content)
         return
-    checksums.pop(name, None)  # not checked until both files are written
-    write_file(file, json.dumps(checksums, indent=1).encode())
-    write_file(checkpoint / name, content)
-    checksums[name] = _digest(checkpoint / name)
-    write_file(file, json.dumps(checksums, indent=1).encode())
+    new = [f"{len(content)} {hashlib.sha256(content).hexdigest()}"]
+    for records in (checksums.get(name, []) + new, new):
+        checksums[name] = records
+        write_file(checkpoint / CHECKSUMS_FILE, json.dumps(checksums, indent=1).encode())
+        write_file(checkpoint / name, content)
 
 
 def find_damage(checkpoint: Path, part: str = "") -> str | None:
@@ -55,20 +58,46 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
       part: The part to check, such as `params`; by default all parts.
 
     Returns:
-      A description of the first damaged file; None if there is none, or no checksums.
+      A description of the first damaged file, or of what is wrong with the checksums; None if every
+      file has the checksum that it had.
     """
-    file = checkpoint / CHECKSUMS_FILE
-    if not file.is_file():
-        return None
-    try:
-        checksums = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return f"{CHECKSUMS_FILE} is not JSON"
+    checksums = _read(checkpoint)
+    if isinstance(checksums, str):
+        return checksums
     names = [name for name in checksums if name.startswith(f"{part}/" if part else "")]
+    unlisted = sorted({*_files(checkpoint, part)} - {*names})
+    if unlisted:
+        return f"{CHECKSUMS_FILE} lacks {unlisted[0]}"
     with ThreadPoolExecutor() as threads:
-        problems = threads.map(lambda name: _problem(checkpoint / name, checksums[name]), names)
+        problems = threads.map(lambda name: _problem(checkpoint, name, checksums[name]), names)
         found = (f"{name} {what}" for name, what in zip(names, problems, strict=True) if what)
         return next(found, None)
+
+
+def _read(checkpoint: Path) -> Checksums | str:
+    """Returns the checksums of a checkpoint, or what is wrong with them."""
+    file = path_inside(checkpoint, CHECKSUMS_FILE)
+    if file is None or not file.is_file():
+        return f"{CHECKSUMS_FILE} is missing"
+    if file.stat().st_size > LARGEST:
+        return f"{CHECKSUMS_FILE} has more than {LARGEST:,} bytes"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return f"{CHECKSUMS_FILE} is not JSON"
+    except OSError as error:
+        return f"{CHECKSUMS_FILE} cannot be read ({error.strerror})"
+    lists = content.values() if isinstance(content, dict) else [None]
+    if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+        return f"{CHECKSUMS_FILE} is not an object of file names and checksums"
+    return content
+
+
+def _files(checkpoint: Path, part: str = "") -> Iterator[str]:
+    """Yields the paths of the files in the parts of a checkpoint."""
+    for file in checkpoint.glob(f"{part or '*'}/**/*"):
+        if file.is_file():
+            yield str(file.relative_to(checkpoint))
 
 
 def checksum_of_files(files: Sequence[Path]) -> str:
@@ -79,13 +108,25 @@ def checksum_of_files(files: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _problem(file: Path, checksum: str) -> str | None:
+def _problem(checkpoint: Path, name: str, records: Sequence[str]) -> str | None:
+    file = path_inside(checkpoint, name)
+    if file is None:
+        return "lies outside the checkpoint"
     try:
-        return None if _digest(file) == checksum else "differs from its checksum"
-    except FileNotFoundError:
-        return "is missing"
+        if not file.exists():
+            return "is missing"
+        if not file.is_file():
+            return "is not a regular file"
+        size = file.stat().st_size
+        sizes = {record.partition(" ")[0] for record in records}
+        same = str(size) in sizes and _record(file) in records
+        return None if same else "differs from its checksum"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+def _record(file: Path) -> str:
+    return f"{file.stat().st_size} {_digest(file)}"
 
 
 def _digest(file: Path) -> str:

@@ -106,6 +106,33 @@ def _open(path: Path) -> IO[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def path_inside(folder: Path, name: object) -> Path | None:
+    """Returns the path that a file in a folder names, or None if it may lie elsewhere.
+
+    A folder that somebody else made may name any path, such as `../../secret`. A file or a folder
+    within `folder` is named by a relative path without `..`, and by no link that leaves the folder,
+    except to the `blobs` of the Hugging Face hub's cache.
+
+    Args:
+      folder: The folder.
+      name: The path within it, as read from a file.
+    """
+    if not isinstance(name, str) or "\0" in name:
+        return None
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        return None
+    root = folder.resolve()
+    roots = [root]
+    if root.parent.name == "snapshots":
+        roots.append(root.parent.parent / "blobs")
+    try:
+        real = (root / path).resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return None
+    return folder / path if any(real.is_relative_to(x) for x in roots) else None
+
+
 def matching_files(pattern: str, name: str) -> list[Path]:
     """Returns the files that match a name or a glob, sorted.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..dataset import DataSplit, PickledByFields
 from ..errors import DataError
+from ..io.files import path_inside
 from ..packing.packed_sequences import decode, packed_arrays
 from ..sources.source_names import parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer
@@ -167,7 +168,7 @@ def prepared_split(
             "another folder with a --validation-fraction above 0"
         )
     for path, file in found:
-        _check_file(path, file)
+        _check_file(folder, path, file)
     paths = tuple((str(path), file.rows) for path, file in found)
     files = [file for _, file in found]
     try:
@@ -227,7 +228,9 @@ def _check_settings(
         )
 
 
-def _check_file(path: Path, file: RowsFile) -> None:
+def _check_file(folder: Path, path: Path, file: RowsFile) -> None:
+    if path_inside(folder, str(path.relative_to(folder))) is None:
+        raise DataError(f"{folder / MANIFEST} names {path}, which lies outside: {_AGAIN}")
     if not path.is_file():
         raise DataError(f"{path} is missing: {_AGAIN}")
     size = path.stat().st_size

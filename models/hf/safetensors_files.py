@@ -13,6 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from ...data.io.files import path_inside
 from .tensor_mapping import Shape, WeightsError
 
 WHOLE = "model.safetensors"
@@ -125,7 +126,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in entries.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(
             f"{index} is not an index of safetensors files (no object weight_map of names to "
             "files): download it again"
@@ -133,8 +134,8 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
     # Every file that the index names is there, beside the index.
     files: dict[str, _File] = {}
     for name in sorted(set(wanted.values())):
-        file = folder / name
-        if Path(name).name != name:
+        file = path_inside(folder, name)
+        if file is None or Path(name).name != name:
             raise WeightsError(f"{index} points to {name!r}: its files must lie beside it")
         if not file.is_file():
             raise WeightsError(f"{index} names {name}, which is missing: download it again")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.errors import suggest
+from ...data.io.files import path_inside
 from ...data.io.json_text import JsonObject, JsonValue, parse_json, read_object
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
@@ -210,7 +211,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
       folder: The folder.
 
     Returns:
-      The settings; None if the folder has no `modules.json`.
+      The settings; None if the folder has no `modules.json`, or scores pairs.
 
     Raises:
       WeightsError: A file is missing or broken, or a module or setting is not supported.
@@ -218,7 +219,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     if not (folder / MODULES).is_file():
         folder = folder / IN_RUN
     file = folder / MODULES
-    if not file.is_file():
+    if not file.is_file() or is_cross_encoder(folder):
         return None
     modules = _modules(file)
     (first, path), (second, pooling_path), *further = modules + 2 * [("nothing", "")]
@@ -258,6 +259,12 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     )
 
 
+def is_cross_encoder(folder: Path) -> bool:
+    """Returns whether sentence-transformers (since version 6) saved a folder that scores pairs."""
+    file = folder / WHOLE_MODEL
+    return file.is_file() and read_object(file, WeightsError).get("model_type") == "CrossEncoder"
+
+
 def _modules(file: Path) -> list[tuple[str, str]]:
     """Returns the class and the folder of each module in a `modules.json`, in their order."""
     content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
@@ -268,6 +275,8 @@ def _modules(file: Path) -> list[tuple[str, str]]:
             if isinstance(module, dict)
             else (str(module), "")
         )
+        if path_inside(file.parent, path) is None:
+            raise WeightsError(f"{file} points to {path!r}: its modules must lie beside it")
         package, _, name = kind.rpartition(".")
         # A class of another package may do anything.
         modules.append((name if package.startswith("sentence_transformers") else kind, path))
@@ -342,6 +351,20 @@ def write_embedding_settings(
             write_json(folder / path / "config.json", pooled)
         elif isinstance(layer, Dense):
             _write_dense(folder / path, layer)
+
+
+def keep_embedding_settings(source: Path, run: Path, *, d_model: int, max_length: int) -> None:
+    """Writes the settings of a model's folder, if it has any, into a run that is made from it.
+
+    Args:
+      source: The folder of the model: one of sentence-transformers, or another run.
+      run: The run folder.
+      d_model: The size of the hidden states.
+      max_length: The number of tokens that texts are truncated to if the settings do not say.
+    """
+    settings = read_embedding_settings(source)
+    if settings is not None:
+        write_embedding_settings(run / IN_RUN, settings, d_model=d_model, max_length=max_length)
 
 
 def _write_dense(folder: Path, layer: Dense) -> None:

@@ -129,9 +129,12 @@ def test_without_a_whole_one_nothing_is_touched(run):
     assert names(run) == ["1", "2", "3"]
 
 
-def test_one_without_checksums_is_taken_for_whole(run):
-    (run / "checkpoints" / "3" / "checksums.json").unlink()
-    assert_same(restore(run)[0], state_of(3))
+@pytest.mark.parametrize("content", [None, "{}", "[]"])
+def test_one_without_checksums_is_not_taken_for_whole(run, content):
+    file = run / "checkpoints" / "3" / "checksums.json"
+    file.unlink() if content is None else file.write_text(content)
+    assert_same(restore(run)[0], state_of(2))
+    assert names(run) == ["1", "2", "3.damaged"]
 
 
 def test_parameters_are_checked_by_whoever_reads_them(run):
