@@ -78,6 +78,7 @@ IGNORED = frozenset(
     initializer_range is_encoder_decoder label2id
     model_type num_labels output_attentions output_hidden_states output_past
     output_scores pad_token_id prefix problem_type return_dict return_dict_in_generate
+    sbert_ce_default_activation_function sentence_transformers
     sep_token_id task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers.js_config transformers_version unsloth_fixed unsloth_version use_bfloat16
     use_cache

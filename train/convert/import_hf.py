@@ -9,9 +9,8 @@ from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.hf.generation_config import GENERATION
 from ...models.hf.save import check_vocabulary
 from ...models.hf.sentence_embedding import (
-    IN_RUN,
+    keep_embedding_settings,
     read_embedding_settings,
-    write_embedding_settings,
 )
 from ...models.hub import local_folder
 from ...models.loading import is_foreign, load, read_fields
@@ -78,21 +77,17 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     settings = generation_defaults(folder)
     if settings is not None and HEADS[config.model.head].generates:
         fields[GENERATION] = settings
-    embedding, model = read_embedding_settings(folder), config.model
+    read_embedding_settings(folder)  # refuses unsupported ones
+    model = config.model
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)
-
-    def save_embedding_settings(run: Path) -> None:
-        if embedding is not None:
-            write_embedding_settings(
-                run / IN_RUN, embedding, d_model=model.d_model, max_length=model.max_length
-            )
-
     make_params_only_run(
         output,
         fields,
         save_tokenizer=tokenizer.save,
-        save_more=save_embedding_settings,
+        save_more=lambda run: keep_embedding_settings(
+            folder, run, d_model=model.d_model, max_length=model.max_length
+        ),
         step=0,
         params=params,
     )

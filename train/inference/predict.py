@@ -29,7 +29,9 @@ def predict(
         log: told what is in the file, in a line.
 
     Returns:
-        One JSON-ready prediction for each example, in the order of the file.
+        One JSON-ready prediction for each example, in the order of the file. The score of a
+        regression or of a cross-encoder is the model's output, without the activation that
+        sentence-transformers' CrossEncoder applies (a sigmoid, if its folder names no other one).
 
     Raises:
         FileNotFoundError: it is not a run folder, or has no such checkpoint.

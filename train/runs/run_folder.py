@@ -16,6 +16,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
+from ...models.hf.sentence_embedding import keep_embedding_settings
 from ...models.hub import local_folder
 from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
@@ -285,6 +286,11 @@ def create_folder(run: Run) -> None:
 
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
+        model, source = run.stated.model, run.stated.init_from
+        if source is not None:
+            keep_embedding_settings(
+                local_folder(source), folder, d_model=model.d_model, max_length=model.max_length
+            )
         if (base := run.base) is not None:
             content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")

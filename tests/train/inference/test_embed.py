@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from flaxzoo import models, train
+from flaxzoo import data, models, train
+from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.export import export_tokenizer
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
@@ -121,6 +122,44 @@ def test_an_imported_and_exported_folder_has_the_same_vectors(prompted, tmp_path
     assert_close(exported.encode(TEXTS, prompt_name="x"), theirs.encode(TEXTS, prompt_name="x"))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n" in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapts", [False, True])
+def test_a_run_initialized_from_a_folder_keeps_its_modules(tmp_path, adapts, assert_close):
+    wordpiece(PIECES, lowercase=False).save(tmp_path / "body")
+    write_weights(
+        tmp_path / "body", BERT, models.init_params(models.create(BERT), jax.random.key(0))
+    )
+    prompts = {"prompts": {"query": "query : "}, "default_prompt_name": "query"}
+    saved(tmp_path / "body", tmp_path / "theirs", ("max", "cls"), *all_modules(), **prompts)
+    (tmp_path / "texts.tsv").write_text("".join(f"{i % 2}\t{t}\n" for i, t in enumerate(TEXTS)))
+    source = f"tsv:{tmp_path}/texts.tsv"
+    config = train.TrainConfig(
+        model=BERT,
+        data=SequenceClassificationData(
+            source=source,
+            validation=source,
+            length=16,
+            tokenizer=data.TokenizerConfig(kind="wordpiece", vocab_size=64),
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2),
+        batch_size=4,
+        steps=2,
+        init_from=str(tmp_path / "theirs"),
+        lora=models.LoRAConfig(rank=2) if adapts else None,
+    )
+    train.train(config, tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    exported = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    exported.tokenizer.padding_side = "right"
+    ours = vectors(tmp_path / "run")
+    assert_close(ours, exported.encode(TEXTS))
+    assert_close(np.linalg.norm(ours, axis=1), np.ones(len(TEXTS)))
+    # A run that begins with that run does, too.
+    again = dataclasses.replace(config, init_from=str(tmp_path / "run"), lora=None)
+    train.train(again, tmp_path / "again")
+    assert_close(np.linalg.norm(vectors(tmp_path / "again"), axis=1), np.ones(len(TEXTS)))
 
 
 def test_an_exported_body_without_modules_is_embedded_alike(tmp_path, assert_close):

@@ -20,7 +20,9 @@ class PredictArguments:
     two separated by a tab. A pretraining run: two texts separated by a tab (does the second follow
     the first?). Token classification: words in the first CoNLL column, or one text per line.
     Question answering: SQuAD's JSON, or JSON lines with "context" and "question". Multiple choice:
-    JSON lines with "context" and "choices"."""
+    JSON lines with "context" and "choices". The score of a regression or of a cross-encoder is the
+    model's output as it is; CrossEncoder of sentence-transformers applies a sigmoid to a single
+    one."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
