@@ -16,14 +16,12 @@ from ...models.nn.pooling import pool
 from ...models.nn.typing import Params
 from ..progress import LogFn
 from ..runs.finite import check_outputs
-from .bucketing import batches_by_length, pad_batch
+from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel
-
-BATCH_SIZE = 32
 
 
 class TextEmbedder(TextModel):
-    """A model and its tokenizer; compiled once for each length bucket.
+    """A model and its tokenizer; compiled once for each padded shape.
 
     Example::
 
@@ -117,8 +115,8 @@ class TextEmbedder(TextModel):
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(self._encode(prompt)) - len(after)
         vectors = np.zeros((len(ids), self._width), np.float32)
-        for batch in batches_by_length(ids, BATCH_SIZE):
-            rows, mask = pad_batch([ids[i] for i in batch], BATCH_SIZE, longest)
+        for batch, num_rows in padded_batches([len(row) for row in ids], longest):
+            rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)
             pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
             vectors[batch] = self._embed(self._params, rows, mask, pooled)[: len(batch)]
         check_outputs({"a vector": vectors})

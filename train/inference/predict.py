@@ -1,19 +1,23 @@
 """Predictions of a fine-tuned model for inputs that have no labels yet."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from ...data.batching import evaluation_batches
+from ...data.batching import Batch
+from ...data.dataset import ExampleSource
 from ...data.sources.documents import SourceLike
 from ...models.nn.typing import PyTree
 from ..errors import RunError
-from ..objectives.eval_step import rows_at_once, whole_rows
 from ..objectives.tasks import objective_of
 from ..progress import LogFn
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import open_run, vocabulary_note
+from .bucketing import padded_batches, padded_length
 
 
 def predict(
@@ -56,10 +60,32 @@ def predict(
     def predictions(params: PyTree, batch: PyTree) -> PyTree:
         return objective.predictions(objective.outputs(model.apply, params, batch))
 
-    number = split.examples.num_examples
-    batches = evaluation_batches(split.examples, batch_size=rows_at_once(config, number))
-    parts = [predictions(params, batch) for batch in batches]
     rows: Any = split.examples
-    outputs = whole_rows(parts, number)
+    outputs = _by_length(functools.partial(predictions, params), rows)
     check_outputs(outputs)
     return rows.decode(outputs)
+
+
+def _by_length(
+    predictions: Callable[[Batch], dict[str, jax.Array]], examples: ExampleSource
+) -> dict[str, np.ndarray]:
+    """Returns the predictions for all examples; those for padding that was left out are 0."""
+    rows = [examples.example(0, i) for i in range(examples.num_examples)]
+    whole = {name: x[None] for name, x in rows[0].items()}
+    found = {
+        name: np.zeros((len(rows), *x.shape[1:]), x.dtype)
+        for name, x in jax.eval_shape(predictions, whole).items()
+    }
+    shape = rows[0]["input_ids"].shape
+    lengths = [1 + int(np.nonzero(row["attention_mask"])[-1].max(initial=0)) for row in rows]
+    for batch, num_rows in padded_batches(lengths, shape[-1]):
+        length = padded_length(lengths[batch[0]], shape[-1])
+        given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in rows[0].items()}
+        for name, array in given.items():
+            array[: len(batch)] = [rows[i][name] for i in batch]
+            if array.shape[1:] == shape:  # one number for each token
+                given[name] = array[..., :length]
+        for name, part in predictions(given).items():
+            own = tuple(slice(size) for size in part.shape[1:])
+            found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
+    return found

@@ -13,7 +13,7 @@ from ...data.chat.encoding import encode_completion
 from ...data.chat.preference_pairs import as_classified
 from ...data.chat.records import Demonstration, Dialogue
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.padding import pad_rows, power_of_two, round_up
+from ...models.decoding.padding import pad_rows, round_up
 from ...models.model import Model
 from ...models.nn.typing import Array, Float, Int, Params
 from ..distributed.expert_parallel import over_mesh
@@ -25,9 +25,7 @@ from ..distributed.sharding import (
 from ..errors import RunError
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import open_run
-
-LENGTH_BUCKET = 64
-"""Lengths that the model is compiled for are multiples of this number."""
+from .bucketing import pad_batch, padded_batches
 
 
 class RewardModel:
@@ -99,11 +97,20 @@ class RewardModel:
                 f"{self._length}: lower data.rollout.max_new_tokens, or train one with a larger "
                 "data.length"
             )
-        several = jax.process_count() > 1  # all of them compute together, on equal shapes
-        shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
-        length = self._length if several else round_up(max(map(len, rows)), LENGTH_BUCKET)
-        number = len(rows) if several else round_up(power_of_two(len(rows)), shards)
-        ids, mask = pad_rows(rows, num_rows=number, length=min(length, self._length))
+        if jax.process_count() > 1:  # all of them compute together, on equal shapes
+            found = self._of_batch(*pad_rows(rows, length=self._length))
+        else:
+            shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
+            found = np.zeros(len(rows), np.float32)
+            for batch, number in padded_batches([len(row) for row in rows], self._length):
+                chosen = [rows[i] for i in batch]
+                given = pad_batch(chosen, round_up(number, shards), self._length)
+                found[batch] = self._of_batch(*given)[: len(batch)]
+        check_outputs({"reward": found})
+        return found.tolist()
+
+    def _of_batch(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Returns the scores of this process's rows."""
         batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
@@ -111,9 +118,7 @@ class RewardModel:
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )
-        found = np.concatenate([np.asarray(part) for _, part in parts])[: len(rows)]
-        check_outputs({"reward": found})
-        return found.tolist()
+        return np.concatenate([np.asarray(part) for _, part in parts])
 
     def _encoded(self, begun: Demonstration, completion: str) -> list[int]:
         completion = completion if completion.strip() else " "  # an answer that is not empty

@@ -16,17 +16,14 @@ import numpy as np
 from ...data.errors import UserError
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.padding import pad_rows, power_of_two
 from ...models.model import Model
 from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Array, Params
 from ..objectives.losses import token_log_probs
 from ..progress import LogFn
 from ..runs.finite import check_outputs
-from .bucketing import SHORTEST, batches_by_length
+from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel
-
-BATCH_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +116,7 @@ class _Window:
 
 
 class TextScorer(TextModel):
-    """A model that writes text, and its tokenizer; compiled once for each length bucket.
+    """A model that writes text, and its tokenizer; compiled once for each padded shape.
 
     Each text is treated as the beginning of a document: if the vocabulary has a token that begins a
     document, that token comes first, as in training.
@@ -229,7 +226,7 @@ class TextScorer(TextModel):
         if self._model.config.head not in CAUSAL_HEADS:
             raise UserError("next tokens are those of a causal language model: use score instead")
         ids = self._beginning(text)[-self._model.config.max_length :]
-        rows, _ = pad_rows([ids], length=self._bucket(len(ids)))
+        rows, _ = pad_batch([ids], 1, self._model.config.max_length)
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
         check_outputs({"a probability": p})
         best = np.argsort(-p, kind="stable")[:top_k].tolist()
@@ -283,9 +280,6 @@ class TextScorer(TextModel):
         if longest > limit:
             raise UserError(f"a text has {longest} tokens, the model reads {limit}: shorten it")
 
-    def _bucket(self, length: int) -> int:
-        return min(power_of_two(max(SHORTEST, length)), self._model.config.max_length)
-
     def _token_scores(
         self, ids: Sequence[int], log_probabilities: Sequence[float]
     ) -> tuple[TokenScore, ...]:
@@ -319,17 +313,16 @@ class TextScorer(TextModel):
                 f"model reads: they are scored in windows, {stride} tokens apart"
             )
         found = [np.zeros(len(row) - 1) for row in rows]
-        for batch in batches_by_length([window.inputs for window in windows], BATCH_SIZE):
+        limit = self._model.config.max_length
+        for batch, num_rows in padded_batches([len(w.inputs) for w in windows], limit):
             chosen = [windows[i] for i in batch]
             inputs, labels = (
-                pad_rows(part, num_rows=BATCH_SIZE, length=self._bucket(max(map(len, part))))[0]
+                pad_batch(part, num_rows, limit)[0]
                 for part in ([w.inputs for w in chosen], [w.labels for w in chosen])
             )
             given: dict[str, np.ndarray] = {"input_ids": inputs}
             if any(window.source for window in chosen):
-                read = [window.source for window in chosen]
-                length = self._bucket(max(map(len, read)))
-                ids, mask = pad_rows(read, num_rows=BATCH_SIZE, length=length)
+                ids, mask = pad_batch([window.source for window in chosen], num_rows, limit)
                 mask[len(chosen) :, 0] = 1  # filler rows read one token
                 given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": inputs}
             scores = np.asarray(self._log_probabilities(self._params, given, labels))
