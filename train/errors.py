@@ -13,3 +13,10 @@ class NonFiniteLoss(ArithmeticError):
 
 class ReportedByPrimary(RunError):
     """An error of another process, which process 0 reports."""
+
+
+class StepNotTaken(Exception):
+    """A function on the host failed before a step changed anything, on all processes.
+
+    The cause is its error.
+    """

@@ -25,7 +25,7 @@ from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..distributed.sharding import has_virtual_devices
-from ..errors import NonFiniteLoss, RunError
+from ..errors import NonFiniteLoss, RunError, StepNotTaken
 from ..inference.final_sample import final_sample
 from ..objectives.eval_step import evaluate
 from ..objectives.objectives import Objective
@@ -55,8 +55,8 @@ SKIPPED = "skipped"
 EVALUATION_DUE = "evaluation_due"
 """The key in a checkpoint, beside the data position, of an evaluation that a signal cut off."""
 
-CALLBACK_FAILED = 1 << 16
-"""Stands in place of a signal's number."""
+FAILED = 1 << 16
+"""Stands in place of a signal's number if a function of the caller failed."""
 
 Scores = dict[str, float]
 """Loss and metrics of an evaluation by name."""
@@ -110,7 +110,10 @@ class _Session:
     """Whether a signal cut off the evaluation of that step."""
     callbacks: Sequence[Callback] = ()
     failure: Exception | None = None
-    """The exception of a callback, which ends the run."""
+    """The exception of a callback, a reward, the data or an evaluation, which ends the run after
+    the last finished step is saved."""
+    failed: str = "a callback failed"
+    """What failed, for a message."""
     validation: Scores | None = None
     validated_step: int | None = None
 
@@ -179,10 +182,10 @@ def train(
         loss_note = None if custom.names else task_of(run.config.data).loss_note
         if loss_note is not None and (note := loss_note(run.config, run.config.data)):
             progress.log(note)
-        if objective is not None:
-            _warn_of_counted_filler(run, objective, progress.log)
         # All processes compile together.
         with barrier(), _removed_on_failure(run.folder) if is_new else nullcontext():
+            if objective is not None:
+                _warn_of_counted_filler(run, objective, progress.log)
             _foresee_memory(run, trainer, progress.log)
         step, validation, stopped_by = _take_up(
             run,
@@ -342,7 +345,8 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
     examples, config = run.validation.examples, run.config
     filler = -examples.num_examples % (config.batch_size // config.micro_batches)
     zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
-    wrong = [name for name, count in objective.counts(zeros).items() if float(count) != 0]
+    counts = objective.checked(objective.counts(zeros), "counts")
+    wrong = [name for name, count in counts.items() if float(count) != 0]
     if filler and wrong:
         log(
             f"the last batch of an evaluation is filled up with {counted(filler, 'example')} of "
@@ -500,14 +504,17 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     ):
         stopped_by = _evaluate(s, stop)  # what the policy is rewarded with before it learns
     while not stopped_by and s.step < config.steps:
-        if stopped_by := greatest(CALLBACK_FAILED if s.failure is not None else stop.number):
+        if stopped_by := greatest(FAILED if s.failure is not None else stop.number):
             break
         try:
             batch = _next_batch(s, stop)
+            s.state, metrics = s.trainer.step(s.state, batch)
         except StopNow:
             stopped_by = stop.number
             break
-        s.state, metrics = s.trainer.step(s.state, batch)
+        except StepNotTaken as note:
+            stopped_by = _fail(s, f"step {s.step + 1}", note.__cause__)
+            break
         if has_virtual_devices():
             _wait_for(s, metrics, stop)
         s.step, s.position = s.step + 1, s.batches.get_state()
@@ -531,17 +538,31 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     if stopped_by:
         _save(s)
         s.checkpoints.wait()
-        failed = stopped_by == CALLBACK_FAILED
-        name = "a callback failed" if failed else signal.Signals(stopped_by).name
+        name = s.failed if stopped_by == FAILED else signal.Signals(stopped_by).name
         s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
     s.progress.log(
         f"{counted(s.step, 'step')} done; trained for {time.monotonic() - started:.0f} s"
     )
-    if s.callbacks:
+    if s.callbacks or s.failure is not None:
         with barrier():
             if s.failure is not None:
                 raise s.failure
     return stopped_by or None
+
+
+def _fail(s: _Session, what: str, error: BaseException | None) -> int:
+    """Notes the error that ends the run after a checkpoint of the last step; returns `FAILED`.
+
+    Args:
+        s: the session, whose state is that of its last step.
+        what: what failed, for a message.
+        error: raised when that step is saved.
+    """
+    assert isinstance(error, Exception)
+    if s.failure is None:
+        reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        s.failure, s.failed = error, " ".join(f"{what} failed ({reason})".split())
+    return FAILED
 
 
 def _call_back(s: _Session, call: Callable[[Callback], None]) -> None:
@@ -551,17 +572,26 @@ def _call_back(s: _Session, call: Callable[[Callback], None]) -> None:
             try:
                 call(callback)
             except Exception as error:
-                s.failure = error
+                _fail(s, f"the callback {type(callback).__name__} after step {s.step}", error)
 
 
 def _next_batch(s: _Session, stop: StopRequest) -> NumpyBatch:
-    """Returns the next batch; raises StopNow if a signal comes before it, unless others wait."""
+    """Returns the next batch, unless others wait for this process.
+
+    Raises:
+        StopNow: A signal comes before it.
+        StepNotTaken: The data failed.
+    """
     # The state is whole here, and needs no batch to be saved. Several processes must agree first.
     stop.cuts_off = jax.process_count() == 1
     try:
         if stop.cuts_off and stop.number:
             raise StopNow
         return next(s.batches)
+    except Exception as error:
+        if jax.process_count() > 1:
+            raise
+        raise StepNotTaken from error
     finally:
         stop.cuts_off = False
 
@@ -636,6 +666,12 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
         )
     except StopNow:
         return stop.number
+    except Exception as error:  # the state is whole
+        noted = isinstance(error, StepNotTaken)
+        if jax.process_count() > 1 and not noted:
+            raise
+        what = f"the evaluation after step {s.step}"
+        return _fail(s, what, error.__cause__ if noted else error)
     s.evaluation_due = False
     if not math.isfinite(evaluation.loss):
         raise _not_finite(s, f"the validation loss of step {s.step} is {evaluation.loss}")

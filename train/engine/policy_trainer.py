@@ -17,6 +17,7 @@ from ...models.nn.typing import Array, Float, Key, Params
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.expert_parallel import over_mesh
+from ..distributed.multiprocess import barrier
 from ..distributed.sharding import (
     batch_sharding,
     check_batch,
@@ -24,6 +25,7 @@ from ..distributed.sharding import (
     process_shard,
     shard_batch,
 )
+from ..errors import StepNotTaken
 from ..inference.reward_model import RewardModel
 from ..inference.score_policy import ends_of_answers, evaluation_key
 from ..objectives.eval_step import EvaluatedBatch
@@ -114,6 +116,9 @@ class PolicyTrainer:
         Args:
             state: is consumed.
             batch: prompts, arrays `[B, …]`.
+
+        Raises:
+            StepNotTaken: a reward failed; `state` is as before.
         """
         sample_key, update_key = self._keys
         number = int(state.step)
@@ -146,15 +151,23 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Rewards the answers of this process, on the host; NaN for filler and for no reward."""
+        """Rewards the answers of this process, on the host; NaN for filler and for no reward.
+
+        Raises:
+            StepNotTaken: a reward failed, here or on another process.
+        """
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
         judged = [i for i, is_real in enumerate(real) if is_real]
         asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
-        if judged:
-            values[judged] = self.rewards(asked, [texts[i] for i in judged])
+        try:
+            with barrier():
+                if judged:
+                    values[judged] = self.rewards(asked, [texts[i] for i in judged])
+        except Exception as error:
+            raise StepNotTaken from error
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:

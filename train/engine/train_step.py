@@ -71,7 +71,7 @@ def make_train_step(
         # One dropout key per example [B], by its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples, first)
         # Counted before the batch is split, so that every way of splitting gives the same loss.
-        counts = total(objective.counts(batch))
+        counts = total(objective.checked(objective.counts(batch), "counts"))
 
         def sums_of_rows(
             params: Params, frozen: Params | None, counts: Terms, rows: tuple[Batch, Array]
@@ -81,6 +81,7 @@ def make_train_step(
                 if adapter is not None:
                     params, base = adapter.combine(params, base)
                 _, sums = objective.apply(apply_fn, params, batch, frozen=base, rng=keys)
+                objective.check_counted(sums, counts)
                 means = divide(sums, counts)
                 return weigh(means, objective), means
 

@@ -57,7 +57,8 @@ def make_evaluate_fn(
         if adapter is not None:
             params, frozen = adapter.combine(params, frozen)
         outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
-        counts = objective.counts(batch)
+        counts = objective.checked(objective.counts(batch), "counts")
+        objective.check_counted(sums, counts)
         if axis_name is not None:
             sums, counts = jax.lax.psum((sums, counts), axis_name)
         return sums, counts, objective.predictions(outputs)

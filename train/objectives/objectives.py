@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ...data.errors import UserError
 from ...models.nn.layers import fold_in
 from ...models.nn.typing import Array, Float, Int, Params
 from .losses import (
@@ -104,18 +106,65 @@ class Objective:
             rng: keys `[B]` for dropout; None for none.
 
         Raises:
+            UserError: `terms` returned something else than a scalar for each coefficient.
             ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
         outputs = self.outputs(apply_fn, params, batch, rng=rng)
         if not self.reference:
-            return outputs, self.terms(outputs, batch)
+            return outputs, self.checked(self.terms(outputs, batch), "terms")
         if frozen is None:
             raise ValueError(
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
         reference = self.outputs(apply_fn, jax.lax.stop_gradient(frozen), batch)
-        return outputs, self.terms(outputs, batch, jax.lax.stop_gradient(reference))
+        terms = self.terms(outputs, batch, jax.lax.stop_gradient(reference))
+        return outputs, self.checked(terms, "terms")
+
+    def checked(self, values: Any, function: str) -> Terms:
+        """Returns what `terms` or `counts` returned, after checking that it suits `coefficients`.
+
+        Args:
+            values: what it returned.
+            function: its name.
+
+        Raises:
+            UserError: it is no dict of scalars, or lacks a term of `coefficients`.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"{function} of the objective returned {type(values).__name__}: return a dict of a "
+                "scalar for each term"
+            )
+        for name, value in values.items():
+            numeric = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
+            if not numeric or np.shape(value) != ():
+                found = f"the shape {np.shape(value)}" if numeric else f"the type {type(value)}"
+                raise UserError(
+                    f"{function}[{name!r}] of the objective has {found}: return a scalar, such as "
+                    "the sum over the examples"
+                )
+        for name in self.coefficients:
+            if name not in values:
+                raise UserError(
+                    f"{function} of the objective returned {', '.join(values) or 'nothing'} and "
+                    f"no {name!r}, which has a coefficient: return it, or leave it out of "
+                    "coefficients"
+                )
+        return dict(values)
+
+    def check_counted(self, sums: Terms, counts: Terms) -> None:
+        """Checks that each sum of `terms` has a count.
+
+        Raises:
+            UserError: one has none.
+        """
+        for name in sums:
+            if name not in counts:
+                raise UserError(
+                    f"terms of the objective returned {name!r}, which counts did not: return from "
+                    "counts how many items it averages over, or leave it out of terms"
+                )
 
 
 def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:

@@ -225,10 +225,13 @@ class Rewards:
             "completions": list(completions),
             "begun": [prompt.begun for prompt in prompts],
         }
-        columns = [
-            _checked(name, _call(name, function, given), len(completions))
-            for name, function in self.functions.items()
-        ]
+        columns = []
+        for name, function in self.functions.items():
+            try:
+                columns.append(_checked(name, _call(name, function, given), len(completions)))
+            except Exception as error:
+                error.add_note(f"raised by the reward {name}")
+                raise
         return np.stack(columns, axis=1)
 
 

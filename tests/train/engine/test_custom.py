@@ -160,6 +160,73 @@ class Recorder(train.Callback):
         assert folder.name == str(step)
 
 
+def returning(function, change):
+    """The objective with something else returned from one of its functions."""
+    own = getattr(CONTRASTIVE, function)
+
+    def changed(*arguments):
+        return change(own(*arguments))
+
+    return dataclasses.replace(CONTRASTIVE, **{function: changed})
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "message"),
+    [
+        ("terms", lambda x: {"accuracy": x["accuracy"]}, r"terms .* no 'pair'"),
+        ("terms", lambda x: {**x, "extra": x["pair"]}, r"'extra', which counts did not"),
+        ("terms", lambda x: {**x, "pair": x["pair"][None]}, r"terms\['pair'\] .* \(1,\)"),
+        ("terms", lambda x: {**x, "accuracy": jnp.zeros((2, 3))}, r"terms\['accuracy'\]"),
+        ("terms", lambda x: {**x, "pair": None}, r"terms\['pair'\] .*NoneType"),
+        ("terms", lambda x: x["pair"], "terms of the objective returned"),
+        ("terms", lambda x: {}, "nothing and no 'pair'"),
+        ("counts", lambda x: {"accuracy": x["accuracy"]}, r"counts .* no 'pair'"),
+        ("counts", lambda x: {"pair": x["pair"]}, r"'accuracy', which counts did not"),
+        ("counts", lambda x: {**x, "pair": jnp.ones(8)}, r"counts\['pair'\] .* \(8,\)"),
+        ("counts", lambda x: None, "counts of the objective returned NoneType"),
+    ],
+)
+def test_terms_that_do_not_suit_the_coefficients_are_named(
+    config, tmp_path, one_device, function, change, message
+):
+    with pytest.raises(UserError, match=message):
+        contrast(config, tmp_path / "run", objective=returning(function, change))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["data", "validation"])
+def test_examples_that_fail_leave_the_last_finished_step(
+    config, tmp_path, one_device, capsys, what
+):
+    def failing(tokenizer):
+        training, validation = sentences(tokenizer)
+        asked = []
+
+        class Failing(Sentences):
+            def example(self, epoch, index):
+                asked.append(index)
+                limit = 400 if what == "data" else 30
+                if len(asked) > limit:
+                    raise LookupError("mine")
+                return super().example(epoch, index)
+
+        if what == "data":
+            return Failing(training.ids), validation
+        return training, Failing(validation.ids)
+
+    failing.__name__ = "sentences"
+    settings = {"steps": 100, "checkpoint_every": 1000, "evaluate_every": 5}
+    longer = dataclasses.replace(config, **settings)
+    with pytest.raises(LookupError, match="mine"):
+        contrast(longer, tmp_path / "run", examples=failing, quiet=False)
+    shown = capsys.readouterr().err
+    (saved,) = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert f"saved step {saved}" in shown
+    assert "LookupError: mine" in shown
+    assert contrast(dataclasses.replace(longer, evaluate_every=50), tmp_path / "run").finished
+
+
 @pytest.mark.slow
 def test_a_contrastive_run_resumes_bit_for_bit_after_a_callback_failed(
     config, tmp_path, one_device, capsys

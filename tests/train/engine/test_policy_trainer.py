@@ -144,6 +144,52 @@ def test_a_constant_reward_leaves_the_policy_where_it_was(tmp_path):
     assert first.norms == [0.0, 0.0]
 
 
+def wrong_length(completions):
+    return [0.0]
+
+
+def no_number(completions):
+    return ["good"] * len(completions)
+
+
+def broken(completions):
+    raise LookupError("mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "at"), [(broken, "training"), (wrong_length, "evaluation"), (no_number, "training")]
+)
+def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fault, at):
+    config = configured(rollout={"rewards": ()}, evaluate_every=3, checkpoint_every=100)
+    asked, is_mended = [], []
+
+    def reward(completions):
+        # A step has 32 answers, an evaluation two batches of 8.
+        asked.append(len(completions))
+        steps = asked.count(32)
+        fails = steps == 4 if at == "training" else steps == 3 and len(completions) < 32
+        return (fault if fails and not is_mended else half)(completions)
+
+    def half(completions):
+        return [0.5] * len(completions)
+
+    error = LookupError if fault is broken else data.UserError
+    with pytest.raises(error, match="mine" if fault is broken else "the reward reward returned"):
+        train.train(config, tmp_path / "run", rewards=[reward])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"{error.__name__}: " in shown
+    assert "raised by the reward reward): saved step 3" in shown
+    assert [json.loads(x)["step"] for x in lines(tmp_path / "run") if '"train"' in x] == [1, 2, 3]
+    if fault is not broken:
+        return
+    is_mended.append(True)
+    train.train(config, tmp_path / "run", quiet=True, rewards=[reward])
+    train.train(config, tmp_path / "whole", quiet=True, rewards=[reward])
+    assert_same(everything(tmp_path / "run", 4), everything(tmp_path / "whole", 4))
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_ppo_learns_values_and_exports_a_language_model(tmp_path):
     config = configured(
