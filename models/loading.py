@@ -7,10 +7,11 @@ A run folder contains a `config.json`, whose "model" entry defines the model, an
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from ..data.io.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
 from .adapters.peft import PeftAdapter, is_peft_folder
-from .checksums import find_damage
+from .checksums import CHECKSUMS_FILE, find_damage
 from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
 from .hub import local_folder
@@ -32,6 +33,10 @@ from .registry import config_from_dict, create
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 PARAMS = "params"
+READINGS = 5
+"""How often the newest checkpoint is looked for, while training removes it."""
+
+T = TypeVar("T")
 
 
 def load(
@@ -82,9 +87,13 @@ def load(
         shapes,
         placement,
     )
-    if adapter is not None:
-        return model, _read_peft(adapter, under, chosen_step(under, step), targets, config=config)
-    return model, read_params(folder, chosen_step(folder, step), model.config, targets)
+
+    def read(step: int | None) -> Params:
+        if adapter is not None:
+            return _read_peft(adapter, under, step, targets, config=config)
+        return read_params(folder, step, model.config, targets)
+
+    return model, read_step(under, step, read)
 
 
 def model_config(folder: Path) -> TransformerConfig:
@@ -145,6 +154,27 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
             raise UserError(f"{folder} has one model and no steps: leave step {step} out")
         return None
     return newest_step(folder) if step is None else check_step(folder, step)
+
+
+class CheckpointRemoved(UserError):
+    """A checkpoint that training removed while it was read."""
+
+
+def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -> T:
+    """Reads a checkpoint of a run that may be training, which removes old ones.
+
+    Args:
+      folder: A run folder, or one in Hugging Face's form.
+      step: The requested step, if any; otherwise the newest that stays long enough is read.
+      read: Called with a result of `chosen_step`.
+
+    Raises:
+      CheckpointRemoved: The requested checkpoint was removed meanwhile.
+    """
+    for _ in range(READINGS - 1):
+        with contextlib.suppress(*(() if step is not None else (CheckpointRemoved,))):
+            return read(chosen_step(folder, step))
+    return read(chosen_step(folder, step))
 
 
 def read_params(
@@ -269,8 +299,12 @@ def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         parameter_shapes(model),
     )
-    chosen = newest_step(folder) if step is None else check_step(folder, step)
-    trained = restore_params(folder, chosen, _trained_shapes(lora, by_path(shapes)))
+
+    def read(step: int | None) -> Params:
+        assert step is not None
+        return restore_params(folder, step, _trained_shapes(lora, by_path(shapes)))
+
+    trained = read_step(folder, step, read)
     return AdapterRun(model, lora, trained, Base.from_fields(fields, folder))
 
 
@@ -326,23 +360,34 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
+      CheckpointRemoved: The checkpoint is removed meanwhile.
       UserError: A file differs from what was written.
     """
     import orbax.checkpoint as ocp
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
-    damage = find_damage(checkpoint, PARAMS)
-    if damage is not None:
-        raise UserError(
-            f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
-        )
     options = ocp.options.MultiprocessingOptions()
     if jax.process_count() > 1:  # each process reads on its own, and may be the only one
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}
         )
-    with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-        return checkpointer.restore(checkpoint / PARAMS, shapes)
+    damage = None
+    try:
+        damage = find_damage(checkpoint, PARAMS)
+        if damage is None:
+            with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
+                return checkpointer.restore(checkpoint / PARAMS, shapes)
+    except Exception:
+        if checkpoint.is_dir():
+            raise
+    if not checkpoint.is_dir():
+        raise CheckpointRemoved(
+            f"checkpoint {step} of {folder} was removed while it was read, as training removes old "
+            "ones: read it again, or choose another step"
+        )
+    raise UserError(
+        f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
+    )
 
 
 def read_config(folder: str | Path) -> JsonObject:
@@ -411,11 +456,29 @@ def read_fields(folder: str | Path) -> JsonObject:
 
 
 def steps(folder: str | Path) -> list[int]:
-    """Returns the steps of a run's complete checkpoints, in ascending order."""
+    """Returns the steps of a run's checkpoints, in ascending order.
+
+    A checkpoint gets its name when it is complete. Folders in which nothing is are none.
+    """
+    return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
+
+
+def numbered(folder: str | Path) -> list[int]:
+    """Returns the numbers that name folders among a run's checkpoints, in ascending order."""
     checkpoints = Path(folder) / CHECKPOINTS
     if not checkpoints.is_dir():
         return []
-    return sorted(int(p.name) for p in checkpoints.iterdir() if p.name.isdigit())
+    names = (path.name for path in checkpoints.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def _holds_checkpoint(folder: Path, step: int) -> bool:
+    """Returns whether a numbered folder has a part of a checkpoint, damaged or not."""
+    checkpoint = folder / CHECKPOINTS / str(step)
+    params = checkpoint / PARAMS
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # training removes it
+        return (checkpoint / CHECKSUMS_FILE).is_file() or any(params.iterdir())
+    return False
 
 
 def newest_step(folder: str | Path) -> int:
@@ -426,7 +489,11 @@ def newest_step(folder: str | Path) -> int:
     """
     found = steps(folder)
     if not found:
-        raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run reach its first")
+        empty = ", ".join(f"{CHECKPOINTS}/{number}" for number in numbered(folder))
+        note = f" ({empty} holds none)" if empty else ""
+        raise FileNotFoundError(
+            f"{folder} has no checkpoint yet{note}: let the run reach its first"
+        )
     return found[-1]
 
 

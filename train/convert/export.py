@@ -108,10 +108,11 @@ def export_model(
     if form == "peft":
         return _write_peft(folder, output, step, dtype)
     config, tokenizer = open_run(folder)
+    step = chosen_step(folder, step)
     model, params = load_finite(folder, step=step)
     exported = Exported(
         folder=folder,
-        step=chosen_step(folder, step),
+        step=step,
         config=config,
         tokenizer=tokenizer,
         model=model,

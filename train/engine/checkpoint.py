@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from ...models.checksums import find_damage, replace_file, write_checksums
-from ...models.loading import CHECKPOINTS, PARAMS, steps
+from ...models.loading import CHECKPOINTS, PARAMS, numbered, steps
 from ..errors import RunError
 from ..progress import LogFn
 from ..state import TrainState
@@ -246,7 +246,11 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
     """
     damaged: dict[int, str] = {}
     newest: int | None = None
-    for step in reversed(steps(run)):
+    held = steps(run)
+    for step in numbered(run):
+        if step not in held:  # Orbax would take it for the newest
+            _set_aside(run, step, "it holds no checkpoint", log)
+    for step in reversed(held):
         part = "" if newest is None else METRICS
         damage = find_damage(run / CHECKPOINTS / str(step), part)
         if damage is not None:
@@ -260,10 +264,14 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
             "--workdir"
         )
     for step, damage in damaged.items():
-        folder = run / CHECKPOINTS / str(step)
-        aside = _free_name(folder.with_name(f"{step}.damaged"))
-        folder.rename(aside)
-        log(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
+        _set_aside(run, step, damage, log)
+
+
+def _set_aside(run: Path, step: int, damage: str, log: LogFn) -> None:
+    folder = run / CHECKPOINTS / str(step)
+    aside = _free_name(folder.with_name(f"{step}.damaged"))
+    folder.rename(aside)
+    log(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
 
 
 def _free_name(path: Path) -> Path:

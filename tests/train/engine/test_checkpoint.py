@@ -1,12 +1,16 @@
 import dataclasses
+import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flaxzoo.models import loading
+from flaxzoo.models.checksums import find_damage
 from flaxzoo.models.loading import newest_step, steps
 from flaxzoo.train import TrainState
-from flaxzoo.train.engine.checkpoint import Checkpoints
+from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -117,3 +121,51 @@ def test_half_a_checkpoint_is_none(tmp_path):
         assert checkpoints.newest == 1
         checkpoints.save(make_state(2), {}, None)
     assert kept(tmp_path) == [1, 2]
+
+
+def test_folders_that_hold_no_checkpoint_hide_none(tmp_path):
+    save(tmp_path, {15: None, 20: None})
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "99").mkdir()
+    (checkpoints / "100" / "params").mkdir(parents=True)
+    (checkpoints / "101").write_text("")
+    (checkpoints / "0102").mkdir()
+    (checkpoints / "103" / "mine").mkdir(parents=True)
+    assert steps(tmp_path) == [15, 20]
+    assert newest_step(tmp_path) == 20
+    lines = []
+    set_aside_damaged(tmp_path, lines.append)
+    assert [line.split()[1] for line in lines] == ["99", "100", "103"]
+    with Checkpoints(tmp_path, keep_last=2, keep_best=0) as opened:
+        assert opened.newest == 20
+    (checkpoints / "only").mkdir()
+    empty = tmp_path / "empty"
+    (empty / "checkpoints" / "99").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"checkpoints/99 holds none"):
+        newest_step(empty)
+
+
+@pytest.mark.parametrize("step", [None, 15])
+def test_a_checkpoint_that_training_removes_while_it_is_read(tmp_path, monkeypatch, step):
+    save(tmp_path, {15: None, 20: None}, last=5)
+    (tmp_path / "config.json").write_text("{}")
+    shapes, later = shapes_of(make_state(15).params), []
+
+    def removing(checkpoint, part):
+        shutil.rmtree(checkpoint)
+        later.append(checkpoint.name)
+        if len(later) == 1:
+            save(tmp_path, {25: None}, last=5)
+        if len(later) == 2:
+            monkeypatch.undo()
+        return find_damage(checkpoint, part)
+
+    monkeypatch.setattr(loading, "find_damage", removing)
+    read = functools.partial(loading.restore_params, tmp_path, shapes=shapes)
+    if step is None:
+        params = loading.read_step(tmp_path, None, lambda step: read(step))
+        assert later == ["20", "25"]
+        assert_same(params, make_state(15).params)
+    else:
+        with pytest.raises(loading.CheckpointRemoved, match="checkpoint 15 of"):
+            loading.read_step(tmp_path, step, lambda step: read(step))
