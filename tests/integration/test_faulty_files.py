@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -179,6 +180,78 @@ def test_a_read_only_disk(config, go, whole, disk):
     go(config, disk / "run")
     assert lines(disk / "run") == lines(whole)
     assert_same(everything(disk / "run", STEPS), everything(whole, STEPS))
+
+
+def trash(path):
+    """Deletes a folder at once, though a checkpoint may be on its way into it."""
+    gone = path.with_name(f"{path.name}.gone")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+DELETIONS = {
+    "deleted": (trash, "run was deleted or moved"),
+    "moved": (lambda run: run.rename(run.with_name("moved")), "run was deleted or moved"),
+    "replaced": (lambda run: (trash(run), run.mkdir()), r"run/config\.json was deleted or moved"),
+    "a file": (lambda run: (trash(run), run.write_text("")), "run was"),
+    "other run": (lambda run: (run / "config.json").write_text("{}"), r"config\.json was replaced"),
+    "without config": (lambda run: (run / "config.json").unlink(), r"config\.json was deleted"),
+    "without checkpoints": (
+        lambda run: trash(run / "checkpoints"),
+        r"run/checkpoints \(No such file",
+    ),
+    "without metrics": (
+        lambda run: (run / "metrics.jsonl").unlink(),
+        r"metrics\.jsonl was deleted",
+    ),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize(
+    ("deletion", "is_saved"), [*((name, True) for name in DELETIONS), ("deleted", False)]
+)
+def test_a_run_folder_that_is_deleted(config, go, tmp_path, capsys, deletion, is_saved):
+    delete, message = DELETIONS[deletion]
+    run = tmp_path / "run"
+
+    def do():
+        if is_saved:
+            wait_for_checkpoint(run)
+        delete(run)
+
+    message = message if is_saved else "during training|cannot write"
+    with pytest.raises(train.RunError, match=message) as caught:
+        go(config, run, at=6 if not is_saved else 7, do=do)
+    assert "\n" not in str(caught.value)
+    assert "saved step" not in capsys.readouterr().err
+    assert not list(tmp_path.glob("run/checkpoints/*tmp")) or (run / "config.json").exists()
+    if deletion in ("deleted", "moved"):
+        assert not run.exists()
+
+
+def test_a_run_folder_that_is_deleted_before_a_signal(config, go, tmp_path, capsys):
+    run = tmp_path / "run"
+    late = dataclasses.replace(config, log_every=100, checkpoint_every=100)
+    with pytest.raises(train.RunError, match="run was deleted or moved"):
+        go(late, run, at=7, do=lambda: (trash(run), stop()))
+    assert not run.exists()
+    with pytest.raises(train.RunError, match="run was deleted or moved"):
+        go(late, run, at=12, do=lambda: trash(run))
+    assert not run.exists()
+
+
+def test_a_run_folder_behind_a_link_may_be_moved(config, go, whole, tmp_path):
+    run = tmp_path / "run"
+
+    def move():
+        run.rename(tmp_path / "moved")
+        run.symlink_to(tmp_path / "moved")
+
+    go(config, run, at=7, do=lambda: (wait_for_checkpoint(run), move()))
+    assert_ends_as(whole, run)
 
 
 @pytest.mark.parametrize("fault", ["changes", "vanishes"])

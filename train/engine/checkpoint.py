@@ -73,6 +73,8 @@ class Checkpoints:
             ),
         )
         self._saving = 0
+        self.written = self.newest
+        """The step of a checkpoint that is complete; older ones may be removed already."""
         # What a process left that was killed meanwhile; not in the background, for the next save
         # renames into this folder.
         self._remove_deleted()
@@ -166,7 +168,8 @@ class Checkpoints:
     def _check_room(self, state: TrainState) -> None:
         """Raises RunError if the disk is too full, before half a checkpoint is written."""
         needed = BYTES_BESIDE_ARRAYS + sum(x.nbytes for x in jax.tree.leaves(state))
-        free = shutil.disk_usage(self._folder).free
+        with self._writing():
+            free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise self._cannot_write(f"it takes {needed:,} bytes, the disk has {free:,} left")
 
@@ -177,10 +180,8 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
             code = re.search(r"os_error_code='(\d+)'", str(error))
-            if code is None and not isinstance(error, OSError):
-                raise
             why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None)
-            raise self._cannot_write(why or str(error)) from error
+            raise self._cannot_write(why or str(error).split("\n")[0][:100]) from error
 
     def _cannot_write(self, why: str) -> RunError:
         others = [step for step in steps(self._folder.parent) if step != self._saving]
@@ -227,6 +228,7 @@ class Checkpoints:
         """Waits until every checkpoint is on disk, and those that it replaces are removed."""
         with self._writing():
             self._manager.wait_until_finished()
+        self.written = self.newest
         if self._removing is not None:
             self._removing.join()
 

@@ -35,6 +35,7 @@ from ..progress import LogFn, Progress
 from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
+from ..runs.kept_folder import KeptFolder
 from ..runs.params_only_run import TOKENIZER
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock
@@ -96,6 +97,7 @@ class _Session:
     trainer: CompiledTrainer
     objective: Objective
     lock: RunLock
+    kept: KeptFolder
     checkpoints: Checkpoints
     batches: BatchIterator
     log: MetricsLog | None
@@ -222,8 +224,9 @@ def _take_up(
     callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
     """Takes the steps that a run has left; returns the last step, its scores and the signal."""
-    config = run.config
+    config, kept = run.config, KeptFolder.of(run.folder)
     with (
+        _explained_by(kept),
         stop_requested() as stop,
         Checkpoints(
             run.folder, keep_last=config.keep_last, keep_best=config.keep_best
@@ -252,6 +255,7 @@ def _take_up(
                 trainer=trainer,
                 objective=objective,
                 lock=lock,
+                kept=kept,
                 checkpoints=checkpoints,
                 batches=batches,
                 log=log,
@@ -265,6 +269,20 @@ def _take_up(
             )
             stopped_by = _run_steps(session, stop)
             return session.step, session.validation, stopped_by
+
+
+@contextmanager
+def _explained_by(kept: KeptFolder) -> Iterator[None]:
+    """Raises RunError in place of an error whose cause is that the run folder was deleted."""
+    try:
+        yield
+    except Exception:
+        if is_primary():
+            kept.check()
+        raise
+    finally:
+        if is_primary():
+            kept.remove_rest()
 
 
 @contextmanager
@@ -538,8 +556,12 @@ def _run_steps(s: _Session, stop: StopRequest) -> int | None:
     if stopped_by:
         _save(s)
         s.checkpoints.wait()
+        _check_folder(s)
         name = s.failed if stopped_by == FAILED else signal.Signals(stopped_by).name
         s.progress.log(f"{name}: saved step {s.step}; the same command resumes from there")
+    else:
+        s.checkpoints.wait()
+        _check_folder(s)
     s.progress.log(
         f"{counted(s.step, 'step')} done; trained for {time.monotonic() - started:.0f} s"
     )
@@ -621,6 +643,7 @@ def _record(s: _Session, step: int, metrics: Metrics, schedule: optax.Schedule) 
         updates = step - s.skipped.total  # the schedule counts updates, not steps
         rate = float(jnp.asarray(schedule(updates - 1)))
         counted = {"learning_rate": rate, "skipped_steps": s.skipped.total}
+        _check_folder(s)
         s.log.write(step, "train", {**counted, **numbers})
     _call_back(s, lambda callback: callback.on_step(step, numbers))
 
@@ -681,6 +704,7 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
     s.validation = evaluation.means | scores if own else score(data, evaluation, split)
     s.validated_step = s.step
     if s.log is not None:
+        _check_folder(s)
         s.log.write(s.step, "validation", s.validation)
         if isinstance(split.examples, PolicyExamples):
             write_samples(
@@ -705,8 +729,15 @@ def _until_stopped(batches: Iterator[NumpyBatch], stop: StopRequest) -> Iterator
         yield batch
 
 
+def _check_folder(s: _Session) -> None:
+    """Raises RunError if the run folder, or a checkpoint in it, is gone."""
+    if is_primary():
+        s.kept.check(s.checkpoints.written)
+
+
 def _save(s: _Session) -> None:
     """Starts to write a checkpoint, with the validation loss if this step has one."""
+    _check_folder(s)
     s.lock.check()
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]

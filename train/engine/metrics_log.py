@@ -65,6 +65,11 @@ class MetricsLog:
             RunError: they cannot be written.
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
+        if not self._file.is_file():
+            raise RunError(
+                f"{self._file} was deleted during training: restore it; the same command goes on "
+                "from the newest checkpoint"
+            )
         try:
             # JSON has neither NaN nor infinity: null stands for a number that there is not.
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
