@@ -26,6 +26,7 @@ from .folder import (
     Folder,
     Settings,
     Token,
+    check_ids,
     checked_id,
     library_errors,
     name_of,
@@ -104,8 +105,7 @@ def _read_json(file: Path, content: JsonObject, *, is_used: bool) -> tokenizers.
     """Opens a ``tokenizer.json`` whose ids are in bounds, and its normalizer if that is used."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    for piece, id in vocabulary.items() if isinstance(vocabulary, dict) else ():
-        checked_id(id, file, repr(piece))
+    check_ids(vocabulary if isinstance(vocabulary, dict) else {}, file)
     for token in content.get("added_tokens") or []:
         checked_id(token.get("id") if isinstance(token, dict) else None, file, repr(token))
     if is_used:
@@ -198,9 +198,10 @@ def _load_sentencepiece(
 ) -> HuggingFaceTokenizer | None:
     if family is None and not folder.is_stated and "extra_ids" in folder.settings.values:
         family = T5
-    generic = folder.is_stated and file.name == "tokenizer.model"
-    if family is None and not generic:
+    is_stated = folder.is_stated or folder.settings.file.is_file()
+    if family is None and not (is_stated and file.name == "tokenizer.model"):
         return None
+    folder = dataclasses.replace(folder, is_stated=is_stated)
     proto = parse_model(SentencePieceTokenizer.from_file(file).model)
     if family is not None and not family.files[0].endswith(".model"):
         raise DataError(

@@ -309,10 +309,10 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """Loads a tokenizer of any kind.
 
     Args:
-      path: A folder written by ``save``, a Hugging Face model folder, or one file:
-        ``vocab.txt`` (WordPiece), ``tokenizer.json``, ``vocab.json`` beside
-        ``merges.txt`` or ``encoder.json`` beside ``vocab.bpe`` (byte-level BPE; a
-        common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
+      path: A folder written by ``save``, a Hugging Face model folder, which is read as
+        transformers 5 reads it, or one file: ``vocab.txt`` (WordPiece), ``tokenizer.json``,
+        ``vocab.json`` with ``merges.txt`` or ``encoder.json`` with ``vocab.bpe`` (byte-level BPE;
+        a common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
         Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
 
     Returns:
@@ -346,7 +346,7 @@ def _load_vocabulary(path: Path) -> Tokenizer:
 
 def _load_file(path: Path) -> Tokenizer:
     files = (path,)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and path.name != "tokenizer.json":
         content = read_json(path)
         if isinstance(content, dict) and content.get("kind") == "characters":
             from .characters import CharacterTokenizer
@@ -360,7 +360,7 @@ def _load_file(path: Path) -> Tokenizer:
     elif path.suffix == ".bpe" or path.name.endswith("merges.txt"):
         pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
         files = (_partner(path, pairs), path)
-    elif path.suffix not in (".model", ".spm", ".txt"):
+    elif path.suffix not in (".json", ".model", ".spm", ".txt"):
         raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
     if path.name != "sentencepiece.model":
         from .assemble import load_folder

@@ -149,6 +149,11 @@ def _template(
 
 def _bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     unknown = settings.named("unk_token")
+    if unknown not in vocabulary.ids:
+        raise DataError(
+            f"{settings.file}: unk_token {unknown!r} is not in the vocabulary: name one of its "
+            "pieces"
+        )
     backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary.ids), unk_token=unknown))
     accents = "strip_accents"
     backend.normalizer = normalizers.BertNormalizer(

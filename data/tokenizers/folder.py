@@ -24,8 +24,9 @@ TOKENIZER_JSON = "tokenizer.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The settings that name special tokens, in the order in which transformers adds them."""
 Token: TypeAlias = str | AddedToken
+MOST_IDS = 2**22
+"""A bound of ids: several times the largest published vocabulary."""
 
-_MOST_IDS = 2**22  # several times the largest published vocabulary
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -275,11 +276,18 @@ def checked_id(id: object, file: Path, name: str) -> int:
     Raises:
       DataError: It is not a number, or so large that arrays of as many rows have no place.
     """
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < _MOST_IDS:
+    if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < MOST_IDS:
         raise DataError(
-            f"{file}: the id {id!r} of {name} is not a number below {_MOST_IDS}: fetch it again"
+            f"{file}: the id {id!r} of {name} is not a number below {MOST_IDS}: fetch it again"
         )
     return id
+
+
+def check_ids(ids: Mapping[str, object], file: Path) -> None:
+    """Checks the ids of a vocabulary; see ``checked_id``."""
+    for piece, id in ids.items():
+        if type(id) is not int or not 0 <= id < MOST_IDS:
+            checked_id(id, file, repr(piece))
 
 
 @contextmanager
@@ -294,6 +302,8 @@ def library_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except DataError:
+        raise
     except BaseException as error:  # a panic is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -314,8 +324,7 @@ def read_ids(file: Path, *, every_byte: bool) -> dict[str, int]:
     ids = read_json(file)
     if not isinstance(ids, dict):
         raise DataError(f"{file} is not a vocabulary: expected a JSON object of piece to id")
-    for piece, id in ids.items():
-        checked_id(id, file, repr(piece))
+    check_ids(ids, file)
     missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
     if every_byte and missing:  # the library would silently drop such bytes
         raise DataError(

@@ -98,9 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
-        check_unicode(text)
-        with library_errors(_FAILED):
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = _encode(self._backend, text, framed=add_special_tokens)
         return encoding.ids, encoding.offsets
 
     def control_tokens(self) -> dict[str, bool]:
@@ -115,9 +113,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """See ``Tokenizer``; the library finds them, before and after normalization."""
-        check_unicode(text)
         finder, ids = self._finder
-        found = finder.encode(text, add_special_tokens=False)
+        found = _encode(finder, text)
         pairs = zip(found.ids, found.offsets, strict=True)
         return [(*span, ids[id]) for id, span in pairs if id in ids]
 
@@ -138,7 +135,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return finder, {id: known[t.content] for id, t in found if t.content in known}
 
     def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        check_unicode(text)
         return _after_line_feed(self._without_added_tokens, text)
 
     @cached_property
@@ -151,10 +147,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def _encode_written(
         self, text: str, *, is_first: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        check_unicode(text)
         if not is_first:
             return _after_line_feed(self._recognizing, text)
-        encoding = self._recognizing.encode(text, add_special_tokens=False)
+        encoding = _encode(self._recognizing, text)
         return encoding.ids, encoding.offsets
 
     @cached_property
@@ -174,7 +169,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """See ``Tokenizer``."""
         if skip_special_tokens and self.sentinels:
             ids = [id for id in ids if id not in self.sentinels]
-        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with library_errors(_FAILED):
+            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return clean_up(text) if self._cleans else text
 
     def token(self, id: int) -> str:
@@ -268,18 +264,31 @@ def _marked(
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
+def _encode(
+    backend: tokenizers.Tokenizer, text: str, *, framed: bool = False
+) -> tokenizers.Encoding:
+    """Encodes a text, by default without the special tokens of a frame.
+
+    Raises:
+      DataError: The text is not valid Unicode, or the library fails.
+    """
+    check_unicode(text)
+    with library_errors(_FAILED):
+        return backend.encode(text, add_special_tokens=framed)
+
+
 def _after_line_feed(
     backend: tokenizers.Tokenizer, text: str
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Encodes a text as after a line feed: some vocabularies put a space before a text."""
     if not text:
         return [], []
-    alone = backend.encode("\n", add_special_tokens=False).ids
+    alone = _encode(backend, "\n").ids
     feed = len(alone)
-    found = backend.encode("\n" + text, add_special_tokens=False)
+    found = _encode(backend, "\n" + text)
     if len(found.ids) > feed and found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
         return found.ids[feed:], [(a - 1, b - 1) for a, b in found.offsets[feed:]]
-    found = backend.encode(text, add_special_tokens=False)
+    found = _encode(backend, text)
     return found.ids, found.offsets
 
 

@@ -28,6 +28,7 @@ from .base import (
     printable,
     read_json,
 )
+from .folder import MOST_IDS
 from .frame import Frame, Layout
 from .sentencepiece import SPACE, load_processor, widen_bytes
 
@@ -37,6 +38,7 @@ MODELS = ("source.spm", "target.spm")
 _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _CONFIG = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
+_ADDED = "added_tokens.json"
 _USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 
@@ -75,13 +77,13 @@ class MarianTokenizer(Tokenizer):
         self._ids = _read_vocabulary(files, _VOCABULARIES[own], folder)
         self._pieces = {id: piece for piece, id in self._ids.items()}
         names = _names_of_specials(files, config, folder)
-        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-        self._special = {*names.values(), *map(_content, extra)}
+        self._special = {*names.values(), *_other_specials(files, config, folder)}
         if missing := sorted(self._special - self._ids.keys()):
             raise DataError(
                 f"{folder / _VOCABULARIES[own]} has no {' and no '.join(missing)}, which the files "
                 "beside it name as special tokens: fetch all of them again"
             )
+        _check_added(files, config, folder, self._special)
         self._unknown, self._end = names["unk"], names["eos"]
         self._cleans = bool(config.get("clean_up_tokenization_spaces"))
         roles = {role: self._ids[name] for role, name in names.items()}
@@ -102,7 +104,7 @@ class MarianTokenizer(Tokenizer):
           DataError: A file is missing or damaged, a special token has no id, or a setting of
             the configuration is not supported.
         """
-        names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS)
+        names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS, _ADDED)
         files = {n: (folder / n).read_bytes() for n in names if (folder / n).is_file()}
         return cls(files, folder)
 
@@ -191,27 +193,63 @@ def _read_object(files: Mapping[str, bytes], name: str, folder: Path) -> JsonObj
 def _read_vocabulary(files: Mapping[str, bytes], name: str, folder: Path) -> dict[str, int]:
     _present(files, name, folder)
     ids = _read_object(files, name, folder)
-    wrong = [piece for piece, id in ids.items() if type(id) is not int or id < 0]
+    wrong = [piece for piece, id in ids.items() if type(id) is not int or not 0 <= id < MOST_IDS]
     if wrong or len(set(ids.values())) != len(ids):
         fault = f"{wrong[0]!r} has the id {ids[wrong[0]]!r}" if wrong else "two pieces have one id"
         raise DataError(f"{folder / name} is not a vocabulary: {fault}; fetch it again")
     return ids
 
 
+def _stated(files: Mapping[str, bytes], config: JsonObject, folder: Path) -> JsonObject:
+    if "added_tokens_decoder" in config:
+        return config
+    return {**config, **_read_object(files, _SPECIALS, folder)}  # the older of the two files
+
+
 def _names_of_specials(
     files: Mapping[str, bytes], config: JsonObject, folder: Path
 ) -> dict[str, str]:
-    stated = dict(config)
-    if "added_tokens_decoder" not in config:  # the older of the two files
-        stated |= _read_object(files, _SPECIALS, folder)
+    stated = _stated(files, config, folder)
     return {
-        role: _content(stated.get(f"{role}_token") or usual) for role, usual in _USUAL_NAMES.items()
+        role: _content(stated.get(f"{role}_token") or usual, f"{role}_token", folder)
+        for role, usual in _USUAL_NAMES.items()
     }
 
 
-def _content(token: str | JsonObject) -> str:
+def _other_specials(files: Mapping[str, bytes], config: JsonObject, folder: Path) -> list[str]:
+    """Returns the names of the special tokens that Marian gives no role."""
+    stated = _stated(files, config, folder)
+    extra = stated.get("extra_special_tokens") or stated.get("additional_special_tokens") or []
+    if not isinstance(extra, list | dict):
+        raise DataError(f"{folder / _CONFIG}: {extra!r} is not a list of tokens: correct it")
+    named = [v for k, v in stated.items() if k.endswith("_token") and isinstance(v, str | dict)]
+    tokens = [*(extra.values() if isinstance(extra, dict) else extra), *named]
+    return [_content(token, "extra_special_tokens", folder) for token in tokens]
+
+
+def _check_added(
+    files: Mapping[str, bytes], config: JsonObject, folder: Path, special: set[str]
+) -> None:
+    """Checks that no token is added but the special ones, which the vocabulary has."""
+    decoder = config.get("added_tokens_decoder", {})
+    if not isinstance(decoder, dict):
+        raise DataError(f"{folder / _CONFIG}: added_tokens_decoder is not an object: fetch it")
+    older = {} if "added_tokens_decoder" in config else _read_object(files, _ADDED, folder)
+    names = [*older, *(_content(t, "added_tokens_decoder", folder) for t in decoder.values())]
+    for name in names:
+        if name not in special:
+            raise DataError(
+                f"{folder}: the added token {name!r} of a Marian is not supported: remove it, or "
+                "give it to the vocabulary and to extra_special_tokens"
+            )
+
+
+def _content(token: object, name: str, folder: Path) -> str:
     """Returns the text of a special token, which may be given as an object with properties."""
-    return str(token["content"] if isinstance(token, dict) else token)
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise DataError(f"{folder / _CONFIG}: {name} {token!r} is not a token: correct it")
+    return content
 
 
 def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:

@@ -223,7 +223,12 @@ def write(name, content):
             r"vocab\.json is not a vocabulary: 'a' has the id 'b'",
         ),
         (write("vocab.json", b'{"a": -1}'), r"'a' has the id -1"),
+        (write("vocab.json", b'{"a": 1000000000}'), r"'a' has the id 1000000000"),
         (write("vocab.json", b'{"a": 1, "b": 1}'), "two pieces have one id"),
+        (write("added_tokens.json", b'{"<tool>": 900}'), "'<tool>'"),
+        (write("tokenizer_config.json", b'{"eos_token": 3}'), "eos_token 3"),
+        (write("tokenizer_config.json", b'{"added_tokens_decoder": []}'), "added_tokens_decoder"),
+        (write("tokenizer_config.json", b'{"image_token": "<image>"}'), "<image>"),
         (
             write("target_vocab.json", b'{"</s>": 0}'),
             r"target_vocab\.json has no <pad> and no <unk>",
