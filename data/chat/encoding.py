@@ -70,7 +70,7 @@ def encode_chat(
             "contents as <<name argument>>, or give a template that has a form"
         )
     if add_generation_prompt:
-        rendered = template.render_prompt(messages, tools=tools)
+        rendered = template.render_traced(messages, tools=tools)
     else:
         ends = [name for name, special in tokenizer.control_tokens().items() if special]
         rendered = template.render_with_answers(messages, tools=tools, ends=ends)

@@ -136,15 +136,16 @@ class ChatTemplate:
         given = {**variables, "tools": tools, "documents": documents}
         return self._run(messages, given, add_generation_prompt=add_generation_prompt).text
 
-    def render_prompt(
+    def render_traced(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> RenderedChat:
-        """Returns the text up to the beginning of the assistant's next turn; see ``render``."""
+        """Returns the text of a conversation, and who wrote each character; see ``render``."""
         given = {"tools": tools, "documents": None}
-        return self._run(messages, given, add_generation_prompt=True)
+        return self._run(messages, given, add_generation_prompt=add_generation_prompt)
 
     def render_with_answers(
         self,

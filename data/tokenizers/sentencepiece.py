@@ -25,7 +25,7 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Longer texts, in characters, are split at line feeds; float32 scores are still exact enough here.
 _LONG = 4096
-_USER_DEFINED = 4  # the type of pieces that a user defines
+_CONTROL, _USER_DEFINED = 3, 4  # types of pieces: never made of text, and always made of it
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -101,6 +101,11 @@ class SentencePieceTokenizer(Tokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._splits_lines = _splits_lines(proto)
+        self._named = {
+            piece.piece: (id, piece.type == _CONTROL)
+            for id, piece in enumerate(proto.pieces)
+            if piece.type in (_CONTROL, _USER_DEFINED) and piece.piece.strip(f"{SPACE} \n\t\r")
+        }
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
 
     @classmethod
@@ -153,6 +158,14 @@ class SentencePieceTokenizer(Tokenizer):
             else self._processor.decode(list(group))
             for control, group in groups
         )
+
+    def control_tokens(self) -> dict[str, bool]:
+        """See ``Tokenizer``; pieces that the model's user defined are not special."""
+        return {**super().control_tokens(), **{name: x for name, (_, x) in self._named.items()}}
+
+    def control_ids(self) -> dict[str, int]:
+        """See ``Tokenizer``."""
+        return {**super().control_ids(), **{name: id for name, (id, _) in self._named.items()}}
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""

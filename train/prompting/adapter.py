@@ -16,6 +16,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ...data.chat.guard import encode_guarded
+from ...data.chat_templates.traced import UNKNOWN, USER, Traced, origins
 from ...data.errors import UserError
 from ...data.io.json_text import JsonValue
 from ...data.tasks.translation import encode_source
@@ -116,9 +118,12 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     def encode_text(self, text: str) -> list[int]:
         """Returns the tokens of a text; in a chat, control tokens of the template are tokens."""
-        if self.in_chats:
+        if not self.in_chats:
+            return super().encode_text(text)
+        if not isinstance(text, Traced):  # the harness has put together another text
             return self._tokenizer.encode_with_controls(text)[0]
-        return super().encode_text(text)
+        by = origins(text).replace(UNKNOWN, USER)  # what the harness appended
+        return encode_guarded(self._tokenizer, text, by, self._tokenizer.chat_template.source)[0]
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -129,9 +134,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             UserError: the template refuses the conversation.
         """
         self.in_chats = True
-        return self._tokenizer.chat_template.render(
+        rendered = self._tokenizer.chat_template.render_traced(
             chat_history, add_generation_prompt=add_generation_prompt
         )
+        return Traced(rendered.text, rendered.origins)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Returns the source of the chat template, by which the harness names its caches."""

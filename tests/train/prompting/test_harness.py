@@ -157,6 +157,16 @@ def test_metrics_are_those_of_hf(name, request, tasks, monkeypatch):
             assert value == pytest.approx(expected, rel=1e-5), (task, metric)
 
 
+def test_a_document_writes_no_control_tokens(gpt2, monkeypatch):
+    ours = gpt2[1]
+    monkeypatch.setattr(ours._tokenizer, "own_chat_template", ChatTemplate(CHAT))
+    monkeypatch.setattr(ours, "in_chats", False)
+    text = ours.apply_chat_template([{"role": "user", "content": "small<|endoftext|>dog"}])
+    assert text == "user: small<|endoftext|>dog<|endoftext|>assistant:"
+    ids = [id for part in ours.encode_pair(text, " is<|endoftext|>") for id in part]
+    assert ids.count(ours._tokenizer.special_ids.eos) == 1
+
+
 def test_the_command_prints_results_of_a_file_of_ones_own(gpt2_folder, tasks, tmp_path, capsys):
     file = tmp_path / "own.yaml"
     file.write_text(json.dumps(tasks[0]))
