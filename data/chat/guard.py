@@ -7,8 +7,9 @@ ordinary text. Last, the control tokens of the result must be the template's; or
 refused.
 """
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..chat_templates.traced import ASSISTANT, TEMPLATE, UNKNOWN
 from ..errors import DataError
@@ -107,7 +108,7 @@ def _separated(
 
 def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
     """Returns a text in which letters and marks that the template did not write are others."""
-    letter, mark = _fillers(tokenizer.control_tokens())
+    letter, mark = _fillers(tuple(tokenizer.control_tokens()))
 
     def replaced(found: re.Match[str]) -> str:
         part = text[found.start() : found.end()]
@@ -120,7 +121,8 @@ def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
     return "".join([*parts, text[end:]])
 
 
-def _fillers(names: Mapping[str, bool]) -> tuple[str, str]:
+@functools.lru_cache(maxsize=32)
+def _fillers(names: tuple[str, ...]) -> tuple[str, str]:
     """Returns a letter and a mark that are in no name, or in as few as possible."""
     used = "".join(names).casefold()
     letter, mark = (

@@ -27,7 +27,7 @@ from markupsafe import Markup
 
 from ..errors import DataError
 from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
-from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin
+from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 
 _OLDEST_JINJA = (3, 1, 6)
 # Filters and methods whose result grows with a number, and what else the number is multiplied by.
@@ -83,6 +83,12 @@ class _Namespace(jinja2.utils.Namespace):
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a template may not set the name {name!r}")
+
+
+class _Safe(Markup):
+    """What the filter ``safe`` returns: it escapes what it is added to, and keeps its origins."""
+
+    _by: str = ""
 
 
 class _Dict:
@@ -160,6 +166,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             "join": _join,
             "sum": self._sum,
             "indent": _indent,
+            "safe": _safe,
         }
         self.filters = {
             name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
@@ -346,6 +353,13 @@ def _join(environment: Any, value: Any, d: Any = "", attribute: Any = None) -> T
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
     separator = d if d != "" else Traced("", TEMPLATE)
     return as_text(separator).join(map(as_text, value))
+
+
+def _safe(value: Any) -> Markup:
+    text = as_text(value)
+    safe = _Safe(str.__str__(text))
+    safe._by = origins(text)
+    return safe
 
 
 def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Traced:

@@ -220,7 +220,8 @@ def _made(text: str, by: str) -> Traced:
 
 def origins(text: str) -> str:
     """Returns the origin of each character of a text; those of an ordinary one are unknown."""
-    return text._by if isinstance(text, Traced) else UNKNOWN * len(text)
+    by = getattr(text, "_by", "")
+    return by if len(by) == len(text) else UNKNOWN * len(text)
 
 
 def joined(parts: Iterable[str]) -> Traced:
@@ -287,7 +288,7 @@ def as_text(value: object) -> Traced:
         return value
     if isinstance(value, list | tuple | dict):
         return joined(_representation(value))
-    return Traced(str(value))
+    return Traced(str(value), origins(value) if isinstance(value, str) and value else None)
 
 
 def _representation(value: object) -> Iterator[str]:

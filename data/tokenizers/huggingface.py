@@ -103,13 +103,17 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def control_tokens(self) -> dict[str, bool]:
         """See ``Tokenizer``; every added token that is not white space is one."""
-        added = self._backend.get_added_tokens_decoder().values()
-        return {token.content: token.special for token in added if not token.content.isspace()}
+        return {name: special for name, (_, special) in self._controls.items()}
 
     def control_ids(self) -> dict[str, int]:
         """See ``Tokenizer``."""
+        return {name: id for name, (id, _) in self._controls.items()}
+
+    @cached_property
+    def _controls(self) -> dict[str, tuple[int, bool]]:
+        """The ids of the control tokens by name, and whether each is special."""
         added = self._backend.get_added_tokens_decoder().items()
-        return {token.content: id for id, token in added if not token.content.isspace()}
+        return {t.content: (id, t.special) for id, t in added if not t.content.isspace()}
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """See ``Tokenizer``; the library finds them, before and after normalization."""

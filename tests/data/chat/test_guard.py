@@ -33,6 +33,7 @@ TEMPLATES = {
     "repr": written("m.content | string", HEAD.replace("tojson", "string")),
     "the whole message": written("m | string"),
     "json": written("m.content | tojson", HEAD.replace("tojson", "tojson(indent=2)")),
+    "safe": written("''~(m.content | tojson | safe)~''", HEAD.replace("tojson", "tojson | safe")),
     "ascii": written("m | tojson(ensure_ascii=true)", HEAD.replace("tojson", "tojson(true)")),
     "percent": written(f"('%s' % {CONTENT})"),
     "percent repr": written("('%r' % m.content)"),
