@@ -6,7 +6,9 @@
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import Literal, get_args, get_origin
+from numbers import Integral, Real
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
 
 
 class UserError(ValueError):
@@ -55,3 +57,34 @@ def check_choices(record: object) -> None:
             raise UserError(
                 f"{field.name} {value!r} is unknown: {suggest(str(value), list(map(str, choices)))}"
             )
+
+
+def check_types(record: object) -> None:
+    """Checks the types of a dataclass's fields, whose values may come from a file.
+
+    An integer is also a float, a list also a tuple, and a truth value no number.
+
+    Raises:
+      UserError: A field has a value of another type.
+    """
+    for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
+        value = getattr(record, field.name)
+        if not _is_of(value, field.type):
+            name = getattr(field.type, "__name__", str(field.type))
+            raise UserError(f"{field.name} {value!r} is not of type {name}: correct it")
+
+
+def _is_of(value: object, kind: object) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, one) for one in arguments)
+    if kind in (None, type(None)):
+        return value is None
+    if kind in (int, float):
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    if origin is tuple:
+        items = arguments[:1] if arguments[-1:] == (...,) else arguments
+        some = isinstance(value, tuple | list)
+        return some and (len(items) != 1 or all(_is_of(x, items[0]) for x in value))
+    return not isinstance(kind, type) or isinstance(value, kind)  # else `check_choices` checks it

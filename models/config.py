@@ -6,9 +6,10 @@ rematerialization); it may change from one machine to the next without changing 
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ..data.errors import UserError, check_choices
+from ..data.errors import UserError, check_choices, check_types
 from .rotary_scaling import RotaryScaling
 
 Settings: TypeAlias = dict[str, Any]
@@ -45,6 +46,15 @@ _POSITION_OPTIONS = {
 """Options of positions, and the kinds that read each."""
 MOST_BITS = 31
 """The most binary digits of a position."""
+MOST = 2**27
+"""The largest size, in any direction; a larger one in a file would occupy whoever reads it."""
+MOST_REPEATED = 2**13
+"""The most layers, and the most experts of one."""
+MOST_POSITIONS = 2**31
+"""The most numbers in a table of positions."""
+REPEATED = ("num_layers", "num_decoder_layers", "num_experts", "num_shared_experts")
+UNBOUNDED = ("window", "local_window")
+"""Integers that are only compared."""
 
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
@@ -53,7 +63,8 @@ Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "si
 
 def divisors(number: int) -> list[int]:
     """Returns all positive divisors of a number, in ascending order."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +142,9 @@ class TransformerConfig:
     float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
+        self._check_bounds()
         for name in (
             *("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"),
             *("d_k", "d_v", "head_convolution"),
@@ -168,6 +181,19 @@ class TransformerConfig:
                     f"num_heads {self.num_heads}"
                 )
         self._check_positions()
+
+    def _check_bounds(self) -> None:
+        """Raises UserError if a size is beyond any model, before work of that size begins."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            most = MOST_REPEATED if field.name in REPEATED else MOST
+            if isinstance(value, int) and value > most and field.name not in UNBOUNDED:
+                raise UserError(f"{field.name} {value} is too large: choose at most {most:,}")
+        if self.positions not in NOT_ADDED and self.max_length * self.d_model > MOST_POSITIONS:
+            raise UserError(
+                f"max_length {self.max_length} times d_model {self.d_model} is too large for "
+                f"positions {self.positions!r}: choose a product of at most {MOST_POSITIONS:,}"
+            )
 
     def _check_positions(self) -> None:
         """Raises UserError if the options of positions contradict each other."""

@@ -376,6 +376,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
         damage = find_damage(checkpoint, PARAMS)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
+                stored = checkpointer.metadata(checkpoint / PARAMS).item_metadata
+                _check_shapes(by_path(shapes), by_path(dict(stored or {})), checkpoint)
                 return checkpointer.restore(checkpoint / PARAMS, shapes)
     except Exception:
         if checkpoint.is_dir():
@@ -388,6 +390,17 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
     raise UserError(
         f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"
     )
+
+
+def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
+    """Raises UserError if a checkpoint's arrays are not those of the model, before any is read."""
+    for path in wanted.keys() | stored.keys():
+        sizes = [list(x[path].shape) if path in x else "missing" for x in (stored, wanted)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} there "
+                f"and {sizes[1]} in the model: restore either"
+            )
 
 
 def read_config(folder: str | Path) -> JsonObject:

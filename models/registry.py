@@ -183,16 +183,22 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
         name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()
     }
     name = values.pop("architecture", None)
-    if name not in families():
+    if not isinstance(name, str) or name not in families():
         raise UserError(
             f"unknown architecture {name!r}: this version knows {', '.join(families())}"
         )
     cls = families()[name].config
-    if isinstance(values.get("rope_scaling"), Mapping):
-        values["rope_scaling"] = RotaryScaling(**values["rope_scaling"])
+    if isinstance(scaling := values.get("rope_scaling"), Mapping):
+        try:
+            values["rope_scaling"] = RotaryScaling(**scaling)
+        except TypeError as error:
+            raise UserError(f"rope_scaling {dict(scaling)!r} has another form ({error})") from None
     if values.get("num_experts") == 0:  # earlier versions let runs have these, without effect
         values = {name: x for name, x in values.items() if name not in EFFECTIVE_IN_MIXTURES}
     unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
     if unknown:
         raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UserError(f"{name} configuration has a value of another form ({error})") from None

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from ..data.errors import UserError, check_choices
+from ..data.errors import UserError, check_choices, check_types
 
 ScalingKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -70,6 +70,7 @@ class RotaryScaling:
     """longrope: the same for longer ones."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         for name in ("short_factors", "long_factors"):
             value = getattr(self, name)

@@ -12,6 +12,9 @@ from ..tokenizer import Vocabulary
 
 MAX_PENALTY = 10
 """Powers of a length beyond it overflow float32."""
+MOST_NEW_TOKENS = 2**24
+"""More of them than any model has read at once; a folder that asks for more would never end."""
+MOST_BEAMS = 2**12
 MAX_EXTRA_TOKENS = 50
 """The longest translation, in tokens beyond its source's (Vaswani et al. 2017, section 6.1)."""
 
@@ -75,6 +78,10 @@ class BeamSearch:
     def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise UserError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
+        if self.num_beams > MOST_BEAMS:
+            raise UserError(
+                f"num_beams {self.num_beams} is too large: choose at most {MOST_BEAMS:,}"
+            )
         if not abs(self.length_penalty) <= MAX_PENALTY:  # NaN fails too
             raise UserError(
                 f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
@@ -130,6 +137,11 @@ class GenerationRequest:
             raise UserError("max_new_tokens is missing: say how many tokens to generate")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+        if self.max_new_tokens is not None and self.max_new_tokens > MOST_NEW_TOKENS:
+            raise UserError(
+                f"max_new_tokens {self.max_new_tokens} is too large: choose at most "
+                f"{MOST_NEW_TOKENS:,}"
+            )
         if self.max_extra_tokens is not None and self.max_extra_tokens < 0:
             raise UserError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
         if min(self.eos_ids, default=0) < 0:

@@ -1,8 +1,11 @@
 import dataclasses
 import json
 
+import jax
 import pytest
-from flaxzoo import models
+from flaxzoo import models, train
+from flaxzoo.data.errors import UserError
+from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
 from flaxzoo.models.nn.heads import HEAD_ALIASES
 from flaxzoo.models.registry import family_name
@@ -33,6 +36,71 @@ def test_heads_must_divide_the_width():
 def test_sizes_must_be_positive(name):
     with pytest.raises(ValueError, match=f"{name} 0 is not positive"):
         models.GPTConfig(**{**SIZES, name: 0})
+
+
+@pytest.mark.parametrize("name", [*SIZES, "d_ff"])
+@pytest.mark.parametrize("value", [10**9, 10**30])
+def test_sizes_beyond_any_model_are_refused_before_work_of_that_size(name, value):
+    with pytest.raises(UserError, match=f"{name} {value} is too large"):
+        models.GPTConfig(**{**SIZES, name: value})
+
+
+def test_a_table_of_positions_is_bounded():
+    with pytest.raises(UserError, match="max_length 134217728 times d_model 100 is too large"):
+        models.GPTConfig(**{**SIZES, "max_length": 2**27})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_layers", "2"),
+        ("num_layers", 2.0),
+        ("num_layers", True),
+        ("num_layers", None),
+        ("d_model", [100]),
+        ("d_ff", "x"),
+        ("norm_eps", "x"),
+        ("dropout_rate", "0.1"),
+        ("use_bias", "no"),
+        ("use_bias", 1),
+        ("activation", ["gelu"]),
+        ("positions", 3),
+        ("labels", 3),
+        ("labels", [3]),
+        ("head", 4),
+        ("position_table", "x"),
+        ("architecture", ["gpt"]),
+        ("architecture", None),
+        ("more", 1),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(name, value):
+    fields = models.config_to_dict(models.GPTConfig(**SIZES)) | {name: value}
+    with pytest.raises(UserError, match=name):
+        models.config_from_dict(json.loads(json.dumps(fields)))
+
+
+def test_a_configuration_of_other_sizes_is_refused_before_arrays_are_read(tmp_path):
+    tokenizer = CharacterTokenizer.train(["abc def"])
+    config = models.GPTConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size})
+    model = models.create(config)
+    params = models.init_params(model, jax.random.key(0))
+    models.save(tmp_path / "hf", model, params)
+    train.save_run(tmp_path / "run", model, params, tokenizer)
+    for folder, names in (
+        ("hf", ("n_layer", "n_embd", "vocab_size", "n_positions")),
+        ("run", ("num_layers", "d_model", "vocab_size", "max_length")),
+    ):
+        file = tmp_path / folder / "config.json"
+        content = json.loads(file.read_text())
+        for name, value in zip(names, (8000, 10**6, 10**8, 10**6), strict=True):
+            fields = content if folder == "hf" else content["model"]
+            changed = {**fields, name: value}
+            changed = changed if folder == "hf" else {**content, "model": changed}
+            file.write_text(json.dumps(changed))
+            with pytest.raises(UserError, match="fit") as error:
+                models.load(tmp_path / folder)
+            assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

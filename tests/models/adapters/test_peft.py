@@ -261,7 +261,9 @@ def folder_of(tmp_path, **fields):
     [
         ({"peft_type": "IA3"}, "is of the type 'IA3': only LORA is read"),
         ({"use_dora": True}, "use_dora True is not supported"),
-        ({"bias": "all"}, "bias 'all' is not supported"),
+        ({"target_parameters": ["experts"]}, "target_parameters .* is not supported"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens .* use it with peft"),
+        ({"bias": 1}, "bias 1 is of a wrong type"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({}, "has no adapter_model.safetensors"),
     ],
