@@ -77,6 +77,7 @@ def load_folder(place: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | 
         folder.model_type,
         folder.class_name,
         is_byte_level=is_llama and '"ByteLevel"' in json.dumps(folder.content),
+        keeps_class=folder.keeps_class,
     )
     if is_json:
         backend = _read_json(files[0], folder.content, is_used=family is None)

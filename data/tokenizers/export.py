@@ -23,6 +23,8 @@ from ..errors import DataError
 from ..io.atomic_io import write_file
 from .base import END_OF_TEXT, Tokenizer
 from .characters import UNKNOWN, UNKNOWN_CHARACTER, CharacterTokenizer
+from .families import FIXED_TYPES
+from .folder import read_object
 from .huggingface import HuggingFaceTokenizer
 from .marian import MarianTokenizer
 from .sentencepiece import SentencePieceTokenizer
@@ -80,6 +82,9 @@ def export_tokenizer(
     config = _config(tokenizer, closing) | limit
     if padding_side is not None:
         config["padding_side"] = padding_side
+    if read_object(folder / "config.json").get("model_type") in FIXED_TYPES:
+        # Otherwise transformers would read the vocabulary with the model's class of tokenizer.
+        config["auto_map"] = {"AutoTokenizer": [None, None]}
     for name, content in (files | {_CONFIG: json.dumps(config, indent=2) + "\n"}).items():
         write_file(folder / name, content.encode())
     kept = [name for name in _KEPT if (folder / name).is_file()]

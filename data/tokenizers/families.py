@@ -562,12 +562,12 @@ FAMILIES = (
 # The models whose tokenizer is `tokenizer.json` or `tokenizer.model` as it is, whatever class its
 # files state.
 _GENERIC_TYPES = ("mistral", "mixtral", "phi3")
-# The models whose class replaces another that their files state.
-_FIXED_TYPES = ("qwen2",)
+FIXED_TYPES = ("qwen2",)
+"""The models whose class replaces another that their files state, unless ``auto_map`` is there."""
 
 
 def family_of(
-    model_type: str | None, class_name: str | None, *, is_byte_level: bool
+    model_type: str | None, class_name: str | None, *, is_byte_level: bool, keeps_class: bool
 ) -> Family | None:
     """Returns the family of a folder as ``AutoTokenizer`` chooses it.
 
@@ -575,14 +575,17 @@ def family_of(
       model_type: The family of the model; None if it is not stated.
       class_name: The class of the tokenizer; None if it is not stated.
       is_byte_level: Whether the folder's ``tokenizer.json`` has an alphabet of bytes.
+      keeps_class: Whether a class that is stated is that of the tokenizer in any case.
 
     Returns:
       The family; None for a tokenizer that is ``tokenizer.json`` or ``tokenizer.model`` as it is.
     """
     of_type = next((f for f in FAMILIES if model_type in f.model_types), None)
     of_class = next((f for f in FAMILIES if class_name in f.classes), None)
+    if keeps_class and class_name is not None:
+        return of_class
     if model_type in _GENERIC_TYPES or (is_byte_level and class_name == "LlamaTokenizer"):
         return None
-    if class_name is None or model_type in _FIXED_TYPES:
+    if class_name is None or model_type in FIXED_TYPES:
         return of_type
     return of_class

@@ -112,6 +112,8 @@ class Folder:
       model_type: The family of the model beside the tokenizer; None if no file states it.
       class_name: The class of the tokenizer in transformers, without ``Fast``; None if no file
         states it.
+      keeps_class: Whether the stated class counts even where transformers otherwise replaces it:
+        ``auto_map`` names another reader.
       is_stated: Whether a model or a class is stated, so that the defaults of transformers apply.
       settings: The settings.
       added: The added tokens by number. Only their order counts: each gets the id that it has in
@@ -123,6 +125,7 @@ class Folder:
     place: Path
     model_type: str | None
     class_name: str | None
+    keeps_class: bool
     is_stated: bool
     settings: Settings
     added: Mapping[int, AddedToken]
@@ -160,6 +163,8 @@ def read_folder(place: Path, file: Path | None) -> Folder:
     for name, value in (("tokenizer_class", class_name), ("model_type", model_type)):
         if not isinstance(value, str | None):
             raise DataError(f"{place}: {name} {value!r} is not a string: correct this setting")
+    readers = values.get("auto_map")
+    readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
     if file is not None:  # then the template of this file decides
         values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
@@ -179,6 +184,7 @@ def read_folder(place: Path, file: Path | None) -> Folder:
         place=place,
         model_type=cast("str | None", model_type),
         class_name=None if class_name is None else str(class_name).removesuffix("Fast"),
+        keeps_class=readers is not None,
         is_stated=class_name is not None or model_type is not None,
         settings=Settings(config_file, settings, settings),
         added=dict(sorted(added.items())),

@@ -9,7 +9,7 @@ import json
 import pytest
 import sentencepiece
 import tokenizers
-from flaxzoo.data import load_tokenizer
+from flaxzoo.data import TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.errors import DataError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -353,6 +353,17 @@ def test_any_text(pairs, text):
         assert (ids, offsets) == (batch.input_ids, batch.offset_mapping)
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "mistral", "gemma", "gpt2"])
+def test_an_exported_vocabulary_is_read_as_it_is(model_type, tmp_path):
+    ours = train_tokenizer(CORPUS, TokenizerConfig("byte-bpe", 300))
+    write(tmp_path, {}, model_type)
+    ours.export(tmp_path)
+    theirs, again = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    assert again.fingerprint == ours.fingerprint
+    ids = theirs(TEXTS, split_special_tokens=True).input_ids
+    assert ours.encode_batch(TEXTS) == again.encode_batch(TEXTS) == ids
 
 
 def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
