@@ -150,8 +150,8 @@ class LoRA:
             limit = 1 / math.sqrt(math.prod(m.inputs))
             key = jax.random.fold_in(rng, zlib.crc32(m.path.encode()))
             shape = *leading, *m.inputs, self.config.rank
-            flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, minval=-limit, maxval=limit)
-            flat[f"{m.path}/{B}"] = jnp.zeros((*leading, self.config.rank, *m.outputs))
+            flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+            flat[f"{m.path}/{B}"] = jnp.zeros((*leading, self.config.rank, *m.outputs), jnp.float32)
         trained, frozen = self.split(params, keep_initial=keep_initial)
         return join_params(trained, nested(flat)), frozen
 

@@ -3,7 +3,14 @@
 import random
 
 from flaxzoo import models, train
-from flaxzoo.data import CausalLMData, TokenizerConfig, TranslationData
+from flaxzoo.data import (
+    CausalLMData,
+    Examples,
+    PolicyData,
+    RolloutConfig,
+    TokenizerConfig,
+    TranslationData,
+)
 
 from .encoders import OPTIMIZER, fine_tuning, pretraining, write_documents, write_labelled
 from .run_folders import write_text
@@ -60,6 +67,31 @@ def translation(place, **fields):
     )  # fmt: skip
 
 
+def policy(algorithm):
+    asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 4, 9) for b in (2, 7, 8)]
+    settings = {"rewards": ("exact_match", "length:2"), "max_new_tokens": 4, "beta": 0.1}
+    rollout = RolloutConfig(algorithm=algorithm, num_iterations=2, **settings)
+
+    def run(place, **fields):
+        return train.TrainConfig(
+            model=models.GPTConfig(
+                vocab_size=1, max_length=12, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
+            ),
+            data=PolicyData(
+                source="builtin:sums",
+                validation=Examples.of(asked),
+                length=9,
+                tokenizer=TokenizerConfig(kind="characters"),
+                rollout=rollout,
+            ),
+            optimizer=OPTIMIZER,
+            batch_size=8,
+            **fields,
+        )
+
+    return run
+
+
 def tuning(kind):
     return lambda place, **fields: fine_tuning(place, kind, epochs=0.0, **fields)
 
@@ -73,5 +105,6 @@ RUNS = {
     "spans": tuning("span"),
     "choices": tuning("choice"),
     "translation": translation,
+    **{algorithm: policy(algorithm) for algorithm in ("grpo", "rloo", "ppo")},
 }
 """Functions that make a run's configuration from the folder of the sources and some fields."""

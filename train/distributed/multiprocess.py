@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ReportedByPrimary, RunError
@@ -174,6 +175,13 @@ def primary_first(work: Callable[[], T]) -> T:
             if mine:
                 result.append(work())
     return result[0]
+
+
+def greatest_everywhere(number: int) -> int:
+    """Returns the greatest of the numbers of the processes, which call this together."""
+    if jax.process_count() == 1:
+        return number
+    return int(process_allgather(np.full(1, number, np.int32)).max())
 
 
 def all_reduce_max() -> Callable[[int], int]:

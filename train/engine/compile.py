@@ -89,14 +89,16 @@ class ShardedStep:
         """
         if self.smaller is None:
             return self, self.trace(batch).lower().compile()
-        program = None
+        program = failure = None
         try:
             program = self.trace(batch).lower().compile()
-        except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
+        except Exception as error:
+            failure = error
         # Programs of different exchanges would wait for each other.
-        if not true_everywhere(program is not None and self._fits(program)):
+        fits_everywhere = true_everywhere(program is not None and self._fits(program))
+        if failure is not None and not is_out_of_memory(failure):
+            raise failure  # the others have heard that this process has no program
+        if not fits_everywhere:
             return self.smaller().compile(batch)
         assert program is not None
         return self, program
@@ -368,7 +370,7 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
 def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
     """Makes the train step of a run over the mesh of its configuration; see `configured_step`."""
     mesh = make_mesh(config.mesh)
-    return configured_step(config, objective, mesh, memory_of_each(mesh.local_devices))
+    return configured_step(config, objective, mesh, memory_of_each())
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:

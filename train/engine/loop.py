@@ -42,6 +42,7 @@ from ..runs.run_lock import LOCK_FILE, RunLock
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
+from .machine_memory import memory_of_each
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .metrics_log import MetricsLog, read_metrics
 from .policy_trainer import compile_policy_trainer
@@ -175,7 +176,9 @@ def train(
         )
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples, tuple(rewards))
-    with RunLock(Path(workdir), progress.log) as lock:
+    # A run does not depend on what jax is configured to use: it resumes under any configuration.
+    with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
+        memory_of_each()  # all processes ask each other; below, the others wait for the first
         run, learned, trainer, is_new = primary_first(
             lambda: _open(config, Path(workdir), lock, progress.log, custom=custom)
         )
@@ -185,7 +188,7 @@ def train(
         if loss_note is not None and (note := loss_note(run.config, run.config.data)):
             progress.log(note)
         # All processes compile together.
-        with barrier(), _removed_on_failure(run.folder) if is_new else nullcontext():
+        with _removed_on_failure(run.folder) if is_new else nullcontext(), barrier():
             if objective is not None:
                 _warn_of_counted_filler(run, objective, progress.log)
             _foresee_memory(run, trainer, progress.log)

@@ -1,5 +1,6 @@
 """The memory that a program may still take: of the machine, of its container, or of a device."""
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,19 +54,23 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
     return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
 
 
-def memory_of_each(devices: Sequence[Device]) -> int | None:
-    """Returns the bytes that a program may use of each device's memory, the same in all processes.
+def device_memory(devices: Sequence[Device]) -> int:
+    """Returns the bytes that a program may use of the smallest of some devices.
 
-    Args:
-        devices: Devices of this process.
-
-    Returns:
-        The bytes of the smallest; None if unknown, and for those of a CPU, which share one.
+    0 if unknown, and for those of a CPU, which share one memory.
     """
     if devices[0].platform == "cpu":
-        return None
-    stats = [device.memory_stats() or {} for device in devices]
-    limit = min((x.get("bytes_limit", 0) for x in stats), default=0)
+        return 0
+    return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
+
+
+@functools.cache
+def memory_of_each() -> int | None:
+    """Returns the bytes that a program may use of each device's memory, the same in all processes.
+
+    All processes make the first call together. None: unknown.
+    """
+    limit = device_memory(jax.local_devices())
     if jax.process_count() > 1:
         mebibytes = np.full(1, limit >> 20, np.int32)  # whose bytes would need 64 bits
         limit = int(process_allgather(mebibytes).min()) << 20

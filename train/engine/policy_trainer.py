@@ -94,7 +94,8 @@ class PolicyTrainer:
 
     @functools.cached_property
     def _judge(self) -> Any:
-        return jax.jit(self._judged)
+        # Each process reads all answers, as those of any evaluation.
+        return jax.jit(self._judged, out_shardings=self._whole)
 
     @functools.cached_property
     def _take(self) -> Any:
@@ -102,8 +103,11 @@ class PolicyTrainer:
 
     @functools.cached_property
     def _replicate(self) -> Any:
-        whole = NamedSharding(self.sharded.mesh, PartitionSpec())
-        return jax.jit(lambda x: x, out_shardings=whole)
+        return jax.jit(lambda x: x, out_shardings=self._whole)
+
+    @property
+    def _whole(self) -> NamedSharding:
+        return NamedSharding(self.sharded.mesh, PartitionSpec())
 
     @functools.cached_property
     def _schedule(self) -> Any:
@@ -159,15 +163,16 @@ class PolicyTrainer:
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
-        judged = [i for i, is_real in enumerate(real) if is_real]
+        # A reward model computes in all processes together, also where one has filler alone.
+        judged = [i for i, is_real in enumerate(real) if is_real] or [0]
         asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
         try:
             with barrier():
-                if judged:
-                    values[judged] = self.rewards(asked, [texts[i] for i in judged])
+                values[judged] = self.rewards(asked, [texts[i] for i in judged])
         except Exception as error:
             raise StepNotTaken from error
+        values[~np.asarray(real)] = np.nan
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:

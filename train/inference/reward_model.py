@@ -7,16 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from ...data.chat.encoding import encode_completion
 from ...data.chat.preference_pairs import as_classified
 from ...data.chat.records import Demonstration, Dialogue
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.padding import pad_rows, round_up
+from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.model import Model
 from ...models.nn.typing import Array, Float, Int, Params
 from ..distributed.expert_parallel import over_mesh
+from ..distributed.multiprocess import greatest_everywhere
 from ..distributed.sharding import (
     num_batch_shards,
     parameter_shardings,
@@ -25,7 +26,7 @@ from ..distributed.sharding import (
 from ..errors import RunError
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import open_run
-from .bucketing import pad_batch, padded_batches
+from .bucketing import pad_batch, padded_batches, padded_length
 
 
 class RewardModel:
@@ -54,7 +55,7 @@ class RewardModel:
         self._model, self._tokenizer = model, tokenizer
         self._length, self._mesh = length, mesh
         if mesh is not None:
-            params = jax.device_put(params, parameter_shardings(params, mesh, model.config))
+            params = jax.tree.map(_placed, params, parameter_shardings(params, mesh, model.config))
         self._params = params
 
     @classmethod
@@ -91,16 +92,21 @@ class RewardModel:
             as_classified(self._encoded(one, completion), self._tokenizer)
             for one, completion in pairs
         ]
-        if (longest := max(map(len, rows))) > self._length:
+        longest, number = max(map(len, rows)), len(rows)
+        if self._mesh is not None:  # all processes compute together, on equal shapes
+            longest, number = greatest_everywhere(longest), greatest_everywhere(number)
+        if longest > self._length:
             raise RunError(
                 f"a prompt and its answer have {longest} tokens, and the reward model reads "
                 f"{self._length}: lower data.rollout.max_new_tokens, or train one with a larger "
                 "data.length"
             )
-        if jax.process_count() > 1:  # all of them compute together, on equal shapes
-            found = self._of_batch(*pad_rows(rows, length=self._length))
+        shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
+        if jax.process_count() > 1:
+            size, length = round_up(power_of_two(number), shards), self._length
+            given = pad_rows(rows, num_rows=size, length=padded_length(longest, length))
+            found = self._of_batch(*given)[: len(rows)]
         else:
-            shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
             found = np.zeros(len(rows), np.float32)
             for batch, number in padded_batches([len(row) for row in rows], self._length):
                 chosen = [rows[i] for i in batch]
@@ -143,3 +149,9 @@ class RewardModel:
             return outputs.logits[:, 0]
 
         return jax.jit(scores)
+
+
+def _placed(x: Array, sharding: Sharding) -> Array:
+    """Returns an array over devices, also those of processes that open the model later."""
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)

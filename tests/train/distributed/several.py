@@ -1,9 +1,10 @@
 """What each of several processes of test_multiprocess.py does: train, until it is told to stop.
 
 As a program it takes a JSON list of jobs, `[config, workdir, do, step]` each: in the given step
-process 1 does something (see `DEEDS`).
+process 1 does something (see `DEEDS`), or its compiler refuses the step (see `REFUSALS`).
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 import jax
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import loop, machine_memory
 from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.runs.config_json import from_dict
 
@@ -25,6 +26,32 @@ DEEDS = {
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "fail": lambda: (_ for _ in ()).throw(FileNotFoundError("a file of text is gone")),
 }
+
+REFUSALS = {
+    "has no memory": "RESOURCE_EXHAUSTED: Ran out of memory",
+    "cannot compile": "INTERNAL: a fault of the compiler",
+}
+
+
+@contextlib.contextmanager
+def refusal(message):
+    """The compiler of process 1 refuses to gather parameters once, which its memory allows."""
+    trace, memory = parallel.ShardedStep.trace, machine_memory.device_memory
+
+    def refused(step, batch):
+        if step.smaller is not None and jax.process_index() == 1:
+            raise jax.errors.JaxRuntimeError(message)
+        print(f"traced: {step.exchange}", file=sys.stderr)
+        return trace(step, batch)
+
+    parallel.ShardedStep.trace = refused
+    machine_memory.device_memory = lambda devices: (2 + jax.process_index()) << 30
+    machine_memory.memory_of_each.cache_clear()
+    try:
+        yield
+    finally:
+        parallel.ShardedStep.trace, machine_memory.device_memory = trace, memory
+        machine_memory.memory_of_each.cache_clear()
 
 
 @functools.cache
@@ -54,9 +81,18 @@ def go(config, workdir, do=None, at=None, program_of=program_of):
         loop.compile_trainer = original
 
 
+def set_devices(monkeypatch, number):
+    """Says how many devices a process has that is started now."""
+    jax.devices()  # this one's are eight, whatever comes first
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+
+
 if __name__ == "__main__":
     processes.SILENCE_SECONDS = int(sys.argv[2])
     with processes.distributed_session(60):
         for config, workdir, do, at in json.loads(Path(sys.argv[1]).read_text()):
-            result = go(from_dict(config), workdir, do, at)
+            refusing = refusal(REFUSALS[do]) if do in REFUSALS else contextlib.nullcontext()
+            with refusing:
+                result = go(from_dict(config), workdir, do, at)
             print(f"step {result.step}, signal {result.signal}", file=sys.stderr)

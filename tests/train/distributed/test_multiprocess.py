@@ -9,21 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.config import to_dict
 from flaxzoo.train.distributed import launch
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
 
 from ...support.encoders import fine_tuning, write_labelled
 from ...support.run_folders import assert_same, everything, kept, lines, small_run
-from .several import go
+from .several import go, set_devices
 
 STEPS = 8
 
@@ -37,28 +35,6 @@ def config(tmp_path_factory):
         evaluate_every=4,
         checkpoint_every=4,
     )
-
-
-def set_devices(monkeypatch, number):
-    """Says how many devices a process has that is started now."""
-    jax.devices()  # this one's are eight, whatever comes first
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
-    monkeypatch.setenv("XLA_FLAGS", flags)
-
-
-@pytest.fixture
-def run_in_two(monkeypatch, tmp_path):
-    """`run_in_two(devices, *jobs)`: the status of two processes that do `jobs` of several.py."""
-
-    def run(devices, *jobs, silence=60):
-        set_devices(monkeypatch, devices)
-        asked = [[to_dict(config), str(folder), *rest] for config, folder, *rest in jobs]
-        (tmp_path / "jobs.json").write_text(json.dumps(asked))
-        program = Path(__file__).with_name("several.py")
-        arguments = [str(tmp_path / "jobs.json"), str(silence)]
-        return launch.launch([sys.executable, "-W", "error", str(program), *arguments], 2)
-
-    return run
 
 
 def assert_close(ours, theirs):
@@ -140,6 +116,26 @@ def test_a_process_that_is_lost_takes_the_others_with_it(
     assert told in said
     assert "the same command resumes from the last checkpoint" in said
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.slow
+def test_processes_agree_on_what_does_not_fit_one_of_them(config, run_in_two, tmp_path, capfd):
+    """Memory known, parameters are gathered once a step, until one compiler refuses that."""
+    config = dataclasses.replace(
+        config, mesh=train.MeshConfig(data=1, fsdp=8), steps=4, evaluate_every=4
+    )
+    by_layer = dataclasses.replace(config, gather="layer")
+    ours, expected = tmp_path / "ours", tmp_path / "expected"
+    jobs = ((config, ours, "has no memory", None), (by_layer, expected, None, None))
+    assert run_in_two(4, *jobs) == 0
+    # Process 0 could have gathered them once.
+    assert capfd.readouterr().err.count("(gathered once a step they do not fit)") == 2
+    assert lines(ours) == lines(expected)
+    assert_same(everything(ours, 4), everything(expected, 4))
+    broken = tmp_path / "broken"
+    assert run_in_two(4, (config, broken, "cannot compile", None)) == 1
+    assert "INTERNAL: a fault of the compiler" in capfd.readouterr().err
+    assert not broken.exists()
 
 
 COMMAND = (

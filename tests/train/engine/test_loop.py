@@ -90,6 +90,19 @@ def never_stopped(config, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_a_run_resumes_where_jax_computes_in_64_bits(never_stopped, tmp_path):
+    config, whole = never_stopped("one device")
+    go(config, tmp_path / "run", 3)
+    jax.config.update("jax_enable_x64", True)  # as JAX_ENABLE_X64 does
+    try:
+        assert go(config, tmp_path / "run").finished
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert_same(everything(tmp_path / "run", STEPS), everything(whole, STEPS))
+    assert lines(tmp_path / "run") == lines(whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "stops"),
     [

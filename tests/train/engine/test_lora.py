@@ -1,5 +1,6 @@
 """Training adapters: only they change, and on every mesh in the same way."""
 
+import dataclasses
 import functools
 
 import jax
@@ -61,6 +62,25 @@ def test_every_way_trains_the_same_adapters(way, train_config, batches, one_devi
         assert ours == pytest.approx(expected, rel=2e-6, abs=2e-7)
     for a, b in zip(*(jax.tree.leaves(x) for x in (last, one_device[1])), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_only_the_base_and_the_computation_are_rounded(
+    train_config, batches, one_device, on_one_device
+):
+    """Adapters and their moments stay in float32; whatever jax's default, they begin alike."""
+    lora = dataclasses.replace(LORA, frozen_dtype="bfloat16")
+    config = train_config(lora=lora, execution=models.Execution(dtype="bfloat16"))
+    with jax.enable_x64(True):
+        first, last, metrics = run(config, batches)
+    for a, b in zip(*(jax.tree.leaves(x.params) for x in (first, one_device[0])), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert {x.dtype for x in jax.tree.leaves(last.params)} == {np.dtype("float32")}
+    moments = [x for x in jax.tree.leaves(last.opt_state) if x.ndim]
+    assert {x.dtype for x in moments} == {np.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(last.frozen)} == {jax.numpy.dtype("bfloat16")}
+    for ours, expected in zip(metrics, one_device[2], strict=True):
+        assert ours["next_token"] == pytest.approx(expected["next_token"], rel=2e-3)
 
 
 def test_adapters_are_sharded_as_their_kernels(tiny):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from flaxzoo.train.engine.rollout import Rollout, targets_of
 from flaxzoo.train.engine.samples import read_samples
 from flaxzoo.train.inference.score_policy import ends_of_answers
 
+from ...support.objective_runs import RUNS
 from ...support.run_folders import assert_same, everything, lines
 
 METRICS = {
@@ -111,6 +113,24 @@ def test_a_resumed_run_is_the_run_never_stopped(whole_run, tmp_path):
     assert_same(everything(tmp_path / "run", 4), everything(whole_run[1], 4))
     assert lines(tmp_path / "run") == lines(whole_run[1])
     assert read_samples(tmp_path / "run") == read_samples(whole_run[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["rloo", "ppo"])
+def test_a_run_that_was_killed_is_the_run_never_stopped(algorithm, tmp_path, on_one_device):
+    """With the references and, for ppo, the head of values and its moments."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    config = RUNS[algorithm](tmp_path, steps=2, log_every=1, evaluate_every=2, checkpoint_every=1)
+    train.train(config, whole, quiet=True)
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "checkpoints" / "2")
+    (killed / "report.md").unlink()
+    train.train(config, killed, quiet=True)
+    ours, theirs = everything(killed, 2), everything(whole, 2)
+    assert_same(ours, theirs)
+    assert any("head" in name for name in ours) == (algorithm == "ppo")
+    assert lines(killed) == lines(whole)
+    assert read_samples(killed) == read_samples(whole)
 
 
 @pytest.mark.slow
