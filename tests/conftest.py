@@ -62,14 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
     check_shapes()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives each test one of the three marks that `tests/README.md` states budgets for.
 
-    Modules of quick tests alone come last: a worker of pytest-xdist that has nothing more to do
-    takes tests from the end of another's, and must not wait there for a long one.
+    Tests of full size run only with `-m full_size`. Modules of quick tests alone come last: a
+    worker of pytest-xdist that has nothing more to do takes tests from the end of another's, and
+    must not wait there for a long one.
     """
     here = Path(__file__).parent
     modules_of_long_tests = set()
+    if "full_size" not in config.getoption("markexpr"):
+        full = [item for item in items if item.get_closest_marker("full_size") is not None]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if item not in full]
     for item in items:
         room = item.path.relative_to(here).parts[0]
         if room in ("integration", "parity"):

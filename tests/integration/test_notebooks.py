@@ -23,7 +23,6 @@ def code_cells(notebook):
 def kernel(tmp_path, monkeypatch, flaxzoo_cache):
     """A kernel of this interpreter, whatever else is installed as python3; answers its name."""
     environment = {
-        "FLAXZOO_NOTEBOOK_TEST": "1",
         "FLAXZOO_CACHE": str(flaxzoo_cache),
         "JAX_PLATFORMS": "cpu",
         # One device, as readers have; the tests' own process has eight.
@@ -64,15 +63,14 @@ def test_form(path):
     assert max(len(cell.source.splitlines()) for cell in code_cells(notebook)) <= 25
 
 
-@EACH
-@pytest.mark.slow
-def test_runs(path, kernel, tmp_path):
+def run(path, kernel, folder, timeout):
+    """Executes all cells of a notebook in a folder; a cell may take `timeout` seconds."""
     notebook = read(path)
     client = NotebookClient(
         notebook,
-        timeout=600,  # seconds for one cell
+        timeout=timeout,
         kernel_name=kernel,
-        resources={"metadata": {"path": str(tmp_path)}},
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute()  # raises the first error of a cell
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
@@ -81,3 +79,18 @@ def test_runs(path, kernel, tmp_path):
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 5
     assert all(len(picture.data["image/png"]) < 200_000 for picture in pictures)
+
+
+@EACH
+@pytest.mark.slow
+def test_runs(path, kernel, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAXZOO_NOTEBOOK_TEST", "1")
+    run(path, kernel, tmp_path, timeout=600)
+
+
+@EACH
+@pytest.mark.full_size
+def test_runs_at_its_full_size(path, kernel, tmp_path, monkeypatch):
+    for name in ("FLAXZOO_NOTEBOOK_TEST", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        monkeypatch.delenv(name, raising=False)
+    run(path, kernel, tmp_path, timeout=7200)
