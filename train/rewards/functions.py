@@ -174,10 +174,12 @@ def rewards_of(
           for each.
     """
     named: list[tuple[str, RewardFunction]] = []
+    models: list[RewardFunction] = []
     for name in settings.rewards:
         is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
         if open_model is not None and is_folder:
-            named.append((Path(name).name, open_model(name)))
+            models.append(open_model(name))
+            named.append((Path(name).name, models[-1]))
         else:
             named.append((name.partition(":")[0], named_reward(name)))
     pairs = [*named, *((reward_name(function), function) for function in own)]
@@ -197,7 +199,7 @@ def rewards_of(
             f"data.rollout.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
             "give one for each"
         )
-    return Rewards(functions, tuple(map(float, weights)))
+    return Rewards(functions, tuple(map(float, weights)), tuple(models))
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ class Rewards:
     """Each reward by its name in the metrics."""
     weights: tuple[float, ...]
     """The factor of each in their sum."""
+    models: tuple[RewardFunction, ...] = ()
+    """Those that are reward models, in which all processes compute together."""
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
@@ -225,14 +229,18 @@ class Rewards:
             "completions": list(completions),
             "begun": [prompt.begun for prompt in prompts],
         }
-        columns = []
-        for name, function in self.functions.items():
+        columns = {}
+        # Models first: a function that fails in one process must not keep others waiting in them.
+        for name in sorted(
+            self.functions, key=lambda name: self.functions[name] not in self.models
+        ):
             try:
-                columns.append(_checked(name, _call(name, function, given), len(completions)))
+                values = _call(name, self.functions[name], given)
+                columns[name] = _checked(name, values, len(completions))
             except Exception as error:
                 error.add_note(f"raised by the reward {name}")
                 raise
-        return np.stack(columns, axis=1)
+        return np.stack([columns[name] for name in self.functions], axis=1)
 
 
 def weighted(

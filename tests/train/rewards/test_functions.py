@@ -79,3 +79,22 @@ def test_a_run_needs_a_reward_and_a_weight_for_each():
         rewards_of(RolloutConfig())
     with pytest.raises(UserError, match="reward_weights has 2 numbers for 1 rewards"):
         rewards_of(RolloutConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))
+
+
+def test_reward_models_are_asked_first_and_keep_their_column(tmp_path):
+    """All processes compute in them together, before a function may fail in one."""
+    asked_in_order = []
+
+    def model(completions):
+        asked_in_order.append("model")
+        return [2.0] * len(completions)
+
+    def own(completions):
+        asked_in_order.append("own")
+        return [1.0] * len(completions)
+
+    (tmp_path / "judge").mkdir()
+    settings = RolloutConfig(rewards=("length:1", str(tmp_path / "judge")))
+    rewards = rewards_of(settings, [own], open_model=lambda name: model)
+    np.testing.assert_array_equal(rewards([asked("a")], ["x"]), [[1.0, 2.0, 1.0]])
+    assert asked_in_order == ["model", "own"]
