@@ -134,7 +134,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
                 f"{file}: a replacement of {len(str(text))} characters in the normalizer is not "
                 f"supported: the most is {_LONGEST_REPLACEMENT}"
             )
-    probe = "".join(map(str, [*written, *read])) + "Ab 1\té漢.\n "
+    probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
     text = probe
     for step in steps:
         with library_errors(f"{file}: the step {step.get('type')} of the normalizer fails"):

@@ -424,6 +424,7 @@ def test_merges_are_not_left_out_at_random(json_files, tmp_path):
     assert [random.encode(text) for _ in range(9)] == [usual] * 9
 
 
+PREPEND = {"type": "Prepend", "prepend": "x" * 200}
 REPLACE = {"type": "Replace", "pattern": {"String": "o"}, "content": "oo"}
 
 
@@ -437,6 +438,7 @@ def doubling(kind):
         ({"normalizer": doubling("normalizers")}, "normalizer"),
         ({"decoder": doubling("decoders")}, "decoder"),
         ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}}, "1000000"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [PREPEND] * 500}}, "normalizer"),
         ({"model": {"vocab": {"a": 0, "b": 10**9}, "merges": []}}, "1000000000"),
         ({"added_tokens": [{"id": 10**9, **added("<tool>")}]}, "1000000000"),
         ({"added_tokens": ["<tool>"]}, "added_tokens"),
