@@ -80,3 +80,23 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(WeightsError, match=message) as error:
         read_embedding_settings(tmp_path)
     assert not re.search("\n", str(error.value))
+
+
+def test_a_folder_of_a_cross_encoder_makes_no_vectors(tmp_path):
+    """Version 6 of the package writes its files for these, too."""
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    whole = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(whole))
+    assert read_embedding_settings(tmp_path) is None
+
+
+@pytest.mark.parametrize("path", ["../1_Pooling", "/dev", "1_Pooling/../../x", "out"])
+def test_modules_lie_in_the_folder(tmp_path, path):
+    folder = tmp_path / "folder"
+    write_embedding_settings(folder, SETTINGS, d_model=4, max_length=9)
+    (folder / "out").symlink_to(tmp_path)
+    module(folder, 1, path=path)
+    with pytest.raises(WeightsError, match=r"modules\.json points to"):
+        read_embedding_settings(folder)
