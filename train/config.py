@@ -144,9 +144,8 @@ class Recipe:
     """For a recipe that trains any published size: the configuration of a size."""
     preset: str | None = None
     """The size of `config`, for the recipe of a family."""
-    any_family: bool = False
-    """Whether the published sizes are those of all families, rather than of the one that has the
-    name of the recipe."""
+    of_model: Callable[[TransformerConfig], TrainConfig] | None = None
+    """For a recipe that trains the published sizes of all families: the configuration of a size."""
 
 
 def check_length(config: TrainConfig) -> None:

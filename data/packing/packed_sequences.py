@@ -112,6 +112,6 @@ def require_bos_eos(tokenizer: Tokenizer) -> None:
     if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer lacks the tokens that begin and end a document, and "
-            "causal language models need both: train one (data.tokenizer.kind), name one of a "
-            "causal language model, or leave out init_from if it is a run of another kind"
+            "causal language models need both: train one (data.tokenizer.kind byte-bpe), name one "
+            "of a causal language model, or leave out init_from if it is a run of another kind"
         )

@@ -135,7 +135,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         tokenizer = load_tokenizer(config.path)
         has_mask = number == 1 and tokenizer.special_ids.mask is not None
     else:
-        if config.vocab_size is not None and not has_mask:
+        if config.vocab_size is not None and config.kind != "characters" and not has_mask:
             config = replace(config, vocab_size=config.vocab_size - number)
         try:
             tokenizer = train_tokenizer(data.texts(), config)

@@ -75,7 +75,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         return _train_words(texts, size, config.lowercase)
     if size is None:
         raise DataError(
-            f"a {config.kind} tokenizer needs a vocabulary size: set vocab_size, for example 4096"
+            f"a {config.kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, "
+            "for example 4096"
         )
     if config.kind == "byte-bpe":
         return _train_byte_bpe(texts, size)
@@ -89,8 +90,8 @@ def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenize
 
     if config.vocab_size is not None:
         raise DataError(
-            f"vocab_size {config.vocab_size} was given for a characters tokenizer, whose size is "
-            "the number of characters in the text: leave vocab_size out"
+            f"data.tokenizer.vocab_size {config.vocab_size} was given for a characters tokenizer, "
+            "whose size is the number of characters in the text: leave it out, or give None"
         )
     tokenizer = CharacterTokenizer.train(texts)
     if tokenizer.vocab_size == CharacterTokenizer("").vocab_size:

@@ -6,21 +6,30 @@ in titled groups. This file needs only the standard library, as `options.py` doe
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ...data.errors import UserError
 from ...models.adapters.lora import LoRAConfig
+from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe
-from .options import OptionParser, add_option, field_docs
+from .options import OptionParser, add_option, field_docs, log
 
 Config = TypeVar("Config")
+
+VOCABULARY = (
+    "model.vocab_size",
+    *("data.tokenizer.kind", "data.tokenizer.vocab_size", "data.tokenizer.path"),
+)
+"""The options that name a vocabulary."""
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": (
@@ -109,6 +118,12 @@ class RecipeParser(OptionParser):
             raise UserError(f"--preset has no value: add one (see flaxzoo {command} {name} --help)")
         self._config = recipe(name, preset)
         named = RECIPES[name]
+        self.everything = "--help-all" in self._options
+        helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
+        beginning = _value_of("init-from", self._options) or self._config.init_from
+        if preset is None and named.of_model is not None and beginning and not helping:
+            self._config = _begun(name, beginning, command) or self._config
+        self._command, self._preset = command, preset or named.preset
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
         self._example = documented if example is None else f"{whole} {example}"
@@ -119,11 +134,9 @@ class RecipeParser(OptionParser):
             for title, (text, _) in GROUPS.items()
             if title != "rollouts" or hasattr(self._config.data, "rollout")
         }
-        if named.of_preset is not None:
+        if named.of_preset is not None or named.of_model is not None:
             text = f"A published size, from `flaxzoo list`. (default: {named.preset})"
             add_option(self.groups["run"], "preset", str, text)
-        self.everything = "--help-all" in self._options
-        helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         add_options(self.groups, self._config, helping=helping)
 
     def read_recipe(self) -> tuple[argparse.Namespace, TrainConfig]:
@@ -140,7 +153,33 @@ class RecipeParser(OptionParser):
                     f"train the head {self._config.model.head}: leave it out, or choose a recipe "
                     "of other data (flaxzoo list)"
                 )
-        return parsed, with_options(self._config, parsed)
+        return parsed, self._with_vocabulary(parsed, with_options(self._config, _sized(parsed)))
+
+    def _with_vocabulary(self, parsed: argparse.Namespace, config: TrainConfig) -> TrainConfig:
+        """Returns the run with the published vocabulary of its preset, unless options name one.
+
+        A plan and a benchmark are of the published model. Training makes a vocabulary from the
+        text, whose size is another, and says so.
+        """
+        named = any(hasattr(parsed, option) for option in VOCABULARY)
+        if self._preset is None or config.init_from is not None or named:
+            return config
+        published, own = published_preset(self._preset).vocab_size, config.data.tokenizer.vocab_size
+        if own in (None, published) or config.model.vocab_size == published:
+            return config
+        if self._command == "train":
+            log(
+                f"the vocabulary is made from the text and has {own:,} tokens; that of "
+                f"{self._preset} has {published:,} (--data.tokenizer.path names one)"
+            )
+            return config
+        log(
+            f"assumed: the {published:,} tokens of {self._preset}; training makes a vocabulary of "
+            f"{own:,} from the text (--data.tokenizer.vocab-size {own} plans that)"
+        )
+        return dataclasses.replace(
+            config, model=dataclasses.replace(config.model, vocab_size=published)
+        )
 
     def format_help(self) -> str:
         """Returns the help: an example and the most used options, or all of them."""
@@ -159,6 +198,43 @@ class RecipeParser(OptionParser):
         formatter.end_section()
         formatter.add_text(f"All {len(self._actions)} options: {self.prog} --help-all")
         return formatter.format_help()
+
+
+def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Leaves out the recipe's size of a vocabulary if options name one that has its own size.
+
+    Raises:
+        UserError: options name a vocabulary, and the settings of one to be trained.
+    """
+    kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
+    if getattr(parsed, "data.tokenizer.path", None) is not None:
+        for option in (kind, size, "data.tokenizer.lowercase"):
+            if hasattr(parsed, option):
+                raise UserError(
+                    f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
+                    "one: leave one of them out"
+                )
+    if getattr(parsed, kind, None) in ("characters", "words") and not hasattr(parsed, size):
+        setattr(parsed, size, None)
+    return parsed
+
+
+def _begun(name: str, beginning: str, command: str) -> TrainConfig | None:
+    """Returns the recipe for a run that begins with a model, if the model is here.
+
+    A plan and a benchmark download nothing.
+    """
+    folder = Path(beginning).expanduser()
+    if command == "train":
+        from ...models.hub import local_folder
+
+        with contextlib.suppress(FileNotFoundError):  # which training reports
+            folder = local_folder(beginning)
+    if not (folder / "config.json").is_file():
+        return None
+    from ..runs.load_run import begin_with
+
+    return begin_with(name, folder)
 
 
 class _HelpAll(argparse.Action):

@@ -36,16 +36,6 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         UserError: The examples are longer than the model's maximum.
         RunError: The model has no head for this kind of data.
     """
-    tokenizer = config.data.tokenizer
-    vocab_size = tokenizer.vocab_size or 0
-    if tokenizer.kind == "characters" and not tokenizer.path:
-        vocab_size = NUM_CHARACTERS
-        log(f"assumed: a vocabulary of {vocab_size} characters (give model.vocab_size for more)")
-    elif tokenizer.kind == "words" and not tokenizer.path and tokenizer.vocab_size is None:
-        vocab_size = NUM_WORDS
-        log(f"assumed: a vocabulary of {vocab_size:,} words (give data.tokenizer.vocab_size)")
-    elif tokenizer.path:
-        log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
     initial_model = None
     if config.init_from is not None:
         folder = Path(config.init_from)
@@ -53,6 +43,18 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
             initial_model = model_config(folder)
         else:
             log(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
+    tokenizer = config.data.tokenizer
+    vocab_size = tokenizer.vocab_size or 0
+    if initial_model is not None:
+        vocab_size = 0  # the vocabulary is that of the model
+    elif tokenizer.kind == "characters" and not tokenizer.path:
+        vocab_size = NUM_CHARACTERS
+        log(f"assumed: a vocabulary of {vocab_size} characters (give model.vocab_size for more)")
+    elif tokenizer.kind == "words" and not tokenizer.path and tokenizer.vocab_size is None:
+        vocab_size = NUM_WORDS
+        log(f"assumed: a vocabulary of {vocab_size:,} words (give data.tokenizer.vocab_size)")
+    elif tokenizer.path:
+        log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
     labels = config.data.assumed_labels()
     if labels:
         log(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")

@@ -45,6 +45,8 @@ class Plan:
     """Token positions in a batch, over all devices and with padding."""
     num_parameters: int
     """Parameters that are trained: those of the whole model, or of adapters to it."""
+    model_parameters: int
+    """Parameters of the model, without adapters."""
     param_bytes: int
     """Bytes of the parameters that are trained."""
     optimizer_bytes: int

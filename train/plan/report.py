@@ -33,6 +33,10 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
         f"a step: {config.batch_size:,} sequences of {config.data.length:,} tokens, micro-batches "
         f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
     )
+    yield (
+        f"the model: {plan.model_parameters:,} parameters, a vocabulary of "
+        f"{config.model.vocab_size:,}"
+    )
     yield plan.attention
     if plan.exchange:
         yield plan.exchange

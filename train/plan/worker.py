@@ -78,6 +78,7 @@ def plan_run(
         mesh=dict(mesh.shape),
         tokens=config.batch_size * config.data.length,
         num_parameters=count_parameters(step.state.params),
+        model_parameters=count_parameters(parameter_shapes(create(config.model))),
         param_bytes=bytes_per_device(step.state.params),
         frozen_parameters=count_parameters(step.state.frozen or {}),
         frozen_bytes=bytes_per_device(step.state.frozen),

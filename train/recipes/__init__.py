@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...data.errors import UserError, suggest
+from ...models import registry
 from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
 from .decoders import recipe_of_family
@@ -84,8 +85,10 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
     if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
         own = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
+    if (of_model := RECIPES[name].of_model) is not None:
+        return of_model(registry.preset(preset))
     family, of_preset = family_of_preset(preset), RECIPES[name].of_preset
-    if of_preset is None or not (RECIPES[name].any_family or family == name):
+    if of_preset is None or family != name:
         raise UserError(
             f"the recipe {name} does not have the preset {preset!r}: "
             f"flaxzoo train {family} --preset {preset}"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from ...data.chat.preference_pairs import DPOData, RewardData
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
-from ...models import registry
-from ...models.config import Execution
+from ...models.config import Execution, TransformerConfig
 from ...models.decoders.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -55,11 +54,11 @@ DPO = TrainConfig(
 )
 
 
-def of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
+def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
     """Returns the function from a published size to the recipe for it, to be given a beginning."""
 
-    def of_size(preset: str) -> TrainConfig:
-        model = dataclasses.replace(registry.preset(preset), dropout_rate=0.0)
+    def of_size(model: TransformerConfig) -> TrainConfig:
+        model = dataclasses.replace(model, dropout_rate=0.0)
         length = min(model.max_length, 1024)
         return dataclasses.replace(
             config,
@@ -110,8 +109,7 @@ RECIPES: dict[str, Recipe] = {
             "output …"
         ),
         config=SFT,
-        of_preset=of_any_size(SFT),
-        any_family=True,
+        of_model=of_any_size(SFT),
     ),
     "calculations": Recipe(
         summary="A small GPT that calls a tool for arithmetic: no download, minutes on two cores.",
@@ -132,8 +130,7 @@ RECIPES: dict[str, Recipe] = {
             "single number."
         ),
         config=REWARD,
-        of_preset=of_any_size(REWARD),
-        any_family=True,
+        of_model=of_any_size(REWARD),
     ),
     "dpo": Recipe(
         summary="Direct preference optimization: a language model learns from preferences.",
@@ -142,7 +139,6 @@ RECIPES: dict[str, Recipe] = {
             "It begins with the run runs/sft, which is also the reference that it is held near."
         ),
         config=DPO,
-        of_preset=of_any_size(DPO),
-        any_family=True,
+        of_model=of_any_size(DPO),
     ),
 }

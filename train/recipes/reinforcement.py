@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ...data.chat.policy import PolicyData, RolloutConfig
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
+from ...models.config import TransformerConfig
 from ...models.decoders.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -82,11 +83,11 @@ _BEGINS = (
 )
 
 
-def _of_any_size(config: TrainConfig) -> Callable[[str], TrainConfig]:
+def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
     """Returns the function from a published size to the recipe for it, with longer answers."""
 
-    def of_size(preset: str) -> TrainConfig:
-        sized = of_any_size(config)(preset)
+    def of_size(model: TransformerConfig) -> TrainConfig:
+        sized = of_any_size(config)(model)
         assert isinstance(sized.data, PolicyData)
         rollout = dataclasses.replace(sized.data.rollout, max_new_tokens=None)
         return dataclasses.replace(sized, data=dataclasses.replace(sized.data, rollout=rollout))
@@ -108,21 +109,18 @@ RECIPES: dict[str, Recipe] = {
         summary="Group relative policy optimization: answers are compared with each other.",
         details=f"Run: flaxzoo train grpo\n{_BEGINS}",
         config=GRPO,
-        of_preset=_of_any_size(GRPO),
-        any_family=True,
+        of_model=_of_any_size(GRPO),
     ),
     "rloo": Recipe(
         summary="REINFORCE with a leave-one-out baseline: whole answers are compared.",
         details=f"Run: flaxzoo train rloo\n{_BEGINS}",
         config=RLOO,
-        of_preset=_of_any_size(RLOO),
-        any_family=True,
+        of_model=_of_any_size(RLOO),
     ),
     "ppo": Recipe(
         summary="Proximal policy optimization: a learned value predicts the reward.",
         details=f"Run: flaxzoo train ppo\n{_BEGINS}",
         config=PPO,
-        of_preset=_of_any_size(PPO),
-        any_family=True,
+        of_model=_of_any_size(PPO),
     ),
 }

@@ -7,7 +7,7 @@ from ...data.tasks.span_corruption import SpanCorruptionData
 from ...data.tasks.translation import TextToTextData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
-from ...models.config import Execution
+from ...models.config import Execution, TransformerConfig
 from ...models.encoder_decoders.t5 import T5Config
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -44,13 +44,12 @@ _TEXT_TO_TEXT = TrainConfig(
 )
 
 
-def _text_to_text(preset: str) -> TrainConfig:
+def _text_to_text(model: TransformerConfig) -> TrainConfig:
     """Returns the settings of `text-to-text` for a published encoder-decoder of any family."""
-    model = registry.preset(preset)
-    if model.head != "seq2seq_lm":
+    if "seq2seq_lm" not in model.heads:
         raise UserError(
-            f"{preset} writes no text for another one: choose an encoder-decoder, such as t5-small "
-            "or bart-base"
+            f"a {registry.family_name(model)} writes no text for another one: choose an "
+            "encoder-decoder, such as t5-small or bart-base"
         )
     return dataclasses.replace(
         _TEXT_TO_TEXT,
@@ -127,8 +126,7 @@ RECIPES: dict[str, Recipe] = {
             "--preset has the published sizes of T5, mT5, BART, mBART and the Transformer."
         ),
         config=_TEXT_TO_TEXT,
-        of_preset=_text_to_text,
-        any_family=True,
+        of_model=_text_to_text,
     ),
     "t5": Recipe(
         summary="A T5 of any published size on your own text.",

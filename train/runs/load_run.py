@@ -26,7 +26,7 @@ from ...models.loading import (
 from ...models.nn.heads import HEADS
 from ..config import TrainConfig
 from ..errors import RunError
-from ..recipes import recipe
+from ..recipes import RECIPES, recipe
 from .config_json import from_dict
 from .params_only_run import IMPORTED_FROM, TOKENIZER
 
@@ -121,6 +121,32 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
         target = TARGETS.get(str(problem_type or by_count), "single_label")
         data = dataclasses.replace(data, target=target)
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
+
+
+def begin_with(name: str, folder: Path) -> TrainConfig:
+    """Returns the configuration of a recipe for a run that begins with the model of a folder.
+
+    A published model has the settings of a preset of its size, whether the folder is in Hugging
+    Face's form or an imported run. A run that was trained here has the recipe's settings, and the
+    precision and rematerialization that it was trained with.
+
+    Args:
+        name: A recipe that trains models of any family.
+        folder: A folder that has a `config.json`.
+
+    Raises:
+        UserError: The `config.json` is broken, or its model is not supported.
+    """
+    config, of_model = RECIPES[name].config, RECIPES[name].of_model
+    fields = read_fields(folder)
+    if of_model is not None and (is_foreign(fields) or IMPORTED_FROM in fields):
+        return dataclasses.replace(of_model(model_config(folder)), init_from=config.init_from)
+    check_run(fields, folder)
+    train = object_field(fields, "train", folder)
+    with naming_writer(fields, folder):
+        made = from_dict({**train, "model": fields["model"]}).execution
+    execution = dataclasses.replace(config.execution, dtype=made.dtype, remat=made.remat)
+    return dataclasses.replace(config, execution=execution)
 
 
 def generation_defaults(folder: str | Path) -> JsonObject | None:

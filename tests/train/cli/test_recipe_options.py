@@ -182,3 +182,26 @@ def test_messages_of_the_library_name_fields_and_those_of_the_command_options():
         )
     finally:
         forget_flags()
+
+
+KINDS = "byte-bpe wordpiece sentencepiece-unigram sentencepiece-bpe characters words".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["quickstart", "t5-quickstart", "reviews", "sums"])
+def test_another_kind_of_vocabulary_keeps_a_size_only_if_it_needs_one(name, kind):
+    parser = RecipeParser("train", [name, "--data.tokenizer.kind", kind])
+    tokenizer = parser.read_recipe()[1].data.tokenizer
+    own = RECIPES[name].config.data.tokenizer.vocab_size
+    assert tokenizer.vocab_size == (None if kind in ("characters", "words") else own)
+    sized = RecipeParser(
+        "train", [name, "--data.tokenizer.kind", kind, "--data.tokenizer.vocab-size", "400"]
+    )
+    assert sized.read_recipe()[1].data.tokenizer.vocab_size == 400
+
+
+@pytest.mark.parametrize("option", ["kind=words", "vocab-size=9", "no-lowercase"])
+def test_a_vocabulary_that_is_named_is_not_trained(option):
+    words = ["quickstart", "--data.tokenizer.path", "x", f"--data.tokenizer.{option}"]
+    with pytest.raises(UserError, match=r"data.tokenizer.path names one: leave one of them out"):
+        RecipeParser("train", words).read_recipe()

@@ -254,6 +254,7 @@ def example(**fields):
             "mesh": {"data": 1, "fsdp": 16, "expert": 1, "tensor": 1, "context": 1},
             "tokens": 10_000,
             "num_parameters": 10**9,
+            "model_parameters": 10**9,
             "param_bytes": GIB,
             "optimizer_bytes": 2 * GIB,
             "batch_bytes": 1024,

@@ -1,0 +1,107 @@
+"""`flaxzoo plan` and `bench` of a preset are of the published model, and `train` says its own."""
+
+import dataclasses
+
+import pytest
+import transformers
+from flaxzoo import models
+from flaxzoo.models.init import parameter_shapes
+from flaxzoo.models.registry import families
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.recipe_options import RecipeParser
+from flaxzoo.train.plan.placeholders import without_data
+from flaxzoo.train.recipes import RECIPES
+from flaxzoo.train.state import count_parameters
+
+ANY_FAMILY = [name for name, recipe in RECIPES.items() if recipe.of_model is not None]
+
+
+def planned(*words, command="plan"):
+    return without_data(RecipeParser(command, list(words)).read_recipe()[1], lambda _: None)
+
+
+@pytest.mark.parametrize("family", families())
+def test_every_preset_is_planned_as_published(family):
+    for number, name in enumerate(families()[family].presets):
+        command = ("plan", "bench")[number % 2]
+        found = planned(family, "--preset", name, command=command).model
+        published = models.preset(name).with_head(found.head, found.labels)
+        same = {"dropout_rate": published.dropout_rate}
+        assert dataclasses.replace(found, **same) == published
+    if (default := RECIPES[family].preset) is not None:
+        assert planned(family).model.vocab_size == models.preset(default).vocab_size
+
+
+@pytest.mark.parametrize("name", ANY_FAMILY)
+def test_recipes_of_all_families_plan_the_published_vocabulary(name):
+    head = "seq2seq_lm" if name == "text-to-text" else "causal_lm"
+    for family in families().values():
+        preset, entry = list(family.presets.items())[-1]
+        if entry.config.head == head:
+            found = planned(name, "--preset", preset).model
+            assert found.vocab_size == entry.config.vocab_size, preset
+            assert found.num_layers == entry.config.num_layers
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("llama --preset llama3-8b", 8_030_261_248),
+        ("gpt --preset gpt3-xl", 1_315_723_264),
+        ("gpt --preset gpt2", 124_439_808),
+        ("gpt", 124_439_808),
+        ("qwen3 --preset qwen3-0.6b", 596_049_920),
+        ("mistral --preset mistral-7b", 7_241_732_096),
+        ("sft --preset llama3.2-1b", 1_235_814_400),
+    ],
+)
+def test_parameters_are_those_of_the_published_weights(words, number):
+    model = planned(*words.split()).model
+    assert count_parameters(parameter_shapes(models.create(model))) == number
+
+
+def test_an_option_names_another_vocabulary(tmp_path):
+    for words, size in (
+        ("gpt --preset gpt2 --data.tokenizer.vocab-size 4096", 4096),
+        ("gpt --preset gpt2 --model.vocab-size 60000", 60_000),
+        ("quickstart", 2048),
+    ):
+        assert planned(*words.split()).model.vocab_size == size
+
+
+def test_training_says_that_its_vocabulary_is_another(capsys):
+    config = RecipeParser("train", ["llama", "--preset", "llama3-8b"]).read_recipe()[1]
+    assert config.model.vocab_size == 1  # it grows to the tokenizer's
+    said = capsys.readouterr().err
+    assert "4,096" in said
+    assert "128,256" in said
+    RecipeParser("train", ["llama", "--preset", "llama3-8b", "--data.tokenizer.path", "x"])
+    assert not capsys.readouterr().err
+
+
+def test_the_plan_prints_vocabulary_and_parameters(capsys):
+    small = "--topology cpu:1 --batch-size 1 --data.length 8 --model.num-layers 1".split()
+    assert cli.main(["plan", "gpt", "--preset", "gpt2", *small]) == 0
+    assert "the model: 46,473,216 parameters, a vocabulary of 50,257\n" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def gpt2_config(tmp_path_factory):
+    """A folder with GPT-2's config.json alone, which a plan needs."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    transformers.GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in ANY_FAMILY if name != "text-to-text"])
+@pytest.mark.parametrize("command", ["plan", "bench", "train"])
+def test_a_published_folder_is_planned_as_the_preset_of_its_size(gpt2_config, name, command):
+    of_folder = RecipeParser(command, [name, "--init-from", str(gpt2_config)]).read_recipe()[1]
+    of_preset = RecipeParser(command, [name, "--preset", "gpt2"]).read_recipe()[1]
+    assert of_folder.init_from == str(gpt2_config)
+    same = {"init_from": None, "model": of_preset.model}
+    assert dataclasses.replace(of_folder, **same) == of_preset
+    if command == "plan":
+        both = [without_data(config, lambda _: None) for config in (of_folder, of_preset)]
+        assert both[0].model.vocab_size == both[1].model.vocab_size == 50_257
+        assert both[0].execution == both[1].execution
