@@ -77,6 +77,8 @@ def read_objects(
     fields: tuple[str, ...],
     conditions: tuple[Condition, ...] = (),
     left_out: LeftOut | None = None,
+    *,
+    unread: set[str] | None = None,
 ) -> Iterator[Record]:
     """Reads records from JSON lines, and ignores empty lines.
 
@@ -85,14 +87,18 @@ def read_objects(
       fields: The fields to read.
       conditions: Records that do not satisfy them are left out.
       left_out: Counts these.
+      unread: Collects the names of fields that are given and not read.
 
     Raises:
       DataError: A line is not a JSON object, or lacks a field.
     """
+    read = {part for field in fields for part in (field, *field.split("+"))}
     for file, number, line in lines:
         if line and not line.isspace():
             location = f"{file} line {number}"
             row = parse_line(line, location)
             if not keeps(conditions, row, location, left_out):
                 continue
+            if unread is not None:
+                unread |= row.keys() - read
             yield Record(location, tuple(pick(row, field, location) for field in fields))

@@ -79,12 +79,13 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
             yield from _questions(content, file, labelled)
 
 
-def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
+def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[SpanExample]:
     """Reads questions without answers.
 
     Args:
       lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
         ``id``, by default the number of the line.
+      unread: Collects the names of fields of JSON lines that are given and not read.
 
     Raises:
       DataError: The lines have neither format.
@@ -104,6 +105,7 @@ def questions_to_predict(lines: Iterator[Line]) -> Iterator[SpanExample]:
             row = parse_line(line, location)
             question, passage = (_text(row, name, location) for name in ("question", "context"))
             id = str(pick(row, "id", location) if "id" in row else number)
+            unread |= row.keys() - {"question", "context", "id"}
             yield SpanExample(id, question, passage, None, location=location, group=passage)
 
 

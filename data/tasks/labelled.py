@@ -197,11 +197,18 @@ class LabelledData(DataConfig, Generic[E]):
         """Makes examples to predict from records without the label field."""
 
     @abstractmethod
-    def examples_to_predict(self, path: str) -> list[E]:
-        """Reads examples without labels from a file, or from standard input for ``-``."""
+    def examples_to_predict(self, path: str, unread: set[str]) -> list[E]:
+        """Reads examples without labels from a file, or from standard input for ``-``.
 
-    def examples_of_source(self, name: str) -> list[E]:
+        Args:
+          path: The file.
+          unread: Collects the names of fields that are given and not read.
+        """
+
+    def examples_of_source(self, name: str, unread: set[str]) -> list[E]:
         """Reads the examples of a labeled source to predict them; its labels are not read.
+
+        Takes the arguments of ``examples_to_predict``.
 
         Raises:
           DataError: The source names neither the fields of the model nor these without the label.
@@ -297,19 +304,24 @@ class LabelledData(DataConfig, Generic[E]):
         """
         name = as_source(path)
         kind, colon, _ = name.partition(":")
+        unread: set[str] = set()
         if isinstance(name, Examples):
-            examples = self._examples_in_memory(name)
+            examples = self.examples_in_memory(name, unread)
         elif colon and kind in self.forms and not Path(name).exists():
-            examples = self.examples_of_source(name)
+            examples = self.examples_of_source(name, unread)
         else:
-            examples = self.examples_to_predict(name)
+            examples = self.examples_to_predict(name, unread)
         if not examples:
             raise DataError(f"nothing to predict in {name}: it is empty")
-        return self._split(ExampleSet(tuple(examples)), tokenizer, labels)
+        notes = (f"fields that are not read: {', '.join(sorted(unread))}",) if unread else ()
+        return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
-    def _examples_in_memory(self, name: Examples) -> list[E]:
+    def examples_in_memory(self, name: Examples, unread: set[str]) -> list[E]:
+        """Reads dicts of fields, or texts; takes the arguments of ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
+        read = {part for field in source.fields for part in (field, *field.split("+"))}
+        unread |= {key for row in name.rows if isinstance(row, dict) for key in row.keys() - read}
         return self.unlabelled(read_fields(source, self.columns))
 
     def _part(self, split: Split) -> ExampleSet[E]:

@@ -113,7 +113,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         examples = [_from_record(Record(r.location, (None, *r.values))) for r in records]
         return list(_equally_many(examples))
 
-    def examples_to_predict(self, path: str) -> list[ChoiceExample]:
+    def examples_to_predict(self, path: str, unread: set[str]) -> list[ChoiceExample]:
         """Reads JSON lines with the fields of the source except the label.
 
         If the source has numbered columns, the lines are ``{"context": …, "choices": [...]}``, with
@@ -121,7 +121,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         """
         question = ("question",) if len(self.fields) == 4 else ()
         fields = self.fields_to_predict(("context", *question, "choices"))
-        return self.unlabelled(read_objects(input_lines(path), fields))
+        return self.unlabelled(read_objects(input_lines(path), fields, unread=unread))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``; the arrays are those of ``MultipleChoiceExamples.example``."""

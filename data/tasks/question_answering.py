@@ -101,19 +101,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         """See ``LabelledData``."""
         return [unanswered(record) for record in records]
 
-    def examples_of_source(self, name: str) -> list[SpanExample]:
+    def examples_of_source(self, name: str, unread: set[str]) -> list[SpanExample]:
         """See ``LabelledData``."""
         source = parse_labelled(name, self.forms)
         if source.kind == "squad":
             examples = list(read_questions(source, labelled=False))
         else:
-            examples = super().examples_of_source(name)
+            examples = super().examples_of_source(name, unread)
         _check_ids(examples)
         return examples
 
-    def examples_to_predict(self, path: str) -> list[SpanExample]:
+    def examples_to_predict(self, path: str, unread: set[str]) -> list[SpanExample]:
         """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""
-        examples = tuple(questions_to_predict(input_lines(path)))
+        examples = tuple(questions_to_predict(input_lines(path), unread))
         _check_ids(examples)
         return list(examples)
 

@@ -11,7 +11,7 @@ float32 [B] (regression).
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,14 +20,15 @@ from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
-from ..io.files import input_lines
 from ..sources.documents import Split
-from ..sources.labelled_names import LabelledSource, Record
-from ..sources.labelled_records import are_json_lines, read_objects
+from ..sources.in_memory import Examples
+from ..sources.labelled_names import LabelledSource, Record, parse_labelled
+from ..sources.labelled_records import read_fields
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .texts_to_predict import IMPORTED, TextReader, are_pair
 
 Target = Literal["single_label", "binary", "multi_label", "regression", "one", "several", "score"]
 """The type of the labels; the last three are the former names of the first three."""
@@ -154,35 +155,38 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         """See ``LabelledData``."""
         return [_example(record.values, None, record.location) for record in records]
 
-    def examples_to_predict(self, path: str) -> list[ClassificationExample]:
-        """Reads a text per line, or two separated by a tab, as many as the source has.
+    def examples_to_predict(self, path: str, unread: set[str]) -> list[ClassificationExample]:
+        """Reads a file; see ``TextReader.of_file``."""
+        return self.unlabelled(self._reader(unread).of_file(path))
 
-        An empty line is an empty text, so that there is a prediction for each line. From a
-        file ``*.jsonl`` the fields of the texts are read.
+    def examples_in_memory(self, name: Examples, unread: set[str]) -> list[ClassificationExample]:
+        """Reads texts or dicts; see ``TextReader.of_examples``."""
+        if "#" in name:
+            return super().examples_in_memory(name, unread)
+        return self.unlabelled(self._reader(unread).of_examples(name))
 
-        Raises:
-          DataError: A line has more or fewer texts (with file and line), or the file is a CSV
-            table.
-        """
-        if path.removesuffix(".gz").endswith(".csv"):
+    def examples_of_source(self, name: str, unread: set[str]) -> list[ClassificationExample]:
+        """Reads a source; names that are customary for two texts are no label and text."""
+        source, reader = parse_labelled(name, self.forms), self._reader(unread)
+        if source.kind not in ("tsv", "csv", "jsonl"):
+            return super().examples_of_source(name, unread)
+        given = source.fields
+        if not source.named and (records := reader.of_source(source)) is not None:
+            return self.unlabelled(records)
+        if not reader.imported and not are_pair(given):
+            return super().examples_of_source(name, unread)
+        texts = given if len(given) == 1 or are_pair(given) else self.without_label(given)
+        if len(texts) > 2 or (not reader.imported and len(texts) != len(reader.fields)):
             raise DataError(
-                f"{path} is a table, and texts are read one per line: name its columns of texts, "
-                f"as csv:{path}#text"
+                f"{name!r} names {len(texts)} texts where this model reads "
+                f"{'1 or 2' if reader.imported else len(reader.fields)}: name the label and these"
             )
-        fields = self.fields_to_predict(("text", "text_b")[: len(self.fields) - 1])
-        if are_json_lines(path):
-            return self.unlabelled(read_objects(input_lines(path), fields))
-        examples = []
-        for file, number, line in input_lines(path):
-            texts, location = line.split("\t"), f"{file} line {number}"
-            if len(texts) != len(fields):
-                raise DataError(
-                    f"{location} has {len(texts)} columns where this model reads {len(fields)}: "
-                    "give its texts alone, separated by tabs, or name a file of labeled examples "
-                    f"as tsv:{file}#LABEL,TEXT[,TEXT_B]"
-                )
-            examples.append(_example(texts, None, location))
-        return examples
+        roles = self.columns.without(self.label_field)
+        return self.unlabelled(read_fields(replace(source, fields=texts), roles))
+
+    def _reader(self, unread: set[str]) -> TextReader:
+        fields = self.without_label(self.fields)
+        return TextReader(fields, self.source_name == IMPORTED, unread)
 
     def labels(self) -> tuple[str, ...]:
         """Returns the labels of the source, including its held-out examples.

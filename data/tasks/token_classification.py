@@ -83,18 +83,18 @@ class TokenClassificationData(LabelledData[TaggingExample]):
             TaggingExample(words_of(r.values[0], r.location), None, r.location) for r in records
         ]
 
-    def examples_of_source(self, name: str) -> list[TaggingExample]:
+    def examples_of_source(self, name: str, unread: set[str]) -> list[TaggingExample]:
         """See ``LabelledData``; from ``conll:GLOB`` the first column is read."""
         kind, _, location = name.partition(":")
         if kind == "conll":
             return self._first_columns(location)
-        return super().examples_of_source(name)
+        return super().examples_of_source(name, unread)
 
     def _first_columns(self, path: str) -> list[TaggingExample]:
         sentences = read_words(input_lines(path))
         return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
-    def examples_to_predict(self, path: str) -> list[TaggingExample]:
+    def examples_to_predict(self, path: str, unread: set[str]) -> list[TaggingExample]:
         """Reads a sentence per line, with words separated by blanks; a line may be empty.
 
         From a file ``*.conll``, with a word per line, the first column is read; from ``*.jsonl``
@@ -104,7 +104,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
             return self._first_columns(path)
         if are_json_lines(path):
             fields = self.fields_to_predict(("tokens",))
-            return self.unlabelled(read_objects(input_lines(path), fields))
+            return self.unlabelled(read_objects(input_lines(path), fields, unread=unread))
         return [
             TaggingExample(tuple(line.split()), None, f"{file} line {number}")
             for file, number, line in input_lines(path)

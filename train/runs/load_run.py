@@ -7,6 +7,7 @@ from pathlib import Path
 from ...data.errors import UserError
 from ...data.io.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
+from ...data.tasks.texts_to_predict import IMPORTED
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.config import TransformerConfig
@@ -119,7 +120,7 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
     if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
         by_count = "regression" if len(model.labels) == 1 else None
         target = TARGETS.get(str(problem_type or by_count), "single_label")
-        data = dataclasses.replace(data, target=target)
+        data = dataclasses.replace(data, target=target, source=IMPORTED, validation=None)
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 

@@ -265,7 +265,7 @@ def test_examples_that_are_not_there(tmp_path, tokenizer):
     config = make(SequenceClassificationData, recorded)
     assert len(config.whole_source(PAIRED[:3], tokenizer, ("no", "yes")).content) == 3
     (tmp_path / "in").write_text("a\tb\n")
-    assert config.examples_to_predict(str(tmp_path / "in"))[0].texts == ("a", "b")
+    assert config.examples_to_predict(str(tmp_path / "in"), set())[0].texts == ("a", "b")
     with pytest.raises(DataError, match="is not made of files of text"):
         prepare(Examples.of(TEXTS), tmp_path / "p", tmp_path / "t", length=8)
 

@@ -202,15 +202,15 @@ def test_input(config, tokenizer, tmp_path):
 
 def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
     (tmp_path / "in").write_text("a\n\nb\n")
-    texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in")]
+    texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in", set())]
     assert texts == [("a",), ("",), ("b",)]  # a prediction for each line
     with pytest.raises(DataError, match=r"in line 1 has 1 columns where this model reads 2"):
-        config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in")
+        config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in", set())
     (tmp_path / "in").write_text("a\n1\tb\n")
     with pytest.raises(
         DataError, match=r"in line 2 has 2 .* reads 1: .* name .* as tsv:.*in#LABEL"
     ):
-        config("0\ta\n").examples_to_predict(f"{tmp_path}/in")
+        config("0\ta\n").examples_to_predict(f"{tmp_path}/in", set())
 
 
 def test_input_of_labelled_files(config, tokenizer, tmp_path):
@@ -226,10 +226,13 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
         assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
     with pytest.raises(DataError, match=r"names 3 fields .* where this model was trained on 2"):
         data.input_split(f"csv:{tmp_path}/in.csv#label,text,text", tokenizer, data.labels())
-    with pytest.raises(DataError, match=r"in.csv is a table, and texts are .* as csv:.*in.csv#tex"):
+    rows = data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels()).examples
+    assert rows.texts == (("b",), ("c",))
+    (tmp_path / "in.csv").write_text("b,?\nc,\n")
+    with pytest.raises(DataError, match=r"in.csv is a table, and .* as csv:.*in.csv#text"):
         data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels())
     named = config("text\tlabel\na\t0\n", "#label,text")
-    assert named.examples_to_predict(f"{tmp_path}/in.jsonl")[1].text == "c"
+    assert named.examples_to_predict(f"{tmp_path}/in.jsonl", set())[1].text == "c"
     (tmp_path / "in.jsonl").write_text('{"text": 3}\n')
     with pytest.raises(DataError, match=r"in.jsonl line 1 has a int where its text should be"):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, data.labels())

@@ -17,12 +17,13 @@ class PredictArguments:
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     input: str
     """The file of examples; - reads standard input. Sequence classification: one text per line, or
-    two separated by a tab. A pretraining run: two texts separated by a tab (does the second follow
-    the first?). Token classification: words in the first CoNLL column, or one text per line.
-    Question answering: SQuAD's JSON, or JSON lines with "context" and "question". Multiple choice:
-    JSON lines with "context" and "choices". The score of a regression or of a cross-encoder is the
-    model's output as it is; CrossEncoder of sentence-transformers applies a sigmoid to a single
-    one."""
+    two separated by a tab; JSON lines, or a .csv or .tsv table with a line of names, whose fields
+    are text and text_b, premise and hypothesis, or the like. A pretraining run: two texts separated
+    by a tab (does the second follow the first?). Token classification: words in the first CoNLL
+    column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
+    "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
+    or of a cross-encoder is the model's output as it is; CrossEncoder of sentence-transformers
+    applies a sigmoid to a single one."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
