@@ -73,7 +73,8 @@ class SpanDecoding:
             spans = self._best_spans(rows, starts, ends, tokens=tokens, n_best=n_best)
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
-                # Position 0 is [CLS]; the window that finds "no answer" least likely decides.
+                # Position 0, [CLS] of a BERT, is before the passage; the window that finds "no
+                # answer" least likely decides.
                 nothing, row = min(
                     (float(starts[row, 0]) + float(ends[row, 0]), row) for row in rows
                 )
@@ -91,7 +92,7 @@ class SpanDecoding:
         return decoded
 
     def _answerable(self, row: int, tokens: BertInputs) -> np.ndarray:
-        """Returns the positions of ``[CLS]`` and the passage in a window."""
+        """Returns the positions of the first token and the passage in a window."""
         first, last = self.ranges[row]
         return np.r_[0, tokens.second[row] : tokens.second[row] + last - first]
 

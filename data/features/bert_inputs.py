@@ -1,7 +1,7 @@
-"""The inputs of BERT: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, with token types.
+"""Rows of one text or two with the special tokens and token types of the tokenizer's frame.
 
-Devlin et al. 2018, section 3 and figure 2. If a tokenizer has no such special tokens, its BOS
-and EOS are used (RoBERTa's ``<s>`` and ``</s>``).
+For a BERT they are ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3
+and figure 2).
 """
 
 from array import array
@@ -13,6 +13,7 @@ import numpy as np
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..errors import DataError
 from ..tokenizers.base import Tokenizer
+from ..tokenizers.frame import Frame
 
 
 @dataclass(frozen=True)
@@ -20,37 +21,33 @@ class Template:
     """The special tokens around texts, and the length of an example.
 
     Attributes:
-      cls: The id of the first token.
-      sep: The id of the token after each text.
+      frame: The special tokens.
       pad: The id of padding.
       length: The example's length T.
     """
 
-    cls: int
-    sep: int
+    frame: Frame
     pad: int
     length: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, length: int) -> "Template":
-        """Makes the template of a tokenizer.
-
-        Raises:
-          DataError: The tokenizer has no such special tokens.
-        """
-        special = tokenizer.special_ids
-        first = special.bos if special.cls is None else special.cls
-        last = special.eos if special.sep is None else special.sep
-        if first is None or last is None:
-            raise DataError(
-                f"the {tokenizer.kind} tokenizer has no [CLS] and [SEP], which every example "
-                "needs: choose a WordPiece vocabulary"
-            )
-        return cls(first, last, special.pad or 0, length)
+        """Makes the template of a tokenizer."""
+        return cls(tokenizer.frame, tokenizer.special_ids.pad or 0, length)
 
     def room(self, texts: int) -> int:
-        """Returns how many tokens one text, or two texts together, may have."""
-        return self.length - 1 - texts
+        """Returns how many tokens one text, or two texts together, may have.
+
+        Raises:
+          DataError: There is no room for two tokens.
+        """
+        room = self.length - (added := self.frame.layout(texts).num_added)
+        if room < 2:
+            raise DataError(
+                f"length {self.length} leaves no room for two tokens between {added} special "
+                f"tokens: choose at least {added + 2}"
+            )
+        return room
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +57,14 @@ class BertInputs:
     Attributes:
       template: The special tokens and the length T.
       ids: All tokens with special tokens, int32.
+      types: Their token types, uint8.
       starts: The start of each example in ``ids``, and the end, int64 [n + 1].
       second: The start of the second text in its example, T if there is none, int32 [n].
     """
 
     template: Template
     ids: np.ndarray
+    types: np.ndarray
     starts: np.ndarray
     second: np.ndarray
 
@@ -79,19 +78,17 @@ class BertInputs:
           template: The special tokens and the length.
           pairs: The ids of the first and, if there is one, of the second text.
         """
-        ids, starts, second = array("i"), array("q", [0]), array("i")
+        ids, types, starts, second = array("i"), array("B"), array("q", [0]), array("i")
         for one, other in pairs:
-            ids.append(template.cls)
-            ids.extend(one)
-            ids.append(template.sep)
-            second.append(template.length if other is None else len(one) + 2)
-            if other is not None:
-                ids.extend(other)
-                ids.append(template.sep)
+            framed = template.frame.join(one) if other is None else template.frame.join(one, other)
+            ids.extend(framed.ids)
+            types.extend(framed.types)
+            second.append(template.length if other is None else framed.starts[1])
             starts.append(len(ids))
         return cls(
             template,
             np.array(ids, np.int32),
+            np.array(types, np.uint8),
             np.array(starts, np.int64),
             np.array(second, np.int32),
         )
@@ -101,16 +98,13 @@ class BertInputs:
 
     def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
-        tokens = self.ids[self.starts[index] : self.starts[index + 1]]
-        position = np.arange(self.template.length, dtype=np.int32)  # [T]
-        real = position < len(tokens)  # False at padding
-        input_ids = np.full(self.template.length, self.template.pad, np.int32)
-        input_ids[: len(tokens)] = tokens
-        return {
-            "input_ids": input_ids,
-            "attention_mask": real.astype(np.int32),
-            "token_type_ids": (real & (position >= self.second[index])).astype(np.int32),
-        }
+        own = slice(self.starts[index], self.starts[index + 1])
+        size = int(own.stop - own.start)
+        row = {name: np.zeros(self.template.length, np.int32) for name in token_specs()}
+        row["input_ids"][:size], row["input_ids"][size:] = self.ids[own], self.template.pad
+        row["attention_mask"][:size] = 1
+        row["token_type_ids"][:size] = self.types[own]
+        return row
 
 
 def token_specs(*shape: int) -> BatchSpec:
@@ -123,7 +117,10 @@ def token_specs(*shape: int) -> BatchSpec:
 
 
 def encode_texts(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, template: Template
+    texts: Sequence[tuple[str, ...]],
+    tokenizer: Tokenizer,
+    template: Template,
+    locations: Sequence[str],
 ) -> tuple[BertInputs, int]:
     """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
@@ -131,14 +128,18 @@ def encode_texts(
       texts: One or two texts each.
       tokenizer: The tokenizer.
       template: The special tokens and the length.
+      locations: Where each was read, for messages.
 
     Returns:
       The inputs, and the number of truncated examples.
+
+    Raises:
+      DataError: An example has no token at all, because its texts have none and the frame is empty.
     """
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
     num_truncated = 0
-    for pair in texts:
+    for pair, location in zip(texts, locations, strict=True):
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
             kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
@@ -147,6 +148,11 @@ def encode_texts(
             first, second = truncate_longest_first(len(one), len(other), template.room(2))
             kept = one[:first], other[:second]
             num_truncated += first + second < len(one) + len(other)
+        if not any((*kept, template.frame.layout(len(pair)).num_added)):
+            raise DataError(
+                f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special "
+                "token that a model could read instead: leave it out"
+            )
         pairs.append(kept)
     return BertInputs.of(template, pairs), num_truncated
 
@@ -154,9 +160,9 @@ def encode_texts(
 def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Truncates two texts to fit by removing tokens from the end of the longer one.
 
-    The result is the same as removing one token at a time from the longer text, and from the second
-    text if both are equally long
-    (google-research/bert ``run_classifier.py``, ``create_pretraining_data.py``).
+    As the tokenizers library does it: of two texts that are both longer than half of the room, the
+    longer one keeps one token more if the room is odd, and of two equally long texts the second.
+    (google-research/bert ``run_classifier.py`` gives this token always to the first.)
 
     Args:
       one: Tokens of the first text.
@@ -168,8 +174,5 @@ def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """
     if one + other <= room:
         return one, other
-    if other <= room // 2:
-        return room - other, other
-    if one <= room - room // 2:
-        return one, room - one
-    return room - room // 2, room // 2
+    shorter = min(one, other, room // 2)
+    return (room - shorter, shorter) if one > other else (shorter, room - shorter)

@@ -29,7 +29,7 @@ import numpy as np
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..errors import DataError
-from .bert_inputs import truncate_longest_first
+from ..tokenizers.frame import Frame
 
 # The last seed word of the shifts; the random numbers of an example have other seeds.
 _SHIFTS = 1
@@ -39,8 +39,8 @@ class Example(NamedTuple):
     """An example before masking.
 
     Attributes:
-      input_ids: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``, int32 [n].
-      token_type_ids: 1 for B and its ``[SEP]``, int32 [n].
+      input_ids: A and perhaps B with the special tokens of a frame, int32 [n].
+      token_type_ids: The token types of the frame, int32 [n].
       label: 0 if B continues A, 1 if it is from another document, None without B.
     """
 
@@ -76,18 +76,16 @@ class Segments(PickledByFields):
     Attributes:
       corpus: The sentences.
       length: The most tokens in an example, T.
-      cls: The id of ``[CLS]``.
-      sep: The id of ``[SEP]``.
+      frame: The special tokens of one text and of two.
       seed: The seed of the positions at which examples begin.
-      next_sentence: Whether examples are pairs; otherwise ``[CLS] sentences [SEP]``.
+      next_sentence: Whether examples are pairs; otherwise single texts.
       short_fraction: The fraction of examples with a random shorter target.
       jitter: Whether the positions at which examples begin differ between epochs.
     """
 
     corpus: SentenceCorpus
     length: int
-    cls: int
-    sep: int
+    frame: Frame
     seed: int = 0
     next_sentence: bool = True
     short_fraction: float = 0.1
@@ -120,7 +118,7 @@ class Segments(PickledByFields):
     @property
     def target(self) -> int:
         """The number of tokens of a full example that are not special."""
-        return self.length - (3 if self.next_sentence else 2)
+        return self.length - self.frame.layout(2 if self.next_sentence else 1).num_added
 
     @property
     def num_examples(self) -> int:
@@ -155,13 +153,11 @@ class Segments(PickledByFields):
         a = self._tokens(chosen.first, chosen.middle)
         if chosen.other is None:
             a = _truncate(a, self.target, rng)
-            return Example(self._with_special_tokens(a), np.zeros(len(a) + 2, np.int32), None)
+            return framed_example(self.frame, a, label=None)
         b = self._tokens(chosen.other, chosen.end)
-        size_a, size_b = truncate_longest_first(len(a), len(b), self.target)
+        size_a, size_b = sizes_of_pair(len(a), len(b), self.target)
         a, b = _truncate(a, size_a, rng), _truncate(b, size_b, rng)
-        types = np.zeros(size_a + size_b + 3, np.int32)
-        types[size_a + 2 :] = 1
-        return Example(self._with_special_tokens(a, b), types, int(chosen.other != chosen.middle))
+        return framed_example(self.frame, a, b, label=int(chosen.other != chosen.middle))
 
     def select(self, epoch: int, index: int, rng: np.random.Generator) -> Selection:
         """Chooses the sentences of an example; see ``example``."""
@@ -217,15 +213,21 @@ class Segments(PickledByFields):
         starts = self.corpus.sentence_starts
         return self.corpus.tokens[int(starts[first]) : int(starts[end])]
 
-    def _with_special_tokens(self, *segments: np.ndarray) -> np.ndarray:
-        ids = np.empty(1 + sum(len(segment) + 1 for segment in segments), np.int32)
-        ids[0] = self.cls
-        end = 1
-        for segment in segments:
-            ids[end : end + len(segment)] = segment
-            end += len(segment) + 1
-            ids[end - 1] = self.sep
-        return ids
+
+def framed_example(frame: Frame, *segments: np.ndarray, label: int | None) -> Example:
+    """Adds the special tokens of a frame to one segment or two."""
+    framed = frame.join(*(segment.tolist() for segment in segments))
+    return Example(np.array(framed.ids, np.int32), np.array(framed.types, np.int32), label)
+
+
+def sizes_of_pair(one: int, other: int, room: int) -> tuple[int, int]:
+    """Returns the tokens that two segments keep if they share some room.
+
+    The result is the same as removing one token at a time from the longer segment, and from the
+    second if both are equally long, as the original code does.
+    """
+    other = min(other, max(room // 2, room - one))
+    return min(one, room - other), other
 
 
 def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -12,39 +12,38 @@ import numpy as np
 
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..errors import DataError
-from .segment_pairs import Example
+from ..tokenizers.frame import Frame
+from .segment_pairs import Example, framed_example
 
 
 @dataclass(frozen=True)
 class Windows:
     """The examples of all epochs, at random access; see ``segment_pairs.Segments``.
 
-    Every example has exactly T tokens. The first half of a pair, ``[CLS] A [SEP]``, has T // 2 of
-    them, the second, ``B [SEP]``, has the others. An epoch has as many examples as fill the
+    Every example has exactly T tokens. The first half of a pair, A with the special tokens before
+    B, has T // 2 of them, the second half has the others. An epoch has as many examples as fill the
     text; their positions are drawn anew from all of it, so some tokens are read twice and others
     wait for another epoch.
 
     Attributes:
       corpus: The text as tokens; windows reach over the ends of sentences and documents.
       length: The tokens of an example, T.
-      cls: The id of ``[CLS]``.
-      sep: The id of ``[SEP]``.
-      next_sentence: Whether examples are pairs; otherwise ``[CLS] window [SEP]``.
+      frame: The special tokens of one text and of two.
+      next_sentence: Whether examples are pairs; otherwise single windows.
     """
 
     corpus: SentenceCorpus
     length: int
-    cls: int
-    sep: int
+    frame: Frame
     next_sentence: bool = True
 
     def __post_init__(self) -> None:
-        shortest = 6 if self.next_sentence else 3
-        if self.length < shortest:
-            raise DataError(
-                f"length {self.length} leaves no room for tokens: choose at least {shortest}"
-            )
         first, second = self.sizes
+        if first < 1 or (self.next_sentence and second < 1):
+            added = self.frame.layout(2 if self.next_sentence else 1).num_added
+            raise DataError(
+                f"length {self.length} leaves no room for tokens: choose at least {2 * added}"
+            )
         # With fewer tokens, an A from the middle would leave no place for another part.
         needed = first + 2 * second
         if len(self.corpus.tokens) < needed:
@@ -57,11 +56,12 @@ class Windows:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The tokens of A and of B without special tokens; of a single window (T - 2, 0)."""
+        """The tokens of A and of B without special tokens; of a single window, and 0."""
         if not self.next_sentence:
-            return self.length - 2, 0
-        half = self.length // 2
-        return half - 2, self.length - half - 1
+            return self.length - self.frame.single.num_added, 0
+        half, after = self.length // 2, len(self.frame.pair.marks[2])
+        first = half - (self.frame.pair.num_added - after)
+        return first, self.length - half - after
 
     @property
     def num_examples(self) -> int:
@@ -83,15 +83,12 @@ class Windows:
         del epoch, index
         first, second = self.sizes
         total = len(self.corpus.tokens)
-        types = np.zeros(self.length, np.int32)
-        ids = np.full(self.length, self.sep, np.int32)
-        ids[0] = self.cls
         is_random = self.next_sentence and bool(rng.random() < 0.5)
         whole = first if is_random else first + second
         start = int(rng.integers(total - whole, endpoint=True))
-        ids[1 : 1 + first] = self.corpus.tokens[start : start + first]
+        one = self.corpus.tokens[start : start + first]
         if not self.next_sentence:
-            return Example(ids, types, None)
+            return framed_example(self.frame, one, label=None)
         other = start + first
         if is_random:
             # B begins where it ends before A, or one token or more behind the end of A.
@@ -99,6 +96,5 @@ class Windows:
             behind = max(0, total - second - (start + first))
             other = int(rng.integers(before + behind))
             other += start + first + 1 - before if other >= before else 0
-        ids[first + 2 : first + 2 + second] = self.corpus.tokens[other : other + second]
-        types[first + 2 :] = 1
-        return Example(ids, types, int(is_random))
+        two = self.corpus.tokens[other : other + second]
+        return framed_example(self.frame, one, two, label=int(is_random))

@@ -146,7 +146,8 @@ class PretrainingData(DocumentsData):
             raise DataError("pairs of segments are read from a file: give its name")
         pairs = read_pairs(path)
         template = Template.of(tokenizer, self.length)
-        tokens, num_truncated = encode_texts(pairs, tokenizer, template)
+        places = [f"{path} line {number}" for number in range(1, len(pairs) + 1)]
+        tokens, num_truncated = encode_texts(pairs, tokenizer, template, places)
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
         limit = f"data.length {self.length}"
@@ -157,7 +158,7 @@ class PretrainingData(DocumentsData):
     def _split(
         self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool
     ) -> DataSplit:
-        special = _checked(tokenizer)
+        pad = _checked(tokenizer)
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
@@ -166,16 +167,14 @@ class PretrainingData(DocumentsData):
             segments = Windows(
                 corpus,
                 self.length,
-                special["cls"],
-                special["sep"],
+                tokenizer.frame,
                 next_sentence=self.next_sentence,
             )
         else:
             segments = Segments(
                 corpus,
                 self.length,
-                special["cls"],
-                special["sep"],
+                tokenizer.frame,
                 seed=seed,
                 next_sentence=self.next_sentence,
                 short_fraction=self.short_fraction,
@@ -188,13 +187,13 @@ class PretrainingData(DocumentsData):
             max_predictions=self.max_predictions,
             whole_word=self.whole_word,
         )
-        rows = PretrainingExamples(segments, masking, special["pad"], seed)
+        rows = PretrainingExamples(segments, masking, pad, seed)
         notes = (documents.note,) if documents.note else ()
         return DataSplit(rows, corpus, corpus.fingerprint, _summary(corpus, rows), notes)
 
 
-def _checked(tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns the ids of the special tokens that an example needs."""
+def _checked(tokenizer: Tokenizer) -> int:
+    """Returns the id of padding, if the tokenizer has all special tokens that are needed."""
     ids = tokenizer.special_ids
     roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
     special = {role: id for role, id in roles.items() if id is not None}
@@ -204,7 +203,7 @@ def _checked(tokenizer: Tokenizer) -> dict[str, int]:
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
             "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name BERT's"
         )
-    return special
+    return special["pad"]
 
 
 def _summary(corpus: SentenceCorpus, rows: PretrainingExamples) -> str:

@@ -1,8 +1,8 @@
 """Multiple choice: a context, optionally a question, and several choices, one of them correct.
 
-Devlin et al. 2018, section 4.4 (SWAG): each choice is a sequence of its own,
-``[CLS] context [SEP] choice [SEP]``, and the sequences of an example compete. A question is
-prepended to each choice (RACE, CosmosQA).
+Devlin et al. 2018, section 4.4 (SWAG): each choice is a sequence of its own, a pair of the context
+and the choice with the special tokens of the tokenizer's frame, and the sequences of an example
+compete. A question is prepended to each choice (RACE, CosmosQA).
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, C, T] and
 ``labels`` [B], the index of the correct choice.
@@ -138,8 +138,9 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     ) -> "MultipleChoiceExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
-        pairs = [pair for example in examples for pair in example.pairs]
-        tokens, num_truncated = encode_texts(pairs, tokenizer, template)
+        pairs = [(pair, example.location) for example in examples for pair in example.pairs]
+        texts, locations = zip(*pairs, strict=True)
+        tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
         number = len(examples[0].choices)
         limit = f"data.length {self.length}"
         cut = too_long(num_truncated, len(pairs), "choice", limit, consequence="truncated")

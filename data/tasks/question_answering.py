@@ -1,7 +1,8 @@
 """Questions whose answer is a span of a passage.
 
-Devlin et al. 2018, sections 4.2 and 4.3: ``[CLS] question [SEP] passage [SEP]``. The start and
-the end of the answer are predicted, both at ``[CLS]`` if there is no answer. A long passage is
+Devlin et al. 2018, sections 4.2 and 4.3: a pair of the question and the passage, with the special
+tokens of the tokenizer's frame. The start and the end of the answer are predicted, both at the
+first token of the row (``[CLS]``) if there is no answer. A long passage is
 divided into overlapping windows, each an example.
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T], and
@@ -173,6 +174,12 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
+        if not inputs.second.all():
+            where = kept[0].example.location
+            raise DataError(
+                f"a question is empty, and this {tokenizer.kind} tokenizer puts no token before "
+                f"its passage, at which no answer is predicted: leave it out (from {where} on)"
+            )
         notes = [f"{counted(len(inputs), 'window')} of {self.length} tokens"]
         num_truncated = sum(len(ids) > longest for ids in encoded)
         limit = f"{longest} tokens (data.max_question_length, at most half a sequence)"
@@ -180,7 +187,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         return QuestionAnsweringExamples(
             inputs,
             _decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
-            _positions(kept),
+            _positions(kept, inputs.second),
             tuple(question.example for question in kept),
             tuple(_left_out(questions)) if training else (),
             (
@@ -270,14 +277,21 @@ def _decoding(
     return SpanDecoding(ranges, first_rows, offsets, max_answer_length, unanswerable)
 
 
-def _positions(questions: Sequence[_Question]) -> np.ndarray | None:
+def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray | None:
     """Returns the first and the last token of the answers in all rows, int32 [R, 2].
 
     Returns None if the answers are to be predicted.
+
+    Args:
+      questions: The questions.
+      before: The number of tokens before the passage in each row, int32 [R].
     """
     if all(q.example.answers is None for q in questions):
         return None
-    found = [_in_window(q.span, *window, len(q.ids) + 2) for q in questions for window in q.windows]
+    spans = [(q.span, *window) for q in questions for window in q.windows]
+    found = [
+        _in_window(*span, before=first) for span, first in zip(spans, before.tolist(), strict=True)
+    ]
     return np.array(found, np.int32)
 
 
@@ -310,8 +324,10 @@ def _answer_tokens(
     return None
 
 
-def _in_window(span: tuple[int, int] | None, start: int, end: int, before: int) -> tuple[int, int]:
-    """Returns the positions of a passage span in a row; (0, 0), [CLS], if it is not whole there."""
+def _in_window(
+    span: tuple[int, int] | None, start: int, end: int, *, before: int
+) -> tuple[int, int]:
+    """Returns the positions of a passage span in a row; (0, 0) if it is not whole there."""
     if span is None:
         return (-1, -1)  # the loss ignores it
     if span[0] < start or span[1] >= end:

@@ -1,7 +1,8 @@
 """Sequence classification: texts, or pairs of texts, with a label (GLUE).
 
-Devlin et al. 2018, section 4.1: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, classified
-at ``[CLS]``. In pairs that are too long the longer text is truncated first.
+Devlin et al. 2018, section 4.1: one text or two with the special tokens of the tokenizer's frame,
+classified at the token that the model reads out (``[CLS]`` of a BERT). In pairs that are too long
+the longer text is truncated first.
 
 The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
 ``labels``: int32 [B] (single_label), float32 [B, L] (multi_label, and with one label binary) or
@@ -262,7 +263,10 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
         tokens, num_truncated = encode_texts(
-            [example.texts for example in examples], tokenizer, template
+            [example.texts for example in examples],
+            tokenizer,
+            template,
+            [example.location for example in examples],
         )
         limit = f"data.length {self.length}"
         notes = too_long(num_truncated, len(examples), "example", limit, consequence="truncated")

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..corpora.pair_corpus import source_frame
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
 from ..errors import DataError, UserError
@@ -69,10 +70,12 @@ class SpanCorruptionExamples(PickledByFields):
         rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
         start, end = start_and_end(self.tokenizer)
         texts, sequence_starts = self._plan
-        pairs = [
+        before, after = source_frame(self.tokenizer)
+        found = [
             self.corruption.corrupt(self.text(text), self.marks, end, rng)
             for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
         ]
+        pairs = [([*before, *source[:-1], *after], target) for source, target in found]
         return arrays_of_pairs(pairs, self.lengths[0], start, target_length=self.lengths[1])
 
     @cached_property
@@ -88,8 +91,17 @@ class SpanCorruptionExamples(PickledByFields):
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
         """The numbers of tokens in all sources and in all targets, including end tokens."""
-        sources, targets = self.corruption.pair_sizes(self._texts[1][self._plan[0]])
+        sources, targets = self._pair_sizes(self._texts[1][self._plan[0]])
         return int(sources.sum()), int(targets.sum())
+
+    def _pair_sizes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        sources, targets = self.corruption.pair_sizes(sizes)
+        return sources + self._more_marks, targets
+
+    @property
+    def _more_marks(self) -> int:
+        """The special tokens of a source besides the end token."""
+        return sum(map(len, source_frame(self.tokenizer))) - 1
 
     @property
     def num_texts(self) -> int:
@@ -104,7 +116,8 @@ class SpanCorruptionExamples(PickledByFields):
         before, after = special.bos is not None, special.eos is not None
         starts = self.corpus.document_starts
         sizes = np.diff(starts, append=len(self.corpus.tokens)) - before - after
-        longest = self.corruption.longest_text(*self.lengths)
+        length, target_length = self.lengths
+        longest = self.corruption.longest_text(length - self._more_marks, target_length)
         number = -(-sizes // longest)  # texts of each document
         of_document = np.repeat(np.arange(len(sizes)), number)
         index = np.arange(len(of_document)) - np.repeat(np.cumsum(number) - number, number)
@@ -116,7 +129,7 @@ class SpanCorruptionExamples(PickledByFields):
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
         """The texts of the sequences, and where each sequence begins."""
-        source_sizes, target_sizes = self.corruption.pair_sizes(self._texts[1])
+        source_sizes, target_sizes = self._pair_sizes(self._texts[1])
         length, target_length = self.lengths
         return best_fit(source_sizes, target_sizes, length, self.seed, target_length=target_length)
 

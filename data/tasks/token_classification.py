@@ -150,7 +150,7 @@ class TokenClassificationExamples(LabelledExamples):
     Attributes:
       tokens: The R rows of tokens with special tokens.
       first_words: The first word of each row, and the end, int64 [R + 1].
-      positions: The token of its row at which each word is predicted, 0 if none, int32 [W].
+      positions: The token of its row at which each word is predicted, -1 if none, int32 [W].
       values: The label id of each word, int32 [W]; None if it is to be predicted.
       examples: The sentences.
       labels: The names of the L labels.
@@ -174,11 +174,10 @@ class TokenClassificationExamples(LabelledExamples):
         """
         row = self.tokens.example(index)
         if self.values is not None:
-            # Words without a token have position 0; their label is removed again from [CLS].
             words = slice(self.first_words[index], self.first_words[index + 1])
+            positions = self.positions[words]
             labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
-            labels[self.positions[words]] = self.values[words]
-            labels[0] = NOT_PREDICTED
+            labels[positions[positions >= 0]] = self.values[words][positions >= 0]
             row["labels"] = labels
         return row
 
@@ -200,7 +199,7 @@ class TokenClassificationExamples(LabelledExamples):
         # The row of each word, [W].
         rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
         nothing = self.labels.index("O") if "O" in self.labels else 0
-        predicted = self.positions > 0  # [W]
+        predicted = self.positions >= 0  # [W]
         ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]  # [W]
         columns = {"tags": [self.labels[i] for i in np.where(predicted, ids, nothing)]}
         if "probabilities" in predictions:
@@ -231,9 +230,11 @@ def tagged_examples(
       length: The length of a row, T.
 
     Raises:
-      DataError: A tag is not among the labels (with file and line).
+      DataError: A tag is not among the labels (with file and line), or a sentence has no token
+        and the frame is empty.
     """
     template = Template.of(tokenizer, length)
+    first = len(template.frame.before)
     rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
     first_words, positions, num_cut = [0], [], 0
     for example in examples:
@@ -242,8 +243,13 @@ def tagged_examples(
         for words in fill_rows(pieces, template.room(1)):
             row: list[int] = []
             for ids, mark in words:
-                positions.append(1 + len(row) + mark if ids else 0)  # after [CLS]
+                positions.append(first + len(row) + mark if ids else -1)
                 row += ids
+            if not (row or template.frame.single.num_added):
+                raise DataError(
+                    f"{example.location_of(0)} has no token, and this {tokenizer.kind} tokenizer "
+                    "adds no special token that a model could read instead: leave it out"
+                )
             rows.append((row, None))
             first_words.append(len(positions))
     limit = f"data.length {length}"
@@ -251,7 +257,7 @@ def tagged_examples(
     if len(rows) > len(examples):
         notes.append(f"{len(rows):,} rows of {length} tokens")
     notes += too_long(num_cut, len(positions), "word", limit, consequence="truncated")
-    if lost := positions.count(0):
+    if lost := positions.count(-1):
         notes.append(f"{counted(lost, 'word')} without a token")
     return TokenClassificationExamples(
         BertInputs.of(template, rows),

@@ -1,17 +1,29 @@
 import numpy as np
 import pytest
+import tokenizers
 from flaxzoo.data import DataError
-from flaxzoo.data.features.bert_inputs import BertInputs, Template, truncate_longest_first
+from flaxzoo.data.features.bert_inputs import (
+    BertInputs,
+    Template,
+    encode_texts,
+    truncate_longest_first,
+)
+from flaxzoo.data.tokenizers.characters import CharacterTokenizer
+from flaxzoo.data.tokenizers.frame import Frame
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from ...support import frames
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_longest_first_is_one_token_at_a_time(one, other, room):
-    kept = truncate_longest_first(one, other, room)
-    while one + other > room:
-        one, other = (one - 1, other) if one > other else (one, other - 1)
-    assert kept == (one, other)
+def test_truncation_is_that_of_the_library(one, other, room):
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.enable_truncation(room, strategy="longest_first")
+    ids = backend.encode("a " * one, "b " * other).ids if room else []
+    assert truncate_longest_first(one, other, room) == (ids.count(0), ids.count(1))
 
 
 @given(
@@ -24,7 +36,7 @@ def test_longest_first_is_one_token_at_a_time(one, other, room):
     )
 )
 def test_special_tokens_are_added(pairs):
-    tokens = BertInputs.of(Template(2, 3, 0, 12), pairs)
+    tokens = BertInputs.of(Template(frames.bert(2, 3), 0, 12), pairs)
     assert len(tokens) == len(pairs)
     for i, (one, other) in enumerate(pairs):
         row = tokens.example(i)
@@ -38,12 +50,33 @@ def test_special_tokens_are_added(pairs):
         assert all(array.dtype == np.int32 for array in row.values())
 
 
-def test_a_template_needs_special_tokens(tokenizer, tmp_path):
-    assert Template.of(tokenizer, 8) == Template(2, 3, 0, 8)
-    from flaxzoo.data.tokenizers.base import SpecialIds
-    from flaxzoo.data.tokenizers.characters import CharacterTokenizer
-
+def test_an_empty_frame_adds_nothing(tokenizer):
+    assert Template.of(tokenizer, 8) == Template(frames.bert(2, 3), 0, 8)
     plain = CharacterTokenizer("abc")
-    plain.special_ids = SpecialIds()
-    with pytest.raises(DataError, match=r"characters tokenizer has no \[CLS\] and \[SEP\]"):
-        Template.of(plain, 8)
+    template = Template.of(plain, 5)
+    assert template == Template(Frame(), 0, 5)
+    texts = [("ab",), ("ab", "c"), ("abcabc",), ("abc", "abc"), ("", "c")]
+    rows, num_truncated = encode_texts(texts, plain, template, ["here"] * 5)
+    found = [rows.example(i) for i in range(5)]
+    ids = [[2, 3], [2, 3, 4], [2, 3, 4, 2, 3], [2, 3, 2, 3, 4], [4]]
+    assert [
+        row["input_ids"][: len(one)].tolist() for row, one in zip(found, ids, strict=True)
+    ] == ids
+    assert [row["attention_mask"].sum() for row in found] == [len(one) for one in ids]
+    assert rows.second.tolist() == [5, 2, 5, 2, 0]
+    assert num_truncated == 2
+    for empty in [("",), ("", "")]:
+        with pytest.raises(DataError, match="line 3"):
+            encode_texts([("a",), empty], plain, template, ["x.tsv line 2", "x.tsv line 3"])
+
+
+def test_pairs_of_a_roberta_have_room_for_both_separators():
+    template = Template(frames.roberta(0, 2), 1, 10)
+    rows = BertInputs.of(template, [([5, 6], [7]), ([5], [])])
+    assert template.room(2) == 6
+    assert rows.second.tolist() == [5, 4]
+    assert rows.example(0)["input_ids"].tolist() == [0, 5, 6, 2, 2, 7, 2, 1, 1, 1]
+    assert rows.example(1)["input_ids"].tolist() == [0, 5, 2, 2, 2, 1, 1, 1, 1, 1]
+    assert not rows.example(0)["token_type_ids"].any()
+    with pytest.raises(DataError, match="length 5"):
+        Template(frames.roberta(0, 2), 1, 5).room(2)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flaxzoo.data import DataError
 from flaxzoo.data.corpora.sentence_corpus import SentenceCorpus
-from flaxzoo.data.features.bert_inputs import truncate_longest_first
-from flaxzoo.data.features.segment_pairs import Segments, _truncate
+from flaxzoo.data.features.segment_pairs import Segments, _truncate, sizes_of_pair
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
+from ...support import frames
 
 CLS, SEP = -1, -2
 
@@ -37,7 +38,7 @@ class FakeCorpus(SentenceCorpus):
 
 def segments_of(sizes, length, **options):
     corpus = FakeCorpus(None, 0, "", 0, tuple(map(tuple, sizes)))
-    return Segments(corpus, length, CLS, SEP, **options)
+    return Segments(corpus, length, frames.bert(CLS, SEP), **options)
 
 
 def document_of(segments, token):
@@ -89,7 +90,7 @@ def test_pairs(sizes, length, seed, epoch):
             starts[place.middle] - starts[place.first],
             starts[place.end] - starts[place.other],
         ]
-        assert (len(a), len(b)) == truncate_longest_first(*whole, length - 3)
+        assert (len(a), len(b)) == sizes_of_pair(*whole, length - 3)
         if sum(whole) <= length - 3 and not example.label:  # nothing cut: adjacent
             assert a[-1] + 1 == b[0]
 
@@ -183,7 +184,7 @@ def original_sizes(a, b, total):
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80))
 def test_sizes_are_those_of_the_original(a, b, total):
-    assert truncate_longest_first(a, b, total) == original_sizes(a, b, total)
+    assert sizes_of_pair(a, b, total) == original_sizes(a, b, total)
 
 
 def test_tokens_are_truncated_at_either_end():

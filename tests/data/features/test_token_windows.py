@@ -7,12 +7,15 @@ from flaxzoo.data.features.token_windows import Windows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ...support import frames
 from .test_segment_pairs import CLS, SEP, FakeCorpus, halves
 
 
 def windows_of(num_tokens, length, **options):
     """Windows of a text in which every token is its own position."""
-    return Windows(FakeCorpus(None, 0, "", 0, ((num_tokens,),)), length, CLS, SEP, **options)
+    return Windows(
+        FakeCorpus(None, 0, "", 0, ((num_tokens,),)), length, frames.bert(CLS, SEP), **options
+    )
 
 
 def examples(windows, number):

@@ -38,7 +38,7 @@ def test_the_longer_text_of_a_pair_is_truncated(config, train, tokenizer):
     assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d e [SEP] x y [SEP]"
     assert row["token_type_ids"].tolist() == [0] * 7 + [1] * 3
     row = split.examples.example(0, 1)
-    assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c d [SEP] u v w [SEP]"
+    assert tokenizer.decode(row["input_ids"], False) == "[CLS] a b c [SEP] u v w x [SEP]"
 
 
 def test_empty_texts_are_counted(config, train, tokenizer):
