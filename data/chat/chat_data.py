@@ -118,6 +118,10 @@ class ChatData(DataConfig, Generic[R]):
                     "chat_template.jinja, or such a file"
                 )
             found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
+        if tokenizer.own_chat_template is None and tokenizer.batch_settings is not None:
+            # The template writes the names of special tokens, which must become these tokens.
+            settings = dataclasses.replace(tokenizer.batch_settings, split_special_tokens=False)
+            tokenizer.batch_settings = settings
         tokenizer.own_chat_template = found
         return tokenizer
 

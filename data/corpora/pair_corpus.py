@@ -1,7 +1,7 @@
 """Tokenized sentence pairs on disk: flat arrays that are opened without being read.
 
-A pair is stored as the tokens of its source and an end token, then the tokens of its target and an
-end token; see ``source_frame`` for what else a source may have. A pair with an empty side (only
+A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, then the
+tokens of its target and an end token. A pair with an empty side (only
 white space) teaches nothing and is left out; the corpus records the number of such pairs and the
 first of them.
 """
@@ -84,9 +84,9 @@ def build_pair_corpus(
         a text, or the folder cannot be written.
     """
     parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
-    frame = source_frame(tokenizer)
-    if len(frame[0]) + len(frame[1]) > 1:  # earlier corpora had no such sources
-        parts.append(repr(frame))
+    marks = tokenizer.source_frame.single.marks
+    if sum(map(len, marks)) != 1:  # earlier corpora had no such sources
+        parts.append(repr(marks))
     key = corpus_key(*parts)
     write = partial(_write, text, tokenizer, key)
     return PairCorpus.open(build_folder(Path(folder) / key, write))
@@ -104,20 +104,6 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     return end
 
 
-def source_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Returns the ids before and behind the tokens of a source.
-
-    They are no ids and the end token; or those of the vocabulary's template where this adds the end
-    token and others, such as a start token (BART) or the code of a language (mBART).
-
-    Raises:
-      DataError: The vocabulary has no end token.
-    """
-    end = end_of_text(tokenizer)
-    before, after = map(list, tokenizer.frame.single.marks)
-    return (before, after) if end in after else ([], [end])
-
-
 def pair_at(text: ParallelText, number: int) -> SentencePair:
     """Reads the pair with an index, to name its location."""
     return next(islice(text, number, None))
@@ -125,7 +111,7 @@ def pair_at(text: ParallelText, number: int) -> SentencePair:
 
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     sides = tokenizer, tokenizer.target
-    frames = source_frame(tokenizer), ([], [end_of_text(tokenizer.target)])
+    frames = tokenizer.source_frame.single.marks, ((), (end_of_text(tokenizer.target),))
     unknown = [side.special_ids.unk for side in sides]
     vocab_size = max(side.vocab_size for side in sides)
     starts, numbers = array("q"), array("q")

@@ -142,11 +142,14 @@ def encode_texts(
     for pair, location in zip(texts, locations, strict=True):
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
-            kept: tuple[list[int], list[int] | None] = one[: template.room(1)], None
+            kept: tuple[list[int], list[int] | None] = (
+                tokenizer.truncated(one, template.room(1)),
+                None,
+            )
             num_truncated += len(one) > template.room(1)
         else:
             first, second = truncate_longest_first(len(one), len(other), template.room(2))
-            kept = one[:first], other[:second]
+            kept = tokenizer.truncated(one, first), tokenizer.truncated(other, second)
             num_truncated += first + second < len(one) + len(other)
         if not any((*kept, template.frame.layout(len(pair)).num_added)):
             raise DataError(

@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..corpora.pair_corpus import source_frame
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
 from ..errors import DataError, UserError
@@ -70,7 +69,7 @@ class SpanCorruptionExamples(PickledByFields):
         rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
         start, end = start_and_end(self.tokenizer)
         texts, sequence_starts = self._plan
-        before, after = source_frame(self.tokenizer)
+        before, after = self.tokenizer.source_frame.single.marks
         found = [
             self.corruption.corrupt(self.text(text), self.marks, end, rng)
             for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
@@ -101,7 +100,7 @@ class SpanCorruptionExamples(PickledByFields):
     @property
     def _more_marks(self) -> int:
         """The special tokens of a source besides the end token."""
-        return sum(map(len, source_frame(self.tokenizer))) - 1
+        return self.tokenizer.source_frame.single.num_added - 1
 
     @property
     def num_texts(self) -> int:

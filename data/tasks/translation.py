@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at, source_frame
+from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..errors import DataError, UserError
@@ -73,13 +73,12 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the input of the encoder: the tokens of the text, and those of `source_frame`.
+    """Returns the input of the encoder: a text in `Tokenizer.source_frame`.
 
     Raises:
       DataError: The vocabulary has no end token.
     """
-    before, after = source_frame(tokenizer)
-    return [*before, *tokenizer.encode(text, add_special_tokens=False), *after]
+    return tokenizer.source_frame.join(tokenizer.encode(text, add_special_tokens=False)).ids
 
 
 def arrays_of_pairs(

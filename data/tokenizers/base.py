@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..errors import DataError
 from ..io.atomic_io import write_file
 from .chat_template import LECTURES, TEMPLATE_FILE, WITH_TOOLS_FILE, ChatTemplate, find_template
-from .frame import Frame
+from .frame import CONFIG, BatchSettings, Frame
 
 JsonObject = dict[str, Any]
 """A JSON object as it was read."""
@@ -47,6 +47,7 @@ class Tokenizer(ABC):
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
       own_chat_template: The chat template of its folder; None if that has none.
+      batch_settings: How transformers reads a batch with its folder; None if no folder says so.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
@@ -55,6 +56,7 @@ class Tokenizer(ABC):
     special_ids: SpecialIds
     fingerprint: str
     own_chat_template: ChatTemplate | None = None
+    batch_settings: BatchSettings | None = None
     sentinels: tuple[int, ...] = ()
 
     @property
@@ -66,6 +68,29 @@ class Tokenizer(ABC):
     def frame(self) -> Frame:
         """The special tokens around one text or two, as the vocabulary's template puts them."""
         return Frame()
+
+    @property
+    def source_frame(self) -> Frame:
+        """The frame of the input of an encoder-decoder.
+
+        It is ``frame``; a vocabulary of which no folder says how its texts end gets an end token.
+
+        Raises:
+          DataError: The vocabulary has no end token.
+        """
+        if self.batch_settings is not None:
+            return self.frame
+        end = self.special_ids.eos
+        if end is None:
+            raise DataError(f"this {self.kind} tokenizer has no token that ends a text")
+        return self.frame if end in self.frame.after else Frame.ending(end)
+
+    def truncated(self, ids: list[int], length: int) -> list[int]:
+        """Returns at most ``length`` tokens of a text, truncated on the side of the folder."""
+        settings = self.batch_settings
+        if settings is None or settings.truncation_side == "right":
+            return ids[:length]
+        return ids[max(0, len(ids) - length) :]
 
     @property
     def begins_document(self) -> tuple[int, ...]:
@@ -117,9 +142,16 @@ class Tokenizer(ABC):
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer.
 
-        Its chat template is among them, unless that is the one for folders without any.
+        Its chat template is among them, unless that is the one for folders without any, and so are
+        the settings of a batch.
         """
         self.save_vocabulary(folder)
+        if self.batch_settings is not None:
+            file = Path(folder) / CONFIG
+            content = read_json(file) if file.is_file() else {}
+            assert isinstance(content, dict)
+            content |= self.batch_settings.fields()
+            write_file(file, (json.dumps(content, indent=2) + "\n").encode())
         own = self.own_chat_template
         if own is not None:
             write_file(Path(folder) / TEMPLATE_FILE, own.source.encode())
@@ -233,13 +265,6 @@ class Tokenizer(ABC):
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
-    def _framed(
-        self, ids: list[int], offsets: list[tuple[int, int]]
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Adds the frame to the tokens of one text and to their ranges of characters."""
-        before, after = ([(0, 0)] * len(marks) for marks in self.frame.single.marks)
-        return self.frame.join(ids).ids, [*before, *offsets, *after]
-
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text in which the string ``[MASK]`` is the mask token.
 
@@ -323,7 +348,9 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """
     path = Path(path).expanduser()
     tokenizer = _load_vocabulary(path)
-    tokenizer.own_chat_template = find_template(path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    tokenizer.own_chat_template = find_template(folder)
+    tokenizer.batch_settings = BatchSettings.of_folder(folder)
     return tokenizer
 
 

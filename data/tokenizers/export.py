@@ -2,19 +2,24 @@
 
 Differences between the libraries are stated in ``tokenizer_config.json`` where possible:
 
-- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``). ``[MASK]`` in a text,
-  however, is the mask token if the vocabulary has one, as users of transformers expect.
+- A tokenizer of a folder keeps what that says of a batch: ``padding_side``, ``truncation_side``,
+  ``split_special_tokens`` and whether there are token types. So transformers reads and pads the
+  same texts in the same way before an import and after the export. The rest of this list concerns
+  vocabularies that were trained here.
+- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as it was in the run. A
+  program that appends an end token to a text as text cuts it: append its id instead. If there is a
+  chat template, which writes special tokens by name, or the vocabulary has ``[MASK]`` or
+  sentinels, a name in a text is its token, as users of transformers expect.
 - A batch is padded with the padding token, or with the end token if there is no padding token.
   Padding is on the left for language models, which continue texts on the right, and otherwise
   on the right.
-- ``tokenizer(texts)`` returns a model's inputs: token types only for WordPiece and words (BERT).
+- ``tokenizer(texts)`` returns a model's inputs: token types only if the frame of two texts has
+  several (BERT).
 """
 
 import json
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
@@ -25,13 +30,13 @@ from .base import END_OF_TEXT, Tokenizer
 from .characters import UNKNOWN, UNKNOWN_CHARACTER, CharacterTokenizer
 from .families import FIXED_TYPES
 from .folder import read_object
-from .huggingface import HuggingFaceTokenizer
+from .frame import CONFIG, BatchSettings, Frame, Side
+from .huggingface import HuggingFaceTokenizer, frame_of
 from .marian import MarianTokenizer
 from .sentencepiece import SentencePieceTokenizer
 from .sentencepiece_export import obstacle, sentencepiece_backend
 from .sentinels import SentinelTokenizer
 
-_CONFIG = "tokenizer_config.json"
 # Files that `save` writes, and from which `tokenizer.json` is made.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
 
@@ -41,7 +46,7 @@ def export_tokenizer(
     folder: str | PathLike[str],
     *,
     closing: bool = False,
-    padding_side: Literal["left", "right"] | None = None,
+    padding_side: Side | None = None,
     max_length: int | None = None,
 ) -> str:
     """Writes a tokenizer for transformers; ``load_tokenizer`` loads an equal one from the files.
@@ -49,8 +54,9 @@ def export_tokenizer(
     Args:
       tokenizer: The tokenizer.
       folder: The folder of the files; created if it is missing.
-      closing: Whether the end token is added to each text, as for the input of translation.
-      padding_side: The side on which a batch is padded; by default as the vocabulary suggests.
+      closing: Whether texts are the input of an encoder-decoder, see ``Tokenizer.source_frame``.
+      padding_side: The side on which a batch is padded if the tokenizer's folder does not say so;
+        by default as the vocabulary suggests.
       max_length: The largest number of tokens of the model; None for no limit.
 
     Returns:
@@ -61,8 +67,7 @@ def export_tokenizer(
         written.
     """
     folder = Path(folder)
-    if closing and tokenizer.special_ids.eos is None:
-        raise DataError(f"this {tokenizer.kind} tokenizer has no token that ends a text")
+    frame = tokenizer.source_frame if closing else tokenizer.frame
     limit = {} if max_length is None else {"model_max_length": max_length}
     if isinstance(tokenizer, MarianTokenizer):
         return _export_marian(tokenizer, folder, limit)
@@ -74,18 +79,15 @@ def export_tokenizer(
         )
     base = tokenizer.base if isinstance(tokenizer, SentinelTokenizer) else None
     if isinstance(base, SentencePieceTokenizer) and obstacle(base.model):
-        return _export_t5(base.model, tokenizer.sentinels, folder, limit)
+        return _export_t5(tokenizer, base.model, folder, limit)
     backend = _backend(tokenizer)
-    if closing:
-        _close(backend, tokenizer)
+    _set_template(backend, frame)
     files = {"tokenizer.json": backend.to_str(pretty=True), **_older_files(tokenizer, backend)}
-    config = _config(tokenizer, closing) | limit
-    if padding_side is not None:
-        config["padding_side"] = padding_side
+    config = _config(tokenizer, closing=closing, padding_side=padding_side) | limit
     if read_object(folder / "config.json").get("model_type") in FIXED_TYPES:
         # Otherwise transformers would read the vocabulary with the model's class of tokenizer.
         config["auto_map"] = {"AutoTokenizer": [None, None]}
-    for name, content in (files | {_CONFIG: json.dumps(config, indent=2) + "\n"}).items():
+    for name, content in (files | {CONFIG: json.dumps(config, indent=2) + "\n"}).items():
         write_file(folder / name, content.encode())
     kept = [name for name in _KEPT if (folder / name).is_file()]
     return f"tokenizer: {', '.join([*kept, *files])}; {_exactness(tokenizer)}"
@@ -120,12 +122,25 @@ def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
     return backend
 
 
-def _close(backend: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    id = tokenizer.special_ids.eos
-    assert id is not None
-    end = backend.id_to_token(id)
+def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
+    """Gives a tokenizer the template of a frame, unless it has it."""
+    own = frame_of(backend)
+    wanted = frame.single, frame.pair
+    if [layout.marks for layout in wanted] == [own.single.marks, own.pair.marks]:
+        return
+    single, pair = (
+        [
+            part
+            for text, marks in zip(("", "$A", "$B"), layout.marks, strict=False)
+            for part in ([text] if text else []) + [backend.id_to_token(id) for id in marks]
+        ]
+        for layout in wanted
+    )
+    used = {id for layout in wanted for marks in layout.marks for id in marks}
     backend.post_processor = processors.TemplateProcessing(
-        single=["$A", end], pair=["$A", end, "$B", end], special_tokens=[(end, id)]
+        single=single,
+        pair=pair,
+        special_tokens=[(backend.id_to_token(id), id) for id in sorted(used)],
     )
 
 
@@ -143,18 +158,11 @@ def _older_files(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> dict[st
     }
 
 
-def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
+def _config(tokenizer: Tokenizer, *, closing: bool, padding_side: Side | None) -> dict[str, object]:
     special = tokenizer.special_ids
-    continues_text = not closing and special.mask is None and special.cls is None
     named: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        # A chat template writes the names of special tokens, which must then become these tokens;
-        # a user those of sentinels.
-        "split_special_tokens": special.mask is None
-        and tokenizer.own_chat_template is None
-        and not tokenizer.sentinels,
-        "padding_side": "left" if continues_text else "right",
     }
     if isinstance(tokenizer, HuggingFaceTokenizer):
         named |= tokenizer.transformers_config()
@@ -165,18 +173,33 @@ def _config(tokenizer: Tokenizer, closing: bool) -> dict[str, object]:
         named |= {f"{r}_token": tokenizer.token(id) for r, id in roles.items() if id is not None}
     if "eos_token" in named:
         named.setdefault("pad_token", named["eos_token"])
-    if tokenizer.kind == "words" and special.cls is not None:  # its class is not BERT's
-        named["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    elif tokenizer.kind != "wordpiece":
-        named["model_input_names"] = ["input_ids", "attention_mask"]
-    return named
+    settings = tokenizer.batch_settings or _usual_settings(tokenizer, closing, padding_side)
+    return named | settings.fields()
+
+
+def _usual_settings(
+    tokenizer: Tokenizer, closing: bool, padding_side: Side | None
+) -> BatchSettings:
+    """Returns the settings of a vocabulary that was trained here."""
+    special, pair = tokenizer.special_ids, tokenizer.frame.pair
+    continues_text = not closing and special.mask is None and special.cls is None
+    return BatchSettings(
+        padding_side=padding_side or ("left" if continues_text else "right"),
+        # A chat template writes the names of special tokens, which must then become these tokens;
+        # a user those of sentinels.
+        split_special_tokens=special.mask is None
+        and tokenizer.own_chat_template is None
+        and not tokenizer.sentinels,
+        token_types=any(map(any, pair.mark_types)),
+    )
 
 
 def _export_marian(tokenizer: MarianTokenizer, folder: Path, limit: dict[str, int]) -> str:
     tokenizer.save(folder)
-    config = tokenizer.config | {"tokenizer_class": "MarianTokenizer", "split_special_tokens": True}
-    write_file(folder / _CONFIG, (json.dumps(config | limit, indent=2) + "\n").encode())
-    files = ", ".join(sorted(name for name in tokenizer.files if name != _CONFIG))
+    settings = tokenizer.batch_settings or BatchSettings(split_special_tokens=True)
+    config = tokenizer.config | {"tokenizer_class": "MarianTokenizer"} | settings.fields()
+    write_file(folder / CONFIG, (json.dumps(config | limit, indent=2) + "\n").encode())
+    files = ", ".join(sorted(name for name in tokenizer.files if name != CONFIG))
     if tokenizer.special_ids == tokenizer.target.special_ids:
         return f"tokenizer: {files}; transformers gives the same ids and texts"
     return (
@@ -185,11 +208,13 @@ def _export_marian(tokenizer: MarianTokenizer, folder: Path, limit: dict[str, in
     )
 
 
-def _export_t5(model: bytes, sentinels: Sequence[int], folder: Path, limit: dict[str, int]) -> str:
+def _export_t5(tokenizer: Tokenizer, model: bytes, folder: Path, limit: dict[str, int]) -> str:
     """Writes the files of a T5, whose class makes the rest of its vocabulary itself."""
-    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(sentinels), **limit}
+    settings = tokenizer.batch_settings or BatchSettings()
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(tokenizer.sentinels), **limit}
+    config |= settings.fields()
     write_file(folder / "spiece.model", model)
-    write_file(folder / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     return "tokenizer: spiece.model; transformers' T5Tokenizer gives the same ids and texts"
 
 

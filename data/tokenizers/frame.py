@@ -6,14 +6,32 @@ types 0 and 1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`
 takes them from here, so that a model reads the ids that transformers makes of the same folder.
 
 The tokens that separate the documents of a corpus are not a frame; see
-``Tokenizer.begins_document``.
+``Tokenizer.begins_document``. What else a folder of transformers says of texts in a batch is in
+``BatchSettings``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 from ..errors import DataError
+from ..io.json_text import JsonObject, read_object
+
+Side = Literal["left", "right"]
+
+CONFIG = "tokenizer_config.json"
+# The classes of transformers 5 that pad on the left, and those that return token types.
+_PAD_LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
+_TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
+# The classes of models whose folder names none, and models of which a named class is ignored.
+_CLASSES = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
+}
+_IGNORED = ("mistral", "mixtral", "phi3", "qwen2")
+_TYPES = "token_type_ids"
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,18 @@ class Frame:
         """The special tokens after one text."""
         return self.single.marks[1]
 
+    def without_types(self) -> "Frame":
+        """Returns the frame of a tokenizer that returns no token types: all are 0."""
+        one, two = (
+            replace(
+                layout,
+                mark_types=tuple((0,) * len(marks) for marks in layout.marks),
+                text_types=(0,) * len(layout.text_types),
+            )
+            for layout in (self.single, self.pair)
+        )
+        return Frame(one, two)
+
     def layout(self, num_texts: int) -> Layout:
         """Returns the layout of one or two texts."""
         return self.single if num_texts == 1 else self.pair
@@ -126,3 +156,85 @@ class Frame:
     def join(self, *texts: Sequence[int]) -> Framed:
         """Adds the special tokens to the tokens of one or two texts."""
         return self.layout(len(texts)).join(*texts)
+
+    def join_offsets(
+        self, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Adds the special tokens to those of one text, and ``(0, 0)`` to their ranges."""
+        before, after = ([(0, 0)] * len(marks) for marks in self.single.marks)
+        return self.join(ids).ids, [*before, *offsets, *after]
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How transformers reads texts with the tokenizer of a folder, besides their ids.
+
+    A vocabulary that was trained here, or that is only a file, has none: nobody has published how
+    it reads a batch.
+
+    Attributes:
+      padding_side: The side on which a batch is padded.
+      truncation_side: The side of a text that is truncated.
+      split_special_tokens: Whether the name of a special token in a text is ordinary text.
+      token_types: Whether token types are returned; otherwise they are all 0.
+    """
+
+    padding_side: Side = "right"
+    truncation_side: Side = "right"
+    split_special_tokens: bool = False
+    token_types: bool = False
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "BatchSettings | None":
+        """Reads the settings of a folder with a model, or of one that ``save`` wrote.
+
+        Raises:
+          DataError: A setting has another type.
+        """
+        stated = _object(folder / CONFIG)
+        model = _object(folder / "config.json")
+        if not model and "padding_side" not in stated:
+            return None
+        whole = _object(folder / "tokenizer.json")
+        name = stated.get("tokenizer_class") or model.get("tokenizer_class")
+        name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
+        is_byte_level = "ByteLevel" in str(whole.get("pre_tokenizer"))
+        if model.get("model_type") in _IGNORED or (name == "LlamaTokenizer" and is_byte_level):
+            name = "TokenizersBackend"  # as AutoTokenizer reads such a folder
+        names = stated.get("model_input_names")
+        found: dict[str, Any] = {
+            "padding_side": _direction(whole, "padding")
+            or ("left" if name in _PAD_LEFT else "right"),
+            "truncation_side": _direction(whole, "truncation") or "right",
+            "split_special_tokens": False,
+            "token_types": _TYPES in names if isinstance(names, list) else name in _TYPED,
+        }
+        found |= {key: stated[key] for key in found if stated.get(key) is not None}
+        for key, value in found.items():
+            known = ("left", "right") if key.endswith("_side") else (True, False)
+            if value not in known:
+                raise DataError(
+                    f"{folder / CONFIG}: {key} {value!r} is unknown: choose {known[0]} or "
+                    f"{known[1]}"
+                )
+        return cls(**found)
+
+    def fields(self) -> dict[str, object]:
+        """Returns the fields of ``tokenizer_config.json`` that state the settings."""
+        fields: dict[str, object] = asdict(self)
+        types = (_TYPES,) if fields.pop("token_types") else ()
+        if not self.split_special_tokens:
+            del fields["split_special_tokens"]
+        if self.truncation_side == "right":
+            del fields["truncation_side"]
+        fields["model_input_names"] = ["input_ids", *types, "attention_mask"]
+        return fields
+
+
+def _object(file: Path) -> JsonObject:
+    return read_object(file, DataError) if file.is_file() else {}
+
+
+def _direction(content: JsonObject, name: str) -> str | None:
+    found = content.get(name)
+    return str(found.get("direction")).lower() if isinstance(found, dict) else None

@@ -75,24 +75,13 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def frame(self) -> Frame:
         """See ``Tokenizer``."""
-        return self._frame
+        settings = self.batch_settings
+        typed = settings is None or settings.token_types
+        return self._frame if typed else self._frame.without_types()
 
     @cached_property
     def _frame(self) -> Frame:
-        """What the library's post-processor does to one text and to two.
-
-        Raises:
-          DataError: The post-processor puts its texts in another order, or repeats one.
-        """
-        # The ids of these texts are those of no special token.
-        texts = {"a": _NO_ID - 1, "b": _NO_ID}
-        probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
-        if self._backend.post_processor is not None:
-            probe.post_processor = self._backend.post_processor
-        one, two = probe.encode("a"), probe.encode("a", "b")
-        ids = list(texts.values())
-        single = Layout.read(one.ids, one.type_ids, ids[:1])
-        return Frame(single, Layout.read(two.ids, two.type_ids, ids))
+        return frame_of(self._backend)
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
@@ -249,6 +238,23 @@ def _stable(content: str, read: JsonObject) -> str:
         rounded = np.asarray(scores, np.float64).astype(np.float32).tolist()
     read["model"]["vocab"] = list(zip(pieces, rounded, strict=True))
     return json.dumps(read)
+
+
+def frame_of(backend: tokenizers.Tokenizer) -> Frame:
+    """Reads the frame that the library's post-processor gives to one text and to two.
+
+    Raises:
+      DataError: The post-processor puts its texts in another order, or repeats one.
+    """
+    # The ids of these texts are those of no special token.
+    texts = {"a": _NO_ID - 1, "b": _NO_ID}
+    probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
+    if backend.post_processor is not None:
+        probe.post_processor = backend.post_processor
+    one, two = probe.encode("a"), probe.encode("a", "b")
+    ids = list(texts.values())
+    single = Layout.read(one.ids, one.type_ids, ids[:1])
+    return Frame(single, Layout.read(two.ids, two.type_ids, ids))
 
 
 def _marked(

@@ -129,7 +129,7 @@ class MarianTokenizer(Tokenizer):
         ids = self._ids_of(code, mapping["pieces"])
         spans = [(a + len(code), b + len(code)) for a, b in widen_bytes(mapping["offsets"])]
         offsets = [(0, len(code)), *spans] if code else spans
-        return self._framed(ids, offsets) if add_special_tokens else (ids, offsets)
+        return self.frame.join_offsets(ids, offsets) if add_special_tokens else (ids, offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""

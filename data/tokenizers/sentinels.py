@@ -81,7 +81,7 @@ class SentinelTokenizer(Tokenizer):
             found = self.base.encode_with_offsets(part, add_special_tokens=False)
             ids += found[0]
             offsets += ((a + start, b + start) for a, b in found[1])
-        return self._framed(ids, offsets) if add_special_tokens else (ids, offsets)
+        return self.frame.join_offsets(ids, offsets) if add_special_tokens else (ids, offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""

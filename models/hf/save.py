@@ -180,8 +180,7 @@ def write_model(
     generation = settings.generation
     if tokenizer is not None:
         length = config.max_length
-        # sentence-transformers counts positions from the first token of a batch, padding or not.
-        side = None if settings.embedding is None else "right"
+        side = "left" if head.name in CAUSAL_HEADS else "right"  # unless its folder says so
         notes.append(
             tokenizer.export(folder, closing=translates, padding_side=side, max_length=length)
         )

@@ -329,9 +329,13 @@ def write_embedding_settings(
     ]
     write_json(folder / MODULES, modules)
     length = settings.max_length or max_length
-    write_json(
-        folder / TRANSFORMER, {"max_seq_length": length, "do_lower_case": settings.lowercase}
-    )
+    # The package counts positions from the first token of a batch, padding or not.
+    tokenized: JsonObject = {
+        "max_seq_length": length,
+        "do_lower_case": settings.lowercase,
+        "tokenizer_args": {"padding_side": "right"},
+    }
+    write_json(folder / TRANSFORMER, tokenized)
     whole: JsonObject = {
         "prompts": dict(settings.prompts),
         "default_prompt_name": settings.default_prompt,

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import jax
 import numpy as np
 
-from ...data.corpora.pair_corpus import source_frame
 from ...data.errors import UserError, suggest
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
@@ -139,9 +138,7 @@ class TextAttention(TextModel):
         else:
             start, _ = start_and_end(tokenizer)
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
-            before, after = source_frame(tokenizer)
-            around = [(0, 0)] * len(before), [(0, 0)] * len(after)
-            ids, offsets = [*before, *ids, *after], [*around[0], *offsets, *around[1]]
+            ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
             source = (text, ids, offsets, tokenizer)
             own = target is None
             if target is None:
