@@ -105,30 +105,31 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
     """Encodes a prompt and its completion, without a chat template.
 
-    Both are encoded together, after the tokens that the vocabulary puts before a text, and an end
-    token follows. The prompt's tokens are those that it has in common with the prompt alone, as in
-    TRL: where a token covers the border of both, it belongs to the completion.
+    Both are encoded together, in the frame of the vocabulary; if that puts no token behind a text,
+    an end token follows. The prompt's tokens are those that it has in common with the prompt alone,
+    as in TRL: where a token covers the border of both, it belongs to the completion.
 
     Args:
-      tokenizer: The tokenizer; it has a token that ends a text.
+      tokenizer: The tokenizer; it has a token that ends a text, or a frame that does.
       prompt: A text; an empty one makes a document of which every token is to be learned.
       completion: The text that follows.
 
     Raises:
       DataError: The completion is empty, or the tokenizer has no end token.
     """
-    end = tokenizer.special_ids.eos
-    if end is None:
+    end, frame = tokenizer.special_ids.eos, tokenizer.frame
+    after = frame.after or (() if end is None else (end,))
+    if not after:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no token that ends a text, and an answer needs "
             "one: name the tokenizer of a causal language model"
         )
     if not completion:
         raise DataError(f"the completion of {prompt[:80]!r} is empty: leave the example out")
-    before = tokenizer.frame.before
+    before = frame.before
     ids = tokenizer.encode(prompt + completion, add_special_tokens=False)
     alone = tokenizer.encode(prompt, add_special_tokens=False) if prompt else []
     pairs = zip(alone, ids, strict=False)
     common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    learned = [False] * (len(before) + common) + [True] * (len(ids) - common + 1)
-    return EncodedChat(prompt + completion, [*before, *ids, end], learned)
+    learned = [False] * (len(before) + common) + [True] * (len(ids) - common + len(after))
+    return EncodedChat(prompt + completion, [*before, *ids, *after], learned)

@@ -195,8 +195,13 @@ class RewardData(PreferenceData):
 
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a text as a classifier reads them: an encoder `[CLS] … [SEP]`."""
-    return ids if tokenizer.special_ids.cls is None else tokenizer.frame.join(ids).ids
+    """Returns the tokens of a text as a classifier reads them: an encoder in its frame.
+
+    The frame is not added to tokens that have it already.
+    """
+    before, after = (list(marks) for marks in tokenizer.frame.single.marks)
+    has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
+    return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]
 
 
 ReferenceFn = Callable[[PairExamples], np.ndarray]

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from ...data.errors import UserError, suggest
-from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Float
@@ -136,7 +135,7 @@ class TextAttention(TextModel):
             weights = outputs.attentions
             queries = keys = (text, ids, offsets, tokenizer)
         else:
-            start, _ = start_and_end(tokenizer)
+            start = self._target_start
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
             ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
             source = (text, ids, offsets, tokenizer)
@@ -146,8 +145,12 @@ class TextAttention(TextModel):
                 target = translate([text])[0][0].text
             ids, offsets = tokenizer.target.encode_with_offsets(target, add_special_tokens=False)
             if own:  # the model may have generated the same text with fewer tokens
-                ids, offsets = ids[: config.max_length - 1], offsets[: config.max_length - 1]
-            written = (target, [start, *ids], [(0, 0), *offsets], tokenizer.target)
+                ids, offsets = (
+                    ids[: config.max_length - len(start)],
+                    offsets[: config.max_length - len(start)],
+                )
+            ids, offsets = [*start, *ids], [*[(0, 0)] * len(start), *offsets]
+            written = (target, ids, offsets, tokenizer.target)
             outputs = self._run({"input_ids": source[1], "decoder_input_ids": written[1]})
             weights, queries, keys = {
                 "cross": (outputs.cross_attentions, written, source),

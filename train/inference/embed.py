@@ -102,18 +102,16 @@ class TextEmbedder(TextModel):
         if not texts:
             raise UserError("there is no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
-        after = self._tokenizer.frame.after
+        tokenizer, frame = self._tokenizer, self._tokenizer.frame
+        room = longest - frame.single.num_added
         ids = [self._encode(prompt + text) for text in texts]
-        truncated = sum(len(row) > longest for row in ids)
+        truncated = sum(len(row) > room for row in ids)
         if truncated:
             log(f"{truncated:,} of {len(ids):,} texts truncated: longer than {longest} tokens")
-        # The closing token is kept.
-        ids = [
-            row if len(row) <= longest else [*row[: longest - len(after)], *after] for row in ids
-        ]
+        ids = [frame.join(tokenizer.truncated(row, room)).ids for row in ids]
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
-            not_pooled = len(self._encode(prompt)) - len(after)
+            not_pooled = len(frame.before) + len(self._encode(prompt))
         vectors = np.zeros((len(ids), self._width), np.float32)
         for batch, num_rows in padded_batches([len(row) for row in ids], longest):
             rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)
@@ -126,4 +124,4 @@ class TextEmbedder(TextModel):
         if self.settings.lowercase:
             # Character by character, as the tokenizers library does: a final Σ becomes σ, not ς.
             text = "".join(character.lower() for character in text)
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text, add_special_tokens=False)

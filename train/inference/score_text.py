@@ -193,11 +193,11 @@ class TextScorer(TextModel):
                     "it out"
                 )
         if sources is not None:
-            start, end = start_and_end(tokenizer)
+            _, end = start_and_end(tokenizer)
             ids = [[*tokens, end] for tokens in ids]
             encoded = [encode_source(tokenizer, source) for source in sources]
             self._check_lengths([*encoded, *ids])
-            rows = [[start, *tokens] for tokens in ids]
+            rows = [[*self._target_start, *tokens] for tokens in ids]
         else:
             encoded = [()] * len(texts)
             rows = [[*tokenizer.begins_document, *tokens] for tokens in ids]

@@ -4,6 +4,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.heads import require_head
@@ -12,7 +13,7 @@ from ..config import TrainConfig
 from ..objectives.tasks import task_of
 from ..progress import LogFn
 from ..runs.finite import load_finite
-from ..runs.load_run import open_run, vocabulary_note
+from ..runs.load_run import open_run, target_start, vocabulary_note
 
 Opened = TypeVar("Opened", bound="TextModel")
 
@@ -35,6 +36,7 @@ class TextModel:
     """The task that a model with another head cannot do, with a verb: "fills no masks"."""
     remedy: ClassVar[str]
     """An imperative that says what to give instead."""
+    _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         require_head(model.config, self.heads, self.refusal, self.remedy)
@@ -44,6 +46,11 @@ class TextModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
         return self._tokenizer
+
+    @property
+    def _target_start(self) -> tuple[int, ...]:
+        """The tokens that an encoder-decoder reads before a target; see `target_start`."""
+        return self._stored_start or start_and_end(self._tokenizer)[:1]
 
     @property
     def max_length(self) -> int:
@@ -80,7 +87,10 @@ class TextModel:
         if note is not None and log is not None:
             log(note)
         model, params = load_finite(folder, step=step, max_length=max_length)
-        return cls._open(model, params, tokenizer, folder)
+        opened = cls._open(model, params, tokenizer, folder)
+        if config.model.head == "seq2seq_lm":
+            opened._stored_start = target_start(folder, tokenizer)
+        return opened
 
     @classmethod
     def _open(

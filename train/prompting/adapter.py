@@ -111,10 +111,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             return self._tokenizer.target.encode(string, add_special_tokens=False)
         if self.is_encoder_decoder:
             return encode_source(self._tokenizer, string)
-        if self.in_chats:
-            ids = self.encode_text(string)
-            return [*self.added_before(ids), *ids]
-        return self._tokenizer.encode(string)
+        ids = self.encode_text(string)
+        return [*self.added_before(ids), *ids]
 
     def encode_text(self, text: str) -> list[int]:
         """Returns the tokens of a text; in a chat, control tokens of the template are tokens."""

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.errors import UserError
-from ...data.tasks.translation import encode_source, start_and_end
+from ...data.tasks.translation import encode_source
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.nn.cache import Cache, init_cache
 from ...models.nn.heads import CAUSAL_HEADS, Projection
@@ -378,12 +378,11 @@ class ContinuationScorer(TextModel):
     ) -> "Iterator[_ScoredBatch]":
         """Yields the scores of an encoder-decoder, which reads a source once for its targets."""
         config, backend = self._model.config, jax.default_backend()
-        start, _ = start_and_end(self._tokenizer)
         sources: dict[tuple[int, ...], list[Request]] = {}
         alone: list[tuple[tuple[int, ...], list[Request]]] = []
         for number, (context, ids) in enumerate(requests):
             source = tuple(context[-config.max_length :])
-            request = Request((start, *ids[:-1]), tuple(ids), number)
+            request = Request((*self._target_start, *ids[:-1]), tuple(ids), number)
             counts.given += len(source) + len(ids)
             if share:
                 sources.setdefault(source, []).append(request)

@@ -172,6 +172,27 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
     return generation_arguments(folder) if generates and stored else None
 
 
+def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that a decoder reads before the first token of a target's text.
+
+    These are the start token of the stored search with the token that it forces, as the language of
+    an mBART-50's target, or else those that the frame puts before a text; or the start token that
+    models are trained with here.
+
+    Args:
+        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        tokenizer: The tokenizer of the folder.
+
+    Raises:
+        UserError: See ``beam_search_defaults``; or the vocabulary has no start token.
+    """
+    request = beam_search_defaults(folder, tokenizer)
+    if request is None or request.start_id is None:
+        return start_and_end(tokenizer)[:1]
+    first = request.forced_bos_id
+    return (request.start_id, *(tokenizer.target.frame.before if first is None else (first,)))
+
+
 def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
     """Returns the search that is stored with a translation model; None if none is stored.
 

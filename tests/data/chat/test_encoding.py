@@ -5,7 +5,9 @@ import json
 import pytest
 import tokenizers
 from flaxzoo import data
-from flaxzoo.data.chat.encoding import end_of_turn
+from flaxzoo.data.chat.encoding import encode_completion, end_of_turn
+from flaxzoo.data.chat.preference_pairs import as_classified
+from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
@@ -179,3 +181,14 @@ def test_a_saved_tokenizer_keeps_its_chat_template(own, tmp_path):
     copy.own_chat_template = template
     copy.save(tmp_path)
     assert data.load_tokenizer(tmp_path).chat_template.source == CHATML
+
+
+def test_a_completion_is_in_the_frame_of_its_tokenizer():
+    """An encoder, which a reward model may be, reads one frame, and needs no end token."""
+    pieces = [*WORDPIECE_SPECIALS, "go", "on"]
+    encoder = wordpiece(pieces, lowercase=True)
+    encoded = encode_completion(encoder, "go", " on")
+    assert encoded.ids == encoder.encode("go on") == [2, 5, 6, 3]
+    assert encoded.answers == [False, False, True, True]
+    assert as_classified(encoded.ids, encoder) == encoded.ids
+    assert as_classified([5, 6], encoder) == encoded.ids
