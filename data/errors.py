@@ -5,10 +5,12 @@
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+R = TypeVar("R")
 
 
 class UserError(ValueError):
@@ -72,6 +74,39 @@ def check_types(record: object) -> None:
         if not _is_of(value, field.type):
             name = getattr(field.type, "__name__", str(field.type))
             raise UserError(f"{field.name} {value!r} is not of type {name}: correct it")
+
+
+def checked_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
+    """Makes a dataclass from what a file gives for its fields.
+
+    Args:
+      cls: The dataclass.
+      fields: Its fields by name, as JSON has them.
+      prefix: What is before the names in messages.
+
+    Raises:
+      UserError: A field is unknown or missing, or a value is not of its type or choices.
+    """
+    known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
+    for name in fields:
+        if name not in known:
+            raise UserError(f"unknown field {prefix}{name}")
+    for name, field in known.items():
+        if name not in fields and field.default is field.default_factory is dataclasses.MISSING:
+            raise UserError(f"the field {prefix}{name} is missing")
+    hints = get_type_hints(cls)
+    for name, value in fields.items():
+        hint = hints[name]
+        literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+        choices = [choice for kind in literals for choice in get_args(kind)]
+        too_large = isinstance(value, int | float) and not abs(value) < 2**63  # NaN, too
+        unknown = choices and value is not None and value not in choices
+        if too_large or unknown or not _is_of(value, hint):
+            kind = str(hint) if get_origin(hint) else hint.__name__
+            raise UserError(
+                f"{prefix}{name} {value!r} must be of the type {kind.replace('typing.', '')}"
+            )
+    return cls(**fields)
 
 
 def _is_of(value: object, kind: object) -> bool:

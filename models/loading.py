@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.errors import UserError
+from ..data.errors import UserError, checked_record
 from ..data.io.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
@@ -315,14 +315,13 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
       UserError: The file does not describe them.
     """
     stored = object_field(fields, "train", folder).get("lora")
-    names = {field.name for field in dataclasses.fields(LoRAConfig)}
-    if not isinstance(stored, dict) or not stored.keys() <= names:
+    if not isinstance(stored, dict):
         raise UserError(f"{folder}/config.json does not describe its adapters: restore it")
     values: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in stored.items()
     }
     with naming_writer(fields, folder):
-        return make_lora(LoRAConfig(**values), create(config))
+        return make_lora(checked_record(LoRAConfig, values, "lora."), create(config))
 
 
 def _trained_shapes(lora: LoRA, targets: Params) -> Params:

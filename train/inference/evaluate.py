@@ -145,7 +145,8 @@ def _opened(
     custom = fields.get(CUSTOM)
     if source is None and isinstance(custom, dict) and "examples" in custom:
         raise RunError(
-            f"{folder} has its own examples, {custom['examples']}: name the data (--data SOURCE)"
+            f"{folder} was trained on examples that a function made, {custom['examples']}, which "
+            "only Python has: the scores of its evaluations are in its report.md and metrics.jsonl"
         )
     heads = task_of(config.data).heads_for(config.data)
     if config.model.head not in heads:
@@ -157,7 +158,7 @@ def _opened(
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)
-        if recorded is not None and split.fingerprint != recorded["validation"]:
+        if recorded is not None and split.fingerprint != recorded.get("validation"):
             log("the validation data has changed since this run was made")
     else:
         split = data.whole_source(source, tokenizer, labels)

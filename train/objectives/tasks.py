@@ -441,7 +441,7 @@ _TABLE: tuple[Task[Any], ...] = (
         scores=_policy_scores,
         loss_note=_policy_loss_note,
         progress_metrics=("reward", "kl", "completions/mean_length"),
-        next_command="generate {run} --prompt TEXT",
+        next_command="chat {run}",
     ),
 )
 

@@ -1,12 +1,10 @@
 """Read the configuration of a run from the JSON form that `train.config.to_dict` writes."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ...data.chat.policy import RolloutConfig
-from ...data.errors import UserError
-from ...data.tasks.base import DataConfig
+from ...data.errors import UserError, checked_record
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
@@ -14,18 +12,6 @@ from ...models.registry import config_from_dict
 from ..config import MeshConfig, TrainConfig
 from ..objectives.tasks import data_class
 from ..optimizer_config import OptimizerConfig
-
-T = TypeVar(
-    "T",
-    bound=TrainConfig
-    | DataConfig
-    | TokenizerConfig
-    | RolloutConfig
-    | OptimizerConfig
-    | Execution
-    | MeshConfig
-    | LoRAConfig,
-)
 
 
 def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
@@ -39,41 +25,38 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """
     fields = {name: _with_tuples(value) for name, value in fields.items()}
     try:
-        data = dict(fields["data"])
-        data["tokenizer"] = _record(TokenizerConfig, data["tokenizer"], "data.tokenizer.")
+        data = dict(_section(fields, "data"))
+        data["tokenizer"] = checked_record(
+            TokenizerConfig, _section(data, "tokenizer", "data."), "data.tokenizer."
+        )
         kind = data_class(data.pop("kind"))
         if "rollout" in data:
-            data["rollout"] = _record(RolloutConfig, data["rollout"], "data.rollout.")
+            data["rollout"] = checked_record(
+                RolloutConfig, _section(data, "rollout", "data."), "data.rollout."
+            )
         records = {
-            "model": config_from_dict(fields["model"]),
-            "data": _record(kind, data, "data."),
-            "optimizer": _record(OptimizerConfig, fields["optimizer"], "optimizer."),
-            "execution": _record(Execution, fields["execution"], "execution."),
-            "mesh": _record(MeshConfig, fields["mesh"], "mesh."),
+            "model": config_from_dict(_section(fields, "model")),
+            "data": checked_record(kind, data, "data."),
+            "optimizer": checked_record(
+                OptimizerConfig, _section(fields, "optimizer"), "optimizer."
+            ),
+            "execution": checked_record(Execution, _section(fields, "execution"), "execution."),
+            "mesh": checked_record(MeshConfig, _section(fields, "mesh"), "mesh."),
         }
         if fields.get("lora") is not None:
-            records["lora"] = _record(LoRAConfig, fields["lora"], "lora.")
-        return _record(TrainConfig, {**fields, **records}, "")
+            records["lora"] = checked_record(LoRAConfig, _section(fields, "lora"), "lora.")
+        return checked_record(TrainConfig, {**fields, **records}, "")
     except KeyError as error:
         raise UserError(f"{error} is not known, or is missing") from error
     except (TypeError, AttributeError) as error:
         raise UserError(f"a value has another form ({error})") from error
 
 
-def _record(cls: type[T], fields: Mapping[str, Any], path: str) -> T:
-    """Makes a dataclass from its fields; raises UserError for unknown and missing ones."""
-    known = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        raise UserError(f"unknown field {path}{unknown[0]}")
-    missing = [
-        name
-        for name, field in known.items()
-        if name not in fields and field.default is field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise UserError(f"the field {path}{missing[0]} is missing")
-    return cls(**fields)
+def _section(fields: Mapping[str, Any], name: str, path: str = "") -> Mapping[str, Any]:
+    """Returns a field that is an object; raises UserError if it is something else."""
+    if not isinstance(fields[name], Mapping):
+        raise UserError(f"{path}{name} {fields[name]!r} is not an object")
+    return fields[name]
 
 
 def _with_tuples(value: object) -> Any:

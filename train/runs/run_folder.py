@@ -310,7 +310,7 @@ def create_folder(run: Run) -> None:
 
 def _check_same_data(run: Run) -> None:
     """Refuses to resume with other data."""
-    if read_config(run.folder)["data_fingerprints"] == _fingerprints(run):
+    if read_config(run.folder).get("data_fingerprints") == _fingerprints(run):
         return
     source = run.custom.names.get("examples", run.stated.data.source_name)
     comes_with_python = source.startswith("builtin:")

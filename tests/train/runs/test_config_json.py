@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import importlib.metadata
 import json
+import math
 
 import pytest
 from flaxzoo import models, train
@@ -140,7 +141,28 @@ def test_a_former_gpt_predicts_next_tokens():
         ({"data": {**COMMON, "kind": "tag", "stride": 3}}, "unknown field data.stride"),
         ({"speed": 3}, "unknown field speed"),
         ({"mesh": {"data": 1, "stages": 2}}, "unknown field mesh.stages"),
-        ({"mesh": 3}, "a value has another form"),
+        ({"mesh": 3}, "mesh 3 is not an object"),
+        ({"data": []}, r"data \(\) is not an object"),
+        ({"model": "bert"}, "model 'bert' is not an object"),
+        ({"steps": "10"}, "steps '10' must be of the type int"),
+        ({"steps": True}, "steps True"),
+        ({"steps": 1.5}, r"steps 1\.5"),
+        ({"steps": 10**30}, "steps 1000"),
+        ({"epochs": math.nan}, "epochs nan"),
+        ({"init_from": 3}, "init_from 3"),
+        ({"init_from": {}}, "init_from {}"),
+        ({"parallel": "both"}, "parallel 'both'"),
+        ({"parallel": 1}, "parallel 1"),
+        ({"model": {**FORMER["model"], "d_model": "128"}}, "d_model"),
+        ({"model": {**FORMER["model"], "d_model": None}}, "d_model"),
+        ({"model": {**FORMER["model"], "d_model": [128]}}, "d_model"),
+        ({"model": {**FORMER["model"], "labels": "good"}}, "labels"),
+        ({"model": {**FORMER["model"], "labels": [1, 2]}}, "labels"),
+        ({"model": {**FORMER["model"], "norm_eps": "small"}}, "norm_eps"),
+        ({"model": {**FORMER["model"], "architecture": ["bert"]}}, "architecture"),
+        ({"data": {**FORMER["data"], "tokenizer": None}}, r"data\.tokenizer None"),
+        ({"data": {**FORMER["data"], "tokenizer": {"kind": "bytes"}}}, "kind 'bytes'"),
+        ({"data": {**FORMER["data"], "length": "64"}}, r"data\.length '64'"),
         ({"model": {**FORMER["model"], "rope": 3}}, r"unknown fields \['rope'\]"),
     ],
 )
