@@ -13,7 +13,7 @@ from ..errors import DataError, suggest
 from ..io.conditions import LeftOut, left_out_note
 from ..io.hashing import digest
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
-from ..tasks.base import DataConfig
+from ..tasks.base import DataConfig, SourceField
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.chat_template import (
     ChatTemplate,
@@ -92,6 +92,12 @@ class Unusable:
 class ChatData(DataConfig, Generic[R]):
     """Data whose records are recognized by their keys; see the data guide."""
 
+    source: SourceField
+    """Records, told apart by their keys: jsonl:GLOB or tfds:NAME/CONFIG, or several of them, joined
+    by " + ". An answer to learn is in messages, prompt and completion, or instruction and output;
+    a preference in chosen and rejected; a question to reward answers to in prompt or messages,
+    beside what the rewards read. Without a download: builtin:sums and builtin:calculations. In
+    Python also the examples themselves."""
     template: str | None = None
     """A folder or a file with the chat template. By default that of the tokenizer's folder, or
     lines of `user: …` and `bot: …` for a tokenizer without one."""

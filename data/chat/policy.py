@@ -53,7 +53,7 @@ class RolloutConfig:
     """Answers to each prompt, G; by default 8 for grpo, 2 for rloo and 1 for ppo. A step samples
     and learns from batch_size · G answers."""
     max_new_tokens: int | None = None
-    """Tokens of an answer at most, its end token included; by default half of data.length. What
+    """Tokens of an answer at most, its end token included; None: half of data.length. What
     is left of data.length is the longest prompt."""
     temperature: float | None = None
     """Divisor of the logits in sampling and in the loss; by default 1, for ppo 0.7."""
@@ -63,8 +63,8 @@ class RolloutConfig:
     reward_weights: tuple[float, ...] = ()
     """The factor of each reward in their sum; by default 1."""
     beta: float | None = None
-    """Weight of the divergence from the model at the start; by default 0 for grpo, else 0.05.
-    Above 0 the checkpoints hold that model, too."""
+    """Weight of the divergence from the model at the start; None: 0 for grpo, else 0.05. Above 0
+    the checkpoints hold that model, too."""
     num_iterations: int | None = None
     """Passes over the answers of a step; by default 1, for ppo 4."""
     num_mini_batches: int = 1

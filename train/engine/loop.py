@@ -44,7 +44,7 @@ from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
 from .machine_memory import memory_of_each
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
-from .metrics_log import MetricsLog, read_metrics
+from .metrics_log import MetricsLog, read_metrics, wandb_of
 from .policy_trainer import compile_policy_trainer
 from .report import REPORT_FILE, write_report
 from .samples import read_samples, write_samples
@@ -174,6 +174,8 @@ def train(
             f"config {config!r} is not a TrainConfig: give one, for example "
             'train.recipe("quickstart")'
         )
+    if config.wandb_project is not None:  # before data are read
+        wandb_of(config.wandb_project)
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples, tuple(rewards))
     # A run does not depend on what jax is configured to use: it resumes under any configuration.

@@ -157,13 +157,23 @@ def _forget_after(file: Path, step: int) -> None:
     write_file(file, "".join(kept).encode())
 
 
-def _start_wandb(project: str, run: Path) -> Any:
+def wandb_of(project: str) -> Any:
+    """Returns the package of Weights & Biases.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import wandb  # pyright: ignore[reportMissingImports]  (an extra)
     except ImportError as error:
         raise UserError(
             f"wandb_project {project!r} needs Weights & Biases: pip install 'flaxzoo[wandb]'"
         ) from error
+    return wandb
+
+
+def _start_wandb(project: str, run: Path) -> Any:
+    wandb = wandb_of(project)
     # The same folder is the same run there, however often it is taken up.
     identity = hashlib.blake2b((run / CONFIG_FILE).read_bytes(), digest_size=8).hexdigest()
     return wandb.init(

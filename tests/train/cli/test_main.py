@@ -597,3 +597,38 @@ def test_links_in_a_circle_are_no_bug(flaxzoo, tmp_path):
     status, _, shown = flaxzoo("generate", tmp_path / "loop" / "run", "--prompt", "a")
     assert status == 2
     assert "loop" in shown
+
+
+@pytest.mark.parametrize(("recipe", "begin"), [("dpo", "sft"), ("sft", "quickstart")])
+def test_a_beginning_that_the_recipe_names_is_no_misspelling(
+    flaxzoo, tmp_path, monkeypatch, recipe, begin
+):
+    (tmp_path / "runs" / "sfx").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    status, _, shown = flaxzoo("train", recipe)
+    assert status == 2
+    assert f"the recipe {recipe} begins with the run runs/{begin}" in shown
+    assert f"flaxzoo train {begin}" in shown
+    assert "did you mean" not in shown
+    status, _, shown = flaxzoo("train", recipe, "--init-from", "runs/sft")
+    assert status == 2
+    assert "the recipe" not in shown
+
+
+def test_a_package_that_is_not_installed_is_missed_before_data_are_read(
+    flaxzoo, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    arguments = train(tmp_path / "none.txt", tmp_path / "run", "--wandb-project", "mine")
+    status, _, shown = flaxzoo(*arguments)
+    assert status == 2
+    assert "wandb" in shown
+    assert "none.txt" not in shown
+
+
+def test_the_help_of_chat_data_says_what_they_are(flaxzoo):
+    for recipe in ("sft", "dpo", "reward", "grpo"):
+        shown = " ".join(flaxzoo("train", recipe, "--help")[1].split())
+        assert "messages" in shown.partition("--data.source")[2].partition("--data.validation")[0]
+        beta = shown.partition("--data.rollout.beta")[2]
+        assert "by default" not in beta.partition("(default")[0]

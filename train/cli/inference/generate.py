@@ -191,7 +191,7 @@ def check_requested(parsed: DecodingArguments) -> None:
     from ....models.decoding.generator import check_seed
     from ...inference.generate import merged_request
 
-    check_seed(parsed.seed)
+    check_seed(parsed.seed or 0)
     # The folder may set the number of beams, so without --num-beams the length penalty cannot be
     # checked yet.
     known = parsed.requested()

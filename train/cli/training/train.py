@@ -79,7 +79,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         metavar="INT",
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
-    return parser.read_recipe()
+    parsed, config = parser.read_recipe()
+    begin, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
+    if begin is not None and not (hasattr(parsed, "init_from") or is_begun or Path(begin).exists()):
+        raise UserError(
+            f"the recipe {arguments[0]} begins with the run {begin}, which does not exist: make it "
+            f"first, flaxzoo train {Path(begin).name}, or name another model by --init-from"
+        )
+    return parsed, config
 
 
 @dataclasses.dataclass(frozen=True)
