@@ -5,6 +5,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
@@ -42,6 +43,27 @@ def suggest(name: str, valid: Sequence[str]) -> str:
     """Returns `valid` as text for an error message, the names most like `name` first."""
     similar = similar_names(name, valid)
     return f"did you mean {' or '.join(similar)}?" if similar else f"choose from {', '.join(valid)}"
+
+
+def check_whole(name: str, value: object) -> None:
+    """Checks an integer of Python or numpy; a truth value is none, and neither is 2.0.
+
+    Raises:
+      UserError: The value is another.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{name} {value!r} must be a whole number")
+
+
+def check_finite_number(name: str, value: object) -> None:
+    """Checks a number of Python or numpy that is neither a truth value, NaN nor infinite.
+
+    Raises:
+      UserError: The value is another.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise UserError(f"{name} {value!r} must be a finite number")
 
 
 def check_choices(record: object) -> None:

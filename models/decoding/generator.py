@@ -4,12 +4,13 @@ Rows of different lengths share a batch, padded to few lengths so that few progr
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.errors import UserError, check_whole
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
@@ -22,7 +23,7 @@ from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
 from .continuous_batch import ContinuousBatch
 from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
-from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling
+from .request import BeamSearch, GenerationRequest, Hypothesis, Sampling, check_token_ids
 from .rows import refusal_of_rows
 from .sample import advance, enlarge, prefill, require_tokens, sampling_params
 from .speculative import Acceptance, Draft
@@ -316,7 +317,7 @@ class Generator:
         if not prompts or not all(len(prompt) for prompt in prompts):
             raise UserError("every prompt needs at least one token: begin with the bos token")
         for number, prompt in enumerate(prompts):
-            _check_ids(prompt, self.config.vocab_size, f"prompt {number}")
+            check_token_ids(prompt, self.config.vocab_size, f"prompt {number}")
         return request.method
 
     def search(
@@ -415,17 +416,9 @@ class Generator:
                     f"{model.row} {number} has {len(row)} tokens: the model takes 1 to "
                     f"{config.max_length}"
                 )
-            _check_ids(row, model.vocab_size, f"{model.row} {number}")
-        named = {
-            "start_id": request.start_id,
-            "forced_bos_id": request.forced_bos_id,
-            "eos_id": request.forced_eos_id,
-        }
-        for name, token in named.items():
-            if token is not None and not 0 <= token < config.vocab_size:
-                raise UserError(
-                    f"{name} {token} is not within the vocabulary of {config.vocab_size}"
-                )
+            check_token_ids(row, model.vocab_size, f"{model.row} {number}")
+        names = "start_id", "forced_bos_id", "forced_eos_id"
+        request.check_tokens(config.vocab_size, **{name: name for name in names})
         return method
 
 
@@ -448,13 +441,14 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
         )
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: Any) -> None:
     """Checks a seed; a key is made of its last 32 bits alone.
 
     Raises:
       UserError: the seed is out of range.
     """
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < SEEDS:
+    check_whole("seed", seed)
+    if not 0 <= seed < SEEDS:
         raise UserError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}")
 
 
@@ -485,14 +479,6 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
         end = tokens.pop() if tokens[-1] in ends else None
         hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))
     return hypotheses
-
-
-def _check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise UserError(
-            f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
-            f"{vocab_size}: use the model's own tokenizer"
-        )
 
 
 def _one_hot(rows: Sequence[Iterable[int]], vocab_size: int) -> jax.Array:

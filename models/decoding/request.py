@@ -5,9 +5,11 @@ it is decided once whether tokens are sampled or searched for, and refused in th
 """
 
 import dataclasses
-from typing import Literal
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from ...data.errors import UserError
+from ...data.errors import UserError, check_finite_number, check_whole
 from ..tokenizer import Vocabulary
 
 MAX_PENALTY = 10
@@ -38,7 +40,13 @@ class Sampling:
     2019, section 4.1)."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:  # NaN fails too
+        for name in ("temperature", "repetition_penalty"):
+            check_finite_number(name, getattr(self, name))
+        if self.top_p is not None:
+            check_finite_number("top_p", self.top_p)
+        if self.top_k is not None:
+            check_whole("top_k", self.top_k)
+        if self.temperature < 0:
             raise UserError(f"temperature {self.temperature} must be at least 0 (0: greedy)")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k {self.top_k} must be at least 1")
@@ -76,13 +84,16 @@ class BeamSearch:
     start token included."""
 
     def __post_init__(self) -> None:
+        for name in ("num_beams", "min_tokens", "no_repeat"):
+            check_whole(name, getattr(self, name))
+        check_finite_number("length_penalty", self.length_penalty)
         if self.num_beams < 1:
             raise UserError(f"num_beams {self.num_beams} must be at least 1 (1: greedy)")
         if self.num_beams > MOST_BEAMS:
             raise UserError(
                 f"num_beams {self.num_beams} is too large: choose at most {MOST_BEAMS:,}"
             )
-        if not abs(self.length_penalty) <= MAX_PENALTY:  # NaN fails too
+        if abs(self.length_penalty) > MAX_PENALTY:
             raise UserError(
                 f"length_penalty {self.length_penalty} must be between -{MAX_PENALTY} and "
                 f"{MAX_PENALTY}, for example 0.6"
@@ -125,6 +136,14 @@ class GenerationRequest:
     """The token that fills up rows that have ended."""
 
     def __post_init__(self) -> None:
+        check_whole("num_return_sequences", self.num_return_sequences)
+        tokens = "start_id", "forced_bos_id", "forced_eos_id", "pad_id"
+        for name in ("max_new_tokens", "max_extra_tokens", *tokens):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value)
+        for name, tokens in (("eos_ids", self.eos_ids), ("banned", itertools.chain(*self.banned))):
+            for token in tokens:
+                check_whole(f"{name}: token id", token)
         beams = self.method.num_beams if isinstance(self.method, BeamSearch) else 1
         sampled = isinstance(self.method, Sampling) and self.method.temperature > 0
         number = self.num_return_sequences
@@ -146,6 +165,22 @@ class GenerationRequest:
             raise UserError(f"max_extra_tokens {self.max_extra_tokens} must be at least 0")
         if min(self.eos_ids, default=0) < 0:
             raise UserError(f"eos_ids {self.eos_ids} must be at least 0")
+
+    def check_tokens(self, vocab_size: int, **names: str) -> None:
+        """Checks that tokens are in the vocabulary; `banned` is checked where it is used.
+
+        Args:
+            vocab_size: The number of tokens of the model that writes.
+            names: For each field to check its name for messages.
+
+        Raises:
+            UserError: A token is not in the vocabulary.
+        """
+        for field, name in names.items():
+            value = getattr(self, field)
+            for token in value if isinstance(value, tuple) else (value,):
+                if token is not None and not 0 <= token < vocab_size:
+                    raise UserError(f"{name} {token} is not within the vocabulary of {vocab_size}")
 
     def end(self, tokens: list[int]) -> int | None:
         """Returns the length of a row up to its end token, included; None: it has none yet."""
@@ -169,6 +204,26 @@ class Hypothesis:
     def ended(self) -> bool:
         """Whether it has an end token."""
         return self.end_id is not None
+
+
+def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
+    """Checks the tokens of a row.
+
+    Args:
+        ids: One or more token ids.
+        vocab_size: The number of tokens of the model that reads them.
+        name: The name of the row, for messages.
+
+    Raises:
+        UserError: One is not a whole number, or not in the vocabulary.
+    """
+    for token in ids:
+        check_whole(f"{name}: token id", token)
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise UserError(
+            f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
+            f"{vocab_size}: use the model's own tokenizer"
+        )
 
 
 def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.errors import UserError, check_whole
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
@@ -62,6 +62,7 @@ class Draft:
     def __post_init__(self) -> None:
         config = self.model.config
         require_head(config, CAUSAL_HEADS, "is no draft model", "give a causal language model")
+        check_whole("the number of draft tokens", self.num_tokens)
         if self.num_tokens < 1:
             raise UserError(f"{self.num_tokens} draft tokens: give at least 1, for example 4")
         if config.max_length < 3:

@@ -5,6 +5,7 @@ is refused by name. `Generator` does the work.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...data.io.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
-from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis
+from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
 from ..encoders.bert import BertConfig
 from ..model import Model
@@ -91,11 +92,14 @@ def generate(
       UserError: an argument is not supported or out of range, an id is not in the vocabulary, a
         row is empty, or the model writes no text.
     """
-    beams_of(model)
+    num_readable = beams_of(model).vocab_size
     model = counting_from_zero(model)
     causal = model.config.head in CAUSAL_HEADS
     fields = _hf_fields(requested)
-    rows, prompts = _read(input_ids, attention_mask, fields, causal)
+    given = _rows(input_ids)
+    for number, row in enumerate(given):
+        check_token_ids(row, num_readable, f"row {number} of input_ids")
+    rows = _read(given, attention_mask, fields, causal)
     # Where padding has positions, too, that on the left moves the tokens behind it.
     counts_padding = attention_mask is not None and not getattr(model, "skip_padding", True)
     positions = _places(attention_mask) if counts_padding else None
@@ -103,8 +107,15 @@ def generate(
         fields,
         WHERE,
         causal=causal,
-        prompt_length=prompts.shape[1] if causal else 1,
+        prompt_length=max(map(len, given)) if causal else 1,
         longest=model.config.max_length,
+    )
+    request.check_tokens(
+        model.config.vocab_size,
+        eos_ids="eos_token_id",
+        pad_id="pad_token_id",
+        forced_bos_id="forced_bos_token_id",
+        start_id="decoder_start_token_id",
     )
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if isinstance(request.method, BeamSearch):
@@ -115,9 +126,11 @@ def generate(
         ]
     else:
         written = _sample(generator, rows, request, seed)
-    if not causal:
-        prompts = np.full((len(rows), 1), request.start_id, np.int32)
     fill = next(iter(request.eos_ids), UNSEEN)
+    before = given if causal else [[request.start_id]] * len(rows)
+    prompts, _ = pad_rows(
+        before, fill=fill if request.pad_id is None else request.pad_id, left=True
+    )
     # transformers' beam search takes a pad_token_id of 0 for none.
     method = request.method
     searches = isinstance(method, BeamSearch) and method.num_beams > 1
@@ -182,30 +195,39 @@ def _plain(value: Any) -> Any:
     return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def _read(
-    input_ids: object, attention_mask: object, fields: Mapping[str, Any], causal: bool
-) -> tuple[list[list[int]], np.ndarray]:
-    """Returns the tokens of each row without padding, and the given rows padded to one length."""
+def _rows(input_ids: object) -> list[list[Any]]:
+    """Returns rows, of which none is empty."""
     given = _plain(input_ids)
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
         raise UserError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
+    if [] in given:
+        raise UserError(f"row {given.index([])} of input_ids has no token: give at least one")
+    return given
+
+
+def _read(
+    given: list[list[int]], attention_mask: object, fields: Mapping[str, Any], causal: bool
+) -> list[list[int]]:
+    """Returns the tokens of each row without padding."""
     end, pad = fields.get("eos_token_id", []), fields.get("pad_token_id")
     ends = end if isinstance(end, list) else [end]
-    fill = pad if isinstance(pad, int) else next(iter(ends), UNSEEN)
-    prompts, _ = pad_rows(given, fill=fill, left=True)
     if attention_mask is None:
         ragged = len(set(map(len, given))) > 1  # rows of different lengths are not padded yet
         if ragged or not causal or not isinstance(pad, int) or pad in ends:
-            return given, prompts
-        return [[token for token in row if token != pad] for row in given], prompts
+            return given
+        return [[token for token in row if token != pad] for row in given]
     mask = _plain(attention_mask)
-    lengths = [len(row) if isinstance(row, list) else None for row in mask]
+    rows = mask if isinstance(mask, list) else []
+    lengths = [len(row) if isinstance(row, list) else None for row in rows]
     if lengths != [len(row) for row in given]:
         raise UserError("attention_mask has not the shape of input_ids: give one for each token")
+    for seen in itertools.chain(*mask):
+        if not isinstance(seen, bool | int | float) or seen not in (0, 1):
+            raise UserError(f"attention_mask has {seen!r}: give 1 for a token, 0 for padding")
     return [
         [token for token, seen in zip(row, seen_of_row, strict=True) if seen]
         for row, seen_of_row in zip(given, mask, strict=True)
-    ], prompts
+    ]
 
 
 def _places(mask: object) -> list[list[int]]:

@@ -286,7 +286,25 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         given = {**family.generation_defaults.get(model_type, {}), **stated}
     # transformers fills in its default for null.
     fields: JsonObject = {name: value for name, value in given.items() if value is not None}
+    _leave_out(fields, config.get("vocab_size"))
     return fields, not family.is_encoder_decoder, str(source)
+
+
+def _leave_out(fields: JsonObject, vocab_size: JsonValue) -> None:
+    """Removes end and padding tokens beyond the vocabulary, as some published folders have.
+
+    They end nothing, and pad nothing that the model reads.
+    """
+    for name in ("eos_token_id", "pad_token_id"):
+        value = fields.get(name)
+        tokens = _ids(value if isinstance(value, list) else [value])
+        if type(vocab_size) is not int or not tokens:
+            continue
+        known = [token for token in tokens if 0 <= token < vocab_size]
+        if not known:
+            del fields[name]
+        elif isinstance(value, list):
+            fields[name] = [*known]
 
 
 def _max_new_tokens(fields: HFSettings, where: str, prompt_length: int, longest: int | None) -> int:

@@ -264,6 +264,11 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
         ),
         ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+        ({"num_beams": True}, "num_beams True"),
+        ({"length_penalty": float("inf")}, "length_penalty inf"),
+        ({"eos_ids": (True,)}, "eos_ids.* True"),
+        ({"start_id": True}, "start_id True"),
+        ({"banned": ((5, True),)}, "banned.* True"),
         ({"eos_ids": (EOS, -1)}, r"eos_ids \(2, -1\) must be at least 0"),
     ],
 )
@@ -283,7 +288,7 @@ def test_refused_settings(fields, message):
         (
             [[5]],
             {"eos_ids": (37,), "forced_eos_id": 37},
-            "eos_id 37 is not within the vocabulary of 37",
+            "forced_eos_id 37 is not within the vocabulary of 37",
         ),
     ],
 )

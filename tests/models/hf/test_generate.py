@@ -4,10 +4,13 @@ import functools
 import itertools
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 from flaxzoo import models
+from flaxzoo.data.errors import UserError
+from flaxzoo.models.decoding.generator import check_seed
 from flaxzoo.models.hf.generate import counting_from_zero
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
@@ -322,7 +325,7 @@ REFUSED = {
     "two ends at the end": ({"forced_eos_token_id": [5, 7]}, r"forced_eos_token_id \[5, 7\]"),
     "no token": (
         {"eos_token_id": 41, "forced_eos_token_id": 41, "num_beams": 2},
-        "eos_id 41 is not within the vocabulary",
+        "eos_token_id 41 is not within the vocabulary",
     ),
     "no such word": ({"bad_words_ids": [[3, 41]]}, r"banned sequence \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "all 41 tokens"),
@@ -341,11 +344,87 @@ def test_what_cannot_be_done_is_refused_in_a_line(gpt2, asked, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("ids", [[], [3, 4], 7, [[3], []], [[41]]])
+WRONG = 1.9, True, "3", float("nan"), np.float32(2)
+
+
+@pytest.mark.parametrize(
+    "name", "max_new_tokens max_length num_beams num_return_sequences top_k".split()
+)
+@pytest.mark.parametrize("value", [*WRONG, -1], ids=repr)
+def test_a_count_is_a_whole_number(gpt2: Any, name: str, value: object):
+    _, *ours = gpt2
+    with pytest.raises(UserError, match=f"{name} .*{float(value) if value == 2 else value}"):
+        models.generate(*ours, rows(), **{"do_sample": name == "top_k", name: value})
+
+
+@pytest.mark.parametrize("seed", [*WRONG, -1, 2**32], ids=repr)
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(UserError, match="seed"):
+        check_seed(seed)
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "forced_eos_token_id"])
+@pytest.mark.parametrize("value", [*WRONG[:4], -1, V, 10**12, [3, V], [1.9], [True]], ids=repr)
+def test_a_token_is_a_whole_number_in_the_vocabulary(gpt2: Any, name: str, value: object):
+    _, *ours = gpt2
+    for number in (1, 2):
+        with pytest.raises(UserError, match=name.removesuffix("_token_id")):
+            models.generate(*ours, rows(), **{name: value, "num_beams": number})
+
+
+@pytest.mark.parametrize("name", ["bad_words_ids", "suppress_tokens"])
+@pytest.mark.parametrize("value", [1.9, True, -1, V], ids=repr)
+def test_banned_tokens_are_whole_numbers_in_the_vocabulary(gpt2: Any, name: str, value: object):
+    _, *ours = gpt2
+    tokens = [[3, value]] if name == "bad_words_ids" else [3, value]
+    with pytest.raises(UserError, match=f"({name}|banned).*{value}"):
+        models.generate(*ours, rows(), **{name: tokens})
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True])
+def test_a_factor_is_a_finite_number(gpt2: Any, name: str, value: object):
+    _, *ours = gpt2
+    with pytest.raises(UserError, match=f"{name} {value}"):
+        models.generate(*ours, rows(), **{"do_sample": True, name: value})
+
+
+def test_integers_of_numpy_are_whole_numbers(gpt2):
+    _, *ours = gpt2
+    given = [[np.int64(token) for token in row] for row in rows()]
+    asked = {"max_new_tokens": 3, "eos_token_id": 5, "num_beams": 2}
+    wrapped = {name: np.int32(value) for name, value in asked.items()}
+    expected = models.generate(*ours, rows(), **asked)
+    np.testing.assert_array_equal(models.generate(*ours, given, **wrapped), expected)
+
+
+@pytest.mark.parametrize("mask", [3, "ab", [[2]], [[0.5]], [["1"]], [[None]]])
+def test_a_mask_is_of_ones_and_zeros(gpt2, mask):
+    _, *ours = gpt2
+    with pytest.raises(UserError, match="attention_mask"):
+        models.generate(*ours, [[3]], attention_mask=mask)
+
+
+def test_published_end_tokens_beyond_the_vocabulary_end_nothing(tmp_path):
+    config = {"model_type": "gpt2", "vocab_size": V}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stored = {"eos_token_id": [5, V], "pad_token_id": -1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    assert models.generation_arguments(tmp_path) == {"eos_token_id": [5]}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [], [3, 4], 7, "ab", [[3], []], [[V]], [[-1]], [[1.9]], [[True]], [["3"]], [[None]],
+        [[[3]]], [[3], 4], [[float("nan")]], [[10**12]], np.ones((1, 2)), np.ones((1, 2), bool),
+    ],
+    ids=repr,
+)  # fmt: skip
 def test_rows_that_are_none(gpt2, ids):
     _, *ours = gpt2
     for asked in ({}, {"num_beams": 2}):
-        with pytest.raises(ValueError, match=r"input_ids|token"):
+        with pytest.raises(UserError, match="input_ids"):
             models.generate(*ours, ids, **asked)
 
 
