@@ -237,4 +237,5 @@ def _object(file: Path) -> JsonObject:
 
 def _direction(content: JsonObject, name: str) -> str | None:
     found = content.get(name)
-    return str(found.get("direction")).lower() if isinstance(found, dict) else None
+    direction = found.get("direction") if isinstance(found, dict) else None  # not in older files
+    return None if direction is None else str(direction).lower()
