@@ -12,6 +12,7 @@ cannot inject special tokens. Only the code that adds special tokens to an examp
 
 import hashlib
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -88,7 +89,39 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text, framed=add_special_tokens)
+        pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        if not self._named_pieces.isdisjoint(id for id, of_frame in pairs if not of_frame):
+            encoding = _encode(self._without_named_pieces, text, framed=add_special_tokens)
         return encoding.ids, encoding.offsets
+
+    @cached_property
+    def _named_pieces(self) -> frozenset[int]:
+        """The special tokens that the model itself may make of their names in a text."""
+        added, model = self._backend.get_added_tokens_decoder().items(), self._backend.model
+        names = {t.content: id for id, t in added if t.special and id != self.special_ids.unk}
+        return frozenset(id for name, id in names.items() if model.token_to_id(name) == id)
+
+    @cached_property
+    def _without_named_pieces(self) -> tokenizers.Tokenizer:
+        """The same tokenizer with other names for these pieces, which nobody can guess."""
+        content: JsonObject = json.loads(self._backend.to_str())
+        model = content["model"]
+        names = {self._backend.id_to_token(id): id for id in self._named_pieces}
+        names.pop(model.get("unk_token"), None)
+        others = {name: f"{secrets.token_hex(16)} {id}" for name, id in names.items()}
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {others.get(name, name): id for name, id in model["vocab"].items()}
+        else:
+            model["vocab"] = [(others.get(name, name), score) for name, score in model["vocab"]]
+        if "merges" in model:
+            made = ((*merge, "".join(merge)) for merge in model["merges"])
+            model["merges"] = [one[:2] for one in made if others.keys().isdisjoint(one)]
+        for token in content["added_tokens"]:  # which get their ids from the model
+            token["content"] = others.get(token["content"], token["content"])
+        with library_errors(_FAILED):
+            backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        backend.encode_special_tokens = True
+        return backend
 
     def control_tokens(self) -> dict[str, bool]:
         """See ``Tokenizer``; every added token that is not white space is one."""
@@ -156,7 +189,11 @@ class HuggingFaceTokenizer(Tokenizer):
         """See ``Tokenizer``."""
         with library_errors(_FAILED):
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        rows = [encoding.ids for encoding in encodings]
+        return [
+            row if self._named_pieces.isdisjoint(row) else self.encode(text, False)
+            for row, text in zip(rows, texts, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
@@ -244,14 +281,15 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
     """Reads the frame that the library's post-processor gives to one text and to two.
 
     Raises:
-      DataError: The post-processor puts its texts in another order, or repeats one.
+      DataError: The post-processor fails, puts its texts in another order, or repeats one.
     """
     # The ids of these texts are those of no special token.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
     if backend.post_processor is not None:
         probe.post_processor = backend.post_processor
-    one, two = probe.encode("a"), probe.encode("a", "b")
+    with library_errors("the template of this tokenizer fails: correct its post_processor"):
+        one, two = probe.encode("a"), probe.encode("a", "b")
     ids = list(texts.values())
     single = Layout.read(one.ids, one.type_ids, ids[:1])
     return Frame(single, Layout.read(two.ids, two.type_ids, ids))

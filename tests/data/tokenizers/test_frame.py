@@ -1,12 +1,15 @@
 """The frame of a tokenizer against what the tokenizers library and transformers make of a text."""
 
+import json
+
 import pytest
 import tokenizers
-from flaxzoo.data import DataError
+from flaxzoo.data import DataError, load_tokenizer
 from flaxzoo.data.tokenizers.base import SpecialIds
 from flaxzoo.data.tokenizers.frame import Frame
 from flaxzoo.data.tokenizers.huggingface import HuggingFaceTokenizer
 from tokenizers import models, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 VOCABULARY = {"<s>": 0, "<pad>": 1, "</s>": 2, "en_XX": 3, "a": 4, "b": 5, "c": 6}
 SPECIAL = [("<s>", 0), ("</s>", 2), ("en_XX", 3)]
@@ -67,7 +70,39 @@ def test_other_orders_are_refused(single, pair):
         assert ours.frame
 
 
+def test_a_template_that_fails_is_named():
+    """The library frames a pair only by the first template of a sequence, and panics."""
+    one = template("<s> $A", "<s> $A $B")
+    ours, _ = tokenizer_with(processors.Sequence([one, template("$A </s>", "$A $B </s>")]))
+    with pytest.raises(DataError, match="post_processor"):
+        assert ours.frame
+
+
 def test_the_tokens_before_a_document():
     for name, before in {"llama": (0,), "two before": (0, 3), "none": (0,), "t5": (0,)}.items():
         assert tokenizer_with(PROCESSORS[name])[0].begins_document == before
     assert Frame() == tokenizer_with(None)[0].frame
+
+
+@pytest.mark.parametrize("direction", [None, "Left", "Right"])
+def test_sides_of_tokenizer_json(direction, tmp_path):
+    """A file of an older version of the library states no direction of truncation."""
+    _, backend = tokenizer_with(None)
+    backend.enable_truncation(4)
+    backend.enable_padding()
+    content = json.loads(backend.to_str())
+    if direction is None:
+        del content["truncation"]["direction"]
+    else:
+        content["truncation"]["direction"] = content["padding"]["direction"] = direction
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    side = (direction or "Right").lower()
+    settings = ours.batch_settings
+    assert settings is not None
+    assert settings.truncation_side == theirs.truncation_side == side
+    assert settings.padding_side == theirs.padding_side == side
