@@ -327,7 +327,6 @@ def _assembled(
     mask, default = settings.values.get("mask_token"), (family.tokens if family else {})
     usual_mask = default.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):
-        settings = settings.over({})
         token = AddedToken(mask, lstrip=usual_mask.lstrip)
         settings = dataclasses.replace(settings, values={**settings.values, "mask_token": token})
     padding = source.padding if source else None
@@ -367,7 +366,9 @@ def _assembled(
     )
     cleans = settings.flag("clean_up_tokenization_spaces", False)
     cleans = cleans and (forced or not isinstance(backend.model, models.BPE))
-    return HuggingFaceTokenizer(backend, special, cleans=cleans)
+    tokenizer = HuggingFaceTokenizer(backend, special, cleans=cleans)
+    tokenizer.named_tokens = {role: name_of(token) for role, token in named.items()}
+    return tokenizer
 
 
 def _extra_tokens(settings: Settings, family: Family | None, vocabulary: Vocabulary) -> list[Token]:

@@ -3,7 +3,7 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -47,6 +47,8 @@ class Tokenizer(ABC):
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
       own_chat_template: The chat template of its folder; None if that has none.
+      named_tokens: The special tokens of its folder by role, such as ``eos_token``; None if no
+        folder names them.
       batch_settings: How transformers reads a batch with its folder; None if no folder says so.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
@@ -56,6 +58,7 @@ class Tokenizer(ABC):
     special_ids: SpecialIds
     fingerprint: str
     own_chat_template: ChatTemplate | None = None
+    named_tokens: Mapping[str, str] | None = None
     batch_settings: BatchSettings | None = None
     sentinels: tuple[int, ...] = ()
 
@@ -349,7 +352,10 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     path = Path(path).expanduser()
     tokenizer = _load_vocabulary(path)
     folder = path if path.is_dir() else path.parent
-    tokenizer.own_chat_template = find_template(folder)
+    template = find_template(folder)
+    if template is not None and tokenizer.named_tokens is not None:
+        template = replace(template, tokens=tokenizer.named_tokens)
+    tokenizer.own_chat_template = template
     tokenizer.batch_settings = BatchSettings.of_folder(folder)
     return tokenizer
 

@@ -228,7 +228,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def transformers_config(self) -> dict[str, object]:
         """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
-        names: dict[str, object] = {
+        names: dict[str, object] = dict(self.named_tokens or {})
+        names |= {
             f"{role}_token": self._backend.id_to_token(id)
             for role, id in asdict(self.special_ids).items()
             if id is not None

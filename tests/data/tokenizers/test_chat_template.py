@@ -4,6 +4,7 @@ import enum
 import json
 
 import pytest
+import tokenizers
 from flaxzoo import data
 
 CHATML = (
@@ -158,3 +159,36 @@ def test_a_message_has_a_role():
     for wrong in ({"content": "Hi"}, "Hi"):
         with pytest.raises(data.DataError, match=r"message 2 is .*: write an object with role"):
             data.ChatTemplate(CHATML).render([TURNS[0], wrong])
+
+
+NAMES = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ image_token }}"
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"eos_token": "<a>"}, {"eos_token": "<b>"}),
+        ({"eos_token": "<a>"}, {"eos_token": None}),
+        ({"bos_token": "<c>"}, {"eos_token": "<b>", "pad_token": "<b>"}),
+        ({"eos_token": "<a>", "image_token": "<c>"}, None),
+        ({"eos_token": "<a>", "extra_special_tokens": {"image_token": "<c>"}}, None),
+    ],
+)
+def test_the_special_tokens_of_a_folder_are_those_of_transformers(config, names, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    backend.add_special_tokens(["<a>", "<b>", "<c>"])
+    folder = tmp_path / "given"
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    for name, content in (("tokenizer_config", config), ("special_tokens_map", names)):
+        if content is not None:
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    (folder / "chat_template.jinja").write_text(NAMES)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(TURNS[:1], tokenize=False)
+    ours = data.load_tokenizer(folder)
+    ours.save(tmp_path / "run")
+    for tokenizer in (ours, data.load_tokenizer(tmp_path / "run")):
+        assert tokenizer.chat_template.render(TURNS[:1]) == expected
