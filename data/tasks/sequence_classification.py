@@ -378,8 +378,8 @@ def _example(
     for text in texts:
         if not isinstance(text, str):
             raise DataError(
-                f"{location} has a {type(text).__name__} where its text should be: "
-                "name the label first and then the text, as #LABEL,TEXT"
+                f"{location} has a {type(text).__name__} where its text should be: give a string; "
+                "the name of a source has the label first and then the text, as #LABEL,TEXT"
             )
         strings.append(text)
     second = strings[1] if len(strings) == 2 else None

@@ -117,7 +117,8 @@ class TextReader:
         """Returns the names of the texts among the names of fields.
 
         Raises:
-          DataError: None is the name of a text, or there are more or fewer texts than are read.
+          DataError: None is the name of a text, there are more or fewer texts than are read, or it
+            is not clear which fields they are.
         """
         found = self.fields if {*self.fields} <= names.keys() else _customary(names)
         if not found:
@@ -125,6 +126,11 @@ class TextReader:
                 f"{location} has the fields {', '.join(map(str, names)) or 'none'}, none of which "
                 f"is {' or '.join(dict.fromkeys((*self._own, 'text')))}: name the text so, and a "
                 "second one text_b"
+            )
+        if found != self.fields and "text" in names and "text" not in found:
+            raise DataError(
+                f"{location} has the field text, and also {' and '.join(found)}: leave out what is "
+                "not to be read"
             )
         if not self.imported and len(found) < len(self.fields):
             raise DataError(
@@ -168,7 +174,7 @@ class TextReader:
                         yield self.of_row(row, location)
 
 
-_COLUMNS = ColumnRoles("those of the texts", {})
+_COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, Any]) -> tuple[str, ...]:
