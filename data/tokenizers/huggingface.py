@@ -70,6 +70,10 @@ class HuggingFaceTokenizer(Tokenizer):
         content = backend.to_str()
         read = json.loads(content)
         self.kind = _kind(read)
+        model = read["model"]
+        unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
+        others = {**asdict(self.special_ids), "unk": None}.values()
+        self._unknown: int | None = None if unknown in others else unknown
         specials = repr(sorted(asdict(self.special_ids).items()))
         self.fingerprint = _hashed(_stable(content, read) + specials)
 
@@ -98,7 +102,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _named_pieces(self) -> frozenset[int]:
         """The special tokens that the model itself may make of their names in a text."""
         added, model = self._backend.get_added_tokens_decoder().items(), self._backend.model
-        names = {t.content: id for id, t in added if t.special and id != self.special_ids.unk}
+        names = {t.content: id for id, t in added if t.special and id != self._unknown}
         return frozenset(id for name, id in names.items() if model.token_to_id(name) == id)
 
     @cached_property
@@ -124,7 +128,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return backend
 
     def control_tokens(self) -> dict[str, bool]:
-        """See ``Tokenizer``; every added token that is not white space is one."""
+        """See ``Tokenizer``; every added token but white space and the unknown token is one."""
         return {name: special for name, (_, special) in self._controls.items()}
 
     def control_ids(self) -> dict[str, int]:
@@ -135,7 +139,11 @@ class HuggingFaceTokenizer(Tokenizer):
     def _controls(self) -> dict[str, tuple[int, bool]]:
         """The ids of the control tokens by name, and whether each is special."""
         added = self._backend.get_added_tokens_decoder().items()
-        return {t.content: (id, t.special) for id, t in added if not t.content.isspace()}
+        return {
+            token.content: (id, token.special)
+            for id, token in added
+            if not token.content.isspace() and id != self._unknown
+        }
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """See ``Tokenizer``; the library finds them, before and after normalization."""
@@ -166,7 +174,8 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def _without_added_tokens(self) -> tokenizers.Tokenizer:
         """The same tokenizer, for which every text is ordinary, even the name of a token."""
-        content = json.loads(self._backend.to_str())
+        backend = self._without_named_pieces if self._named_pieces else self._backend
+        content = json.loads(backend.to_str())
         content |= {"added_tokens": [], "post_processor": None}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 

@@ -239,3 +239,39 @@ def test_pieces_that_the_user_of_a_model_defined(kind, tmp_path):
     assert encoded.ids.count(ids["<start_of_turn>"]) == 2
     assert encoded.ids.count(ids["<end_of_turn>"]) == 2
     assert encoded.ids.count(ids["<mine>"]) == 1  # the template does not name it
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz</>:"
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("kind", ["unigram", "words", "wordpiece", "merges"])
+def test_characters_that_a_vocabulary_lacks(kind, stated, tmp_path):
+    """The unknown token is no control token: a text with an emoji has the ids of transformers."""
+    auto = pytest.importorskip("transformers").AutoTokenizer
+    pieces = ["<pad>", "</s>", "<unk>", "§", *LETTERS, "##a"]
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    model = {
+        "unigram": lambda: models.Unigram([(piece, -float(id)) for piece, id in ids.items()], 2),
+        "words": lambda: models.WordLevel(ids, unk_token="<unk>"),
+        "wordpiece": lambda: models.WordPiece(ids, unk_token="<unk>"),
+        "merges": lambda: models.BPE(ids, [], unk_token="<unk>"),
+    }[kind]()
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(pieces[:4])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    config |= {"unk_token": "<unk>"} if stated else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    source = "{% for m in messages %}§ {{ m.role }}: {{ m.content }} </s>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    theirs, ours = auto.from_pretrained(tmp_path), data.load_tokenizer(tmp_path)
+    answer = {"role": "assistant", "content": "ok"}
+    for text in ("hi 😀 b", "a\nb", "😀"):
+        messages = [{"role": "user", "content": text}, answer]
+        expected = theirs.apply_chat_template(messages)["input_ids"]
+        assert data.encode_chat(ours, messages).ids == expected
+    for text in ("a</s>b", "</s>", "§ a", "a § 😀 </s>", "<unk> <pad>"):
+        ids = data.encode_chat(ours, [{"role": "user", "content": text}, answer]).ids
+        assert [id for id in ids if id in (0, 1, 3)] == [3, 1, 3, 1], text
