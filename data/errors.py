@@ -46,7 +46,7 @@ def suggest(name: str, valid: Sequence[str]) -> str:
 
 
 def check_whole(name: str, value: object) -> None:
-    """Checks an integer of Python or numpy; a truth value is none, and neither is 2.0.
+    """Checks that a value is an integer of Python or numpy, and neither a bool nor a float.
 
     Raises:
       UserError: The value is another.
@@ -56,13 +56,12 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_finite_number(name: str, value: object) -> None:
-    """Checks a number of Python or numpy that is neither a truth value, NaN nor infinite.
+    """Checks that a value is a finite number of Python or numpy, and not a bool.
 
     Raises:
       UserError: The value is another.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
         raise UserError(f"{name} {value!r} must be a finite number")
 
 

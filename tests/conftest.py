@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     here = Path(__file__).parent
     modules_of_long_tests = set()
-    if "full_size" not in config.getoption("markexpr"):
+    if "full_size" not in str(config.getoption("markexpr")):
         full = [item for item in items if item.get_closest_marker("full_size") is not None]
         config.hook.pytest_deselected(items=full)
         items[:] = [item for item in items if item not in full]

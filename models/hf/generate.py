@@ -127,7 +127,8 @@ def generate(
     else:
         written = _sample(generator, rows, request, seed)
     fill = next(iter(request.eos_ids), UNSEEN)
-    before = given if causal else [[request.start_id]] * len(rows)
+    start = [] if request.start_id is None else [request.start_id]
+    before = given if causal else [start] * len(rows)
     prompts, _ = pad_rows(
         before, fill=fill if request.pad_id is None else request.pad_id, left=True
     )

@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 import tokenizers
@@ -155,7 +156,7 @@ def loaded(tmp_path_factory):
 
 def conversation(place, text):
     """A conversation with a text at a place, and its tools; ``halves`` are in two messages."""
-    at = {place: text}
+    at: dict[str, Any] = {place: text}
     half = len(text) // 2
     if place == "halves":
         at = {"user": text[:half], "assistant": text[half:]}

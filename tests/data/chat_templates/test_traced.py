@@ -1,6 +1,7 @@
 """Traced strings equal those of Python, and no character changes its writer."""
 
 import json
+from typing import Any
 
 import pytest
 from flaxzoo.data.chat_templates.traced import Traced, as_json, as_text, joined, origins
@@ -22,7 +23,7 @@ METHODS = [
 ]
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     return type(value)(map(plain, value)) if isinstance(value, list | tuple) else value

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 EN = ["a man", "", "two dogs", "a\u2028b", "rain\x0b\x85 "]
 DE = ["ein Mann", "nichts", "  ", "a\u2028b", "Regen"]
-LINE = st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=8)
+LINE = st.text(st.characters(exclude_characters="\n\0", codec="utf-8"), max_size=8)
 
 
 def write(path, lines, end="\n"):

@@ -7,6 +7,7 @@ Models that have these names as pieces find them even so in transformers, and he
 import io
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -192,6 +193,7 @@ def differences(folder, texts, saved=None):
     assert ours.encode_batch(typed) == rows
     assert not any(named_in(theirs, ids) for ids in rows)
     texts = [text for text in texts if text not in typed]
+    found: list[tuple[Any, ...]]
     found = [] if len(theirs) == ours.vocab_size else [("size", len(theirs), ours.vocab_size)]
     for role in ("pad", "unk", "bos", "eos", "cls", "sep", "mask"):
         id = getattr(theirs, f"{role}_token_id")
@@ -306,7 +308,9 @@ def json_files(vocabularies, tmp_path_factory):
     def file(family):
         if family not in made:
             place = tmp_path_factory.mktemp("json")
-            contents = {"tokenizer_config": {"tokenizer_class": FAMILIES[family][1]}}
+            contents: dict[str, Any] = {
+                "tokenizer_config": {"tokenizer_class": FAMILIES[family][1]}
+            }
             contents["tokenizer_config"] |= {
                 "add_bos_token": family in ("llama", "mistral", "phi3")
             }

@@ -351,7 +351,7 @@ WRONG = 1.9, True, "3", float("nan"), np.float32(2)
     "name", "max_new_tokens max_length num_beams num_return_sequences top_k".split()
 )
 @pytest.mark.parametrize("value", [*WRONG, -1], ids=repr)
-def test_a_count_is_a_whole_number(gpt2: Any, name: str, value: object):
+def test_a_count_is_a_whole_number(gpt2: Any, name: str, value: Any):
     _, *ours = gpt2
     with pytest.raises(UserError, match=f"{name} .*{float(value) if value == 2 else value}"):
         models.generate(*ours, rows(), **{"do_sample": name == "top_k", name: value})

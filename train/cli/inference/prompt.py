@@ -73,7 +73,7 @@ class PromptArguments(DecodingArguments):
     stop: tuple[str, ...] = ()
     """Further strings that end an answer; a line feed always does, or what follows the answer in
     the pattern, or a line that begins with the first label."""
-    seed: int | None = None
+    seed: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Shuffles the examples before they are chosen. By default the first of the file are shown, in
     its order. It is the first query's seed for sampling, too (by default 0); each query that
     follows has one more."""
