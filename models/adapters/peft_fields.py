@@ -146,7 +146,9 @@ def is_targeted(fields: JsonObject, module: str, file: Path) -> bool:
     if not _is_named(targets, module, file):
         return False
     layers = fields.get("layers_to_transform")
-    if isinstance(targets, str) or layers is None or layers == []:
+    # A module by its whole name is adapted, whatever the layers.
+    is_whole = isinstance(targets, str) or module in targets
+    if is_whole or layers is None or layers == []:
         return True
     patterns = _listed(fields, "layers_pattern") or [r"[^.]*"]
     for pattern in patterns:

@@ -219,6 +219,7 @@ def test_a_change_of_the_embedding_is_that_of_peft(family, tied, way, tmp_path):
         {"modules_to_save": ["norm", "input_layernorm"]},
         {"modules_to_save": ["layers.1.mlp"]},
         {"layers_to_transform": [1], "layers_pattern": "layers"},
+        {"target_modules": ["q_proj", "lm_head"], "layers_to_transform": [1]},
         {"target_modules": r".*\.layers\.1\..*(q|v)_proj", "use_rslora": True},
         {"target_modules": "all-linear", "exclude_modules": ["down_proj"]},
         {"rank_pattern": {"layers.0.*q_proj": 2}, "alpha_pattern": {"layers.1.*q_proj": 31}},
