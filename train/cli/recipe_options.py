@@ -19,7 +19,7 @@ from ...data.errors import UserError
 from ...models.adapters.lora import LoRAConfig
 from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling
-from ..config import TrainConfig
+from ..config import TrainConfig, differences, flatten, to_dict
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, field_docs, log
 
@@ -122,7 +122,8 @@ class RecipeParser(OptionParser):
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         beginning = _value_of("init-from", self._options) or self._config.init_from
         if preset is None and named.of_model is not None and beginning and not helping:
-            self._config = _begun(name, beginning, command) or self._config
+            run = Path(_value_of("workdir", self._options) or default_workdir(name))
+            self._config = _begun(name, beginning, command, run) or self._config
         self._command, self._preset = command, preset or named.preset
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
@@ -219,8 +220,13 @@ def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
     return parsed
 
 
-def _begun(name: str, beginning: str, command: str) -> TrainConfig | None:
-    """Returns the recipe for a run that begins with a model, if the model is here.
+def default_workdir(name: str) -> Path:
+    """Returns the run folder of a recipe if options name none."""
+    return Path("runs") / name
+
+
+def _begun(name: str, beginning: str, command: str, run: Path) -> TrainConfig | None:
+    """Returns the recipe for a run that begins with a model, if the run or the model is here.
 
     A plan and a benchmark download nothing.
     """
@@ -228,6 +234,8 @@ def _begun(name: str, beginning: str, command: str) -> TrainConfig | None:
     if command == "train":
         from ...models.hub import local_folder
 
+        if (resumed := _resumed(name, beginning, run)) is not None:
+            return resumed
         with contextlib.suppress(FileNotFoundError):  # which training reports
             folder = local_folder(beginning)
     if not (folder / "config.json").is_file():
@@ -235,6 +243,25 @@ def _begun(name: str, beginning: str, command: str) -> TrainConfig | None:
     from ..runs.load_run import begin_with
 
     return begin_with(name, folder)
+
+
+def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
+    """Returns the recipe for a run that exists; None if there is none with this beginning.
+
+    What follows from its beginning is that of the run, for the beginning may be gone by now.
+    """
+    from ..runs.load_run import config_of_run
+
+    config, of_model = RECIPES[name].config, RECIPES[name].of_model
+    if of_model is None or not (run / "config.json").is_file():
+        return None
+    made = config_of_run(run)
+    if made.init_from != beginning or type(made.data) is not type(config.data):
+        return None
+    follows = {"init_from", "execution.remat", *differences(config, of_model(made.model))}
+    stored = flatten(to_dict(made))
+    own = {x: stored[x] for x in follows if not x.startswith("model.")}
+    return with_options(config, argparse.Namespace(**own))
 
 
 class _HelpAll(argparse.Action):

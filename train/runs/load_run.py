@@ -56,13 +56,23 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     fields = read_fields(folder)
     if is_foreign(fields):
         return _open_foreign(folder, fields)
-    check_run(fields, folder)
-    train = object_field(fields, "train", folder)
-    with naming_writer(fields, folder):
-        config = from_dict({**train, "model": fields["model"]})
+    config = config_of_run(folder)
     tokenizer = load_tokenizer(folder / TOKENIZER)
     _check_vocabulary(folder, config.model, tokenizer)
     return config, tokenizer
+
+
+def config_of_run(folder: Path) -> TrainConfig:
+    """Returns the configuration in the `config.json` of a run.
+
+    Raises:
+        UserError: It is broken, or that of something else.
+    """
+    fields = read_fields(folder)
+    check_run(fields, folder)
+    train = object_field(fields, "train", folder)
+    with naming_writer(fields, folder):
+        return from_dict({**train, "model": fields["model"]})
 
 
 def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokenizer]:
@@ -142,10 +152,7 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     fields = read_fields(folder)
     if of_model is not None and (is_foreign(fields) or IMPORTED_FROM in fields):
         return dataclasses.replace(of_model(model_config(folder)), init_from=config.init_from)
-    check_run(fields, folder)
-    train = object_field(fields, "train", folder)
-    with naming_writer(fields, folder):
-        made = from_dict({**train, "model": fields["model"]}).execution
+    made = config_of_run(folder).execution
     execution = dataclasses.replace(config.execution, dtype=made.dtype, remat=made.remat)
     return dataclasses.replace(config, execution=execution)
 

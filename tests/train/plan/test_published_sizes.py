@@ -1,14 +1,19 @@
 """`flaxzoo plan` and `bench` of a preset are of the published model, and `train` says its own."""
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 import transformers
 from flaxzoo import models
+from flaxzoo.models import loading
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.recipe_options import RecipeParser
+from flaxzoo.train.config import differences, to_dict
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.state import count_parameters
@@ -105,3 +110,28 @@ def test_a_published_folder_is_planned_as_the_preset_of_its_size(gpt2_config, na
         both = [without_data(config, lambda _: None) for config in (of_folder, of_preset)]
         assert both[0].model.vocab_size == both[1].model.vocab_size == 50_257
         assert both[0].execution == both[1].execution
+
+
+@pytest.mark.parametrize("name", ANY_FAMILY)
+def test_a_run_has_its_settings_when_its_beginning_is_gone(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    if name == "text-to-text":
+        made = transformers.BartForConditionalGeneration(transformers.BartConfig(**tiny))
+    else:
+        made = transformers.GPT2Config(architectures=["GPT2LMHeadModel"])
+    made.save_pretrained("published")
+    words = [name, "--init-from", "published"]
+    config = RecipeParser("train", words).read_recipe()[1]
+    stated = dataclasses.replace(config, model=loading.model_config(Path("published")))
+    fields = to_dict(stated)
+    run = Path("runs", name)
+    run.mkdir(parents=True)
+    content = {"model": fields.pop("model"), "train": fields}
+    (run / "config.json").write_text(json.dumps(content))
+    shutil.rmtree("published")
+    again = RecipeParser("train", words).read_recipe()[1]
+    assert differences(config, dataclasses.replace(again, model=config.model)) == {}
+    assert again.execution == config.execution
+    shorter = RecipeParser("train", [*words, "--data.length", "64"]).read_recipe()[1]
+    assert differences(config, shorter)["data.length"] == (config.data.length, 64)

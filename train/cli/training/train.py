@@ -11,7 +11,7 @@ from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
 from ..options import log, parse, split_at_dashes
-from ..recipe_options import RecipeParser
+from ..recipe_options import RecipeParser, default_workdir
 
 
 def train_command(arguments: list[str]) -> int:
@@ -50,7 +50,7 @@ def train_command(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
     parser = RecipeParser("train", arguments)
-    workdir = Path("runs") / arguments[0]
+    workdir = default_workdir(arguments[0])
     parser.add_argument(
         "--workdir",
         type=Path,
