@@ -29,8 +29,8 @@ def padded_length(number: int, longest: int) -> int:
 def padded_rows(number: int, length: int) -> int:
     """Returns the rows of the next batch, if `number` rows of a padded length remain.
 
-    It is a power of two. Fewer than a quarter of the rows are padding: 5 rows are a batch of four
-    and one of one.
+    It is a power of two. At most a quarter of the rows are padding: 5 rows are a batch of four and
+    one of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.model import Model
 from ...models.nn.typing import Array, Float, Int, Params
 from ..distributed.expert_parallel import over_mesh
-from ..distributed.multiprocess import greatest_everywhere
+from ..distributed.multiprocess import barrier, greatest_everywhere
 from ..distributed.sharding import (
     num_batch_shards,
     parameter_shardings,
@@ -87,11 +88,13 @@ class RewardModel:
             begun: the prompt of each.
             completions: the completions.
         """
-        pairs = zip(begun, completions, strict=True)
-        rows = [
-            as_classified(self._encoded(one, completion), self._tokenizer)
-            for one, completion in pairs
-        ]
+        # No process may wait in a computation that another one, which fails, does not begin.
+        together = nullcontext if self._mesh is None else barrier
+        with together():
+            rows = [
+                as_classified(self._encoded(one, completion), self._tokenizer)
+                for one, completion in zip(begun, completions, strict=True)
+            ]
         longest, number = max(map(len, rows)), len(rows)
         if self._mesh is not None:  # all processes compute together, on equal shapes
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
@@ -112,7 +115,8 @@ class RewardModel:
                 chosen = [rows[i] for i in batch]
                 given = pad_batch(chosen, round_up(number, shards), self._length)
                 found[batch] = self._of_batch(*given)[: len(batch)]
-        check_outputs({"reward": found})
+        with together():
+            check_outputs({"reward": found})
         return found.tolist()
 
     def _of_batch(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

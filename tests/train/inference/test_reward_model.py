@@ -1,5 +1,6 @@
 """A reward model as a reward."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -8,6 +9,8 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data.chat.policy import PromptRecord
 from flaxzoo.data.chat.records import Dialogue, PromptedText
+from flaxzoo.train.errors import RunError
+from flaxzoo.train.inference import reward_model
 from flaxzoo.train.inference.reward_model import RewardModel
 from flaxzoo.train.rewards.functions import rewards_of
 
@@ -77,3 +80,18 @@ def test_an_answer_that_the_model_cannot_read_whole_is_refused(judge):
     reward = RewardModel.of_run(judge[0])
     with pytest.raises(data.UserError, match="and the reward model reads 48"):
         reward([PromptedText("hi", "")], ["you" * 20])
+
+
+def test_a_process_hears_of_a_failure_before_it_computes_with_others(judge, monkeypatch):
+    @contextlib.contextmanager
+    def failing_elsewhere():
+        yield
+        raise RunError("process 1: it failed")
+
+    reward = RewardModel.of_run(judge[0], train.make_mesh(train.MeshConfig(fsdp=2)))
+    monkeypatch.setattr(reward_model, "barrier", failing_elsewhere)
+    computed = []
+    monkeypatch.setattr(reward_model, "greatest_everywhere", computed.append)
+    with pytest.raises(RunError, match="process 1"):
+        reward([Dialogue((USER,))], ["you"])
+    assert not computed
