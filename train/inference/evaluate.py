@@ -145,8 +145,8 @@ def _opened(
     custom = fields.get(CUSTOM)
     if source is None and isinstance(custom, dict) and "examples" in custom:
         raise RunError(
-            f"{folder} was trained on examples that a function made, {custom['examples']}, which "
-            "only Python has: the scores of its evaluations are in its report.md and metrics.jsonl"
+            f"{folder} was trained on examples of the function {custom['examples']}, which cannot "
+            f"be called here: read the scores of its evaluations in {folder}/metrics.jsonl"
         )
     heads = task_of(config.data).heads_for(config.data)
     if config.model.head not in heads:
