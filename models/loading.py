@@ -172,8 +172,11 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
       CheckpointRemoved: The requested checkpoint was removed meanwhile.
     """
     for _ in range(READINGS - 1):
-        with contextlib.suppress(*(() if step is not None else (CheckpointRemoved,))):
+        try:
             return read(chosen_step(folder, step))
+        except CheckpointRemoved:
+            if step is not None:
+                raise
     return read(chosen_step(folder, step))
 
 

@@ -20,6 +20,7 @@ from ..config import Gather, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.exchange import Exchange, choose_exchange, reading
 from ..distributed.expert_parallel import over_mesh
+from ..distributed.multiprocess import greatest_everywhere
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
     CONTEXT,
@@ -36,7 +37,7 @@ from ..objectives.eval_step import make_evaluate_fn
 from ..objectives.objectives import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
-from .machine_memory import memory_of_each, true_everywhere
+from .machine_memory import memory_of_each
 from .memory_summary import (
     BatchShapes,
     bytes_per_device,
@@ -95,7 +96,8 @@ class ShardedStep:
         except Exception as error:
             failure = error
         # Programs of different exchanges would wait for each other.
-        fits_everywhere = true_everywhere(program is not None and self._fits(program))
+        fits_here = program is not None and self._fits(program)
+        fits_everywhere = not greatest_everywhere(not fits_here)
         if failure is not None and not is_out_of_memory(failure):
             raise failure  # the others have heard that this process has no program
         if not fits_everywhere:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import jax
-import numpy as np
-from jax.experimental.multihost_utils import process_allgather
+
+from ..distributed.multiprocess import greatest_everywhere
 
 PROC = Path("/proc")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -71,17 +71,8 @@ def memory_of_each() -> int | None:
     All processes make the first call together. None: unknown.
     """
     limit = device_memory(jax.local_devices())
-    if jax.process_count() > 1:
-        mebibytes = np.full(1, limit >> 20, np.int32)  # whose bytes would need 64 bits
-        limit = int(process_allgather(mebibytes).min()) << 20
-    return limit or None
-
-
-def true_everywhere(here: bool) -> bool:
-    """Returns whether something is true in all processes, which call this together."""
-    if jax.process_count() == 1:
-        return here
-    return bool(process_allgather(np.full(1, here)).all())
+    mebibytes = -greatest_everywhere(-(limit >> 20))  # whose bytes would need 64 bits
+    return mebibytes << 20 or None
 
 
 def available_on_machine() -> int | None:
