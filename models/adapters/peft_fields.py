@@ -180,4 +180,4 @@ def _matches(pattern: str, module: str, written: str, file: Path) -> re.Match[st
     try:
         return re.fullmatch(pattern, module)
     except re.error as error:
-        raise WeightsError(f"{file}: {written!r} is no regular expression ({error})") from None
+        raise WeightsError(f"{file}: {written!r} is not a regular expression ({error})") from None

@@ -67,7 +67,7 @@ class MetricsLog:
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         if not self._file.is_file():
             raise RunError(
-                f"{self._file} was deleted during training: restore it; the same command goes on "
+                f"{self._file} was deleted during training: restore it; the same command resumes "
                 "from the newest checkpoint"
             )
         try:
