@@ -272,7 +272,8 @@ class Tokenizer(ABC):
         """Encodes a text in which the string ``[MASK]`` is the mask token.
 
         For filling blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
-        characters. Spaces before a mask belong to the mask.
+        characters. A mask includes the spaces around it that its folder of transformers says; for
+        other vocabularies those before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``
@@ -290,11 +291,12 @@ class Tokenizer(ABC):
                 f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
                 "masked tokens"
             )
-        *before, last = text.split(self.token(mask))
-        ids: list[int] = []
-        for part in before:
-            ids += [*self.encode(part.rstrip(" "), add_special_tokens=False), mask]
-        ids += self.encode(last, add_special_tokens=False)
+        if self.batch_settings is None:
+            text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
+        known, special = self.control_ids(), self.control_tokens()
+        others = {id for name, id in known.items() if special[name] and id != mask}
+        typed = [(start, end) for start, end, id in self.find_controls(text) if id in others]
+        ids, _ = self.encode_with_controls(text, typed)
         if not add_special_tokens:
             return ids
         return self.frame.join(ids).ids

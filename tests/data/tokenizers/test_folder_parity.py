@@ -529,3 +529,18 @@ def test_names_that_are_pieces_are_ordinary_text(kind, text, tmp_path):
 
     others = ["<unk>", "other pad", "other end", *NAMED[3:]]
     assert ids(NAMED, tmp_path / "named") == ids(others, tmp_path / "others")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "mbart", "gemma"])
+@pytest.mark.parametrize("spaces", [{}, {"lstrip": True}, {"rstrip": True}])
+def test_masks_in_a_text(family, spaces, vocabularies, tmp_path):
+    """The mask includes the spaces that its folder says; other names are ordinary text."""
+    contents = contents_for(family, "class")
+    name = "[MASK]" if family == "bert" else "<mask>"
+    contents["tokenizer_config"]["mask_token"] = typed(name, special=True, **spaces)
+    folder = write(tmp_path, vocabularies[FAMILIES[family][0]], family, **contents)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    for text in (f"the old {name} sat", name, f"the{name}old", f"{name}  {name} .", f" {name}"):
+        assert ours.encode_with_mask(text) == theirs(text).input_ids
+    ids = ours.encode_with_mask(f"a {theirs.eos_token or '[SEP]'} {name}", add_special_tokens=False)
+    assert named_in(theirs, ids) == {ours.special_ids.mask}
