@@ -90,7 +90,8 @@ def export_tokenizer(
     for name, content in (files | {CONFIG: json.dumps(config, indent=2) + "\n"}).items():
         write_file(folder / name, content.encode())
     kept = [name for name in _KEPT if (folder / name).is_file()]
-    return f"tokenizer: {', '.join([*kept, *files])}; {_exactness(tokenizer)}"
+    line = _exactness(tokenizer, splits=bool(config.get("split_special_tokens")))
+    return f"tokenizer: {', '.join([*kept, *files])}; {line}"
 
 
 def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -218,15 +219,14 @@ def _export_t5(tokenizer: Tokenizer, model: bytes, folder: Path, limit: dict[str
     return "tokenizer: spiece.model; transformers' T5Tokenizer gives the same ids and texts"
 
 
-def _exactness(tokenizer: Tokenizer) -> str:
-    same = "transformers gives the same ids and texts"
-    if tokenizer.special_ids.mask is not None:
-        mask = tokenizer.token(tokenizer.special_ids.mask)
-        return f"{same}, except that {mask} in a text is its mask token (ordinary text in flaxzoo)"
+def _exactness(tokenizer: Tokenizer, *, splits: bool) -> str:
+    differences: list[str] = []
+    if not splits:
+        differences.append("names of special tokens in a text are these tokens (text in flaxzoo)")
     if tokenizer.kind == "sentencepiece-unigram":
-        return (
-            f"{same}, except that of two ways to split a text whose scores agree in seven digits "
-            "(as in 'hahaha', or in lines of more than about 16,000 characters) it may choose the "
-            "other"
+        differences.append(
+            "of two ways to split a text whose scores agree in seven digits (as in 'hahaha', or in "
+            "lines of more than about 16,000 characters) it may choose the other"
         )
-    return same
+    exceptions = f", except that {', and '.join(differences)}" if differences else ""
+    return f"transformers gives the same ids and texts{exceptions}"
