@@ -169,7 +169,8 @@ def _one_step(step: JsonObject) -> tokenizers.normalizers.Normalizer:
 def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Vocabulary:
     model = content["model"]
     pieces = model.get("vocab")
-    kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else family.model)
+    untyped = "BPE" if "merges" in model else "WordPiece"
+    kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else untyped)
     fits = kind == family.model or (kind, family.model) == ("WordLevel", "WordPiece")
     if not fits:
         raise DataError(
@@ -352,6 +353,8 @@ def _assembled(
             backend.post_processor = family.template(backend, settings)
         elif {"add_bos_token", "add_eos_token"} & settings.values.keys():
             backend.post_processor = plain_template(backend, settings)
+    if not backend.get_vocab_size(with_added_tokens=True):
+        raise DataError(f"{folder.place}: the vocabulary of the tokenizer is empty: fetch it again")
     ids = {role: backend.token_to_id(name_of(t)) for role, t in named.items() if role in ROLES}
     if not folder.is_stated:
         for role, names in _USUAL_NAMES.items():

@@ -118,8 +118,7 @@ class Folder:
       settings: The settings.
       added: The added tokens by number. Only their order counts: each gets the id that it has in
         the vocabulary, or the next free one.
-      file: The path of ``tokenizer.json``; None if there is none.
-      content: The content of ``tokenizer.json``.
+      content: The content of ``tokenizer.json``; empty if there is none.
     """
 
     place: Path
@@ -129,7 +128,6 @@ class Folder:
     is_stated: bool
     settings: Settings
     added: Mapping[int, AddedToken]
-    file: Path | None
     content: JsonObject
 
 
@@ -188,7 +186,6 @@ def read_folder(place: Path, file: Path | None) -> Folder:
         is_stated=class_name is not None or model_type is not None,
         settings=Settings(config_file, settings, settings),
         added=dict(sorted(added.items())),
-        file=file,
         content=content,
     )
 

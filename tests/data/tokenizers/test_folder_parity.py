@@ -478,6 +478,20 @@ def test_bounds_of_tokenizer_json(parts, said, json_files, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "said"),
+    [
+        ({"type": "WordLevel", "vocab": {}, "unk_token": "a"}, "PreTrainedTokenizerFast", "empty"),
+        ({"vocab": {"a": 0}, "merges": []}, "T5Tokenizer", "tokenizer_class"),
+    ],
+)
+def test_vocabularies_that_no_tokenizer_has(model, name, said, tmp_path):
+    config = {"tokenizer_class": name}
+    write(tmp_path, {}, None, tokenizer={"version": "1.0", "model": model}, tokenizer_config=config)
+    with pytest.raises(DataError, match=said):
+        load_tokenizer(tmp_path)
+
+
 def test_an_expression_that_takes_too_many_steps_is_refused(json_files, tmp_path):
     split = {
         "type": "Split",
