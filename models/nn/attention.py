@@ -27,7 +27,8 @@ HIDDEN = -1e30
 
 FEW_QUERIES = 8
 """With so few queries, those of the heads that share keys are the rows of one product with these:
-XLA's CPU backend would otherwise copy all keys to another layout for every token."""
+XLA's CPU backend would otherwise copy all keys to another layout for every token. That is also the
+only form in which this backend has the product of a batch of bfloat16."""
 
 NO_POSITIONS = Positions()
 
@@ -53,7 +54,9 @@ def attention_weights(
     num_kv_heads = key.shape[1]
     if num_kv_heads == num_heads:
         scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
-    elif length <= FEW_QUERIES:  # query head n belongs to key head n // G, with G = N / K
+    elif (
+        length <= FEW_QUERIES or query.dtype == jnp.bfloat16
+    ):  # query head n belongs to key head n // G, with G = N / K
         query = jnp.einsum("BTNH->BNTH", query).reshape(batch, num_kv_heads, -1, size)
         scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)

@@ -30,6 +30,19 @@ def test_attention_by_hand():
     np.testing.assert_allclose(nothing.ravel(), [1 / 3] * 3, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [1, 16])
+def test_grouped_queries_in_bfloat16_have_the_weights_of_float32(length):
+    keys = jax.random.split(jax.random.key(0))
+    query, key = (
+        jax.random.normal(k, shape, jnp.bfloat16)
+        for k, shape in zip(keys, [(2, length, 4, 8), (2, 2, 8, 16)], strict=True)
+    )
+    mask = jnp.ones((1, 1, 1, 16), bool)
+    weigh = jax.jit(lambda q, k: attention_weights(q, k, mask, scale=0.5))
+    exact = weigh(query.astype(jnp.float32), key.astype(jnp.float32))
+    np.testing.assert_allclose(weigh(query, key), exact, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_relative_biases_reach_the_scores():
     """Attention with biases, two key/value heads for four query heads, one head at a time."""
