@@ -33,6 +33,7 @@ from ..registry import family_name
 from .lora import nested
 from .peft_fields import (
     MERGE,
+    USE_PEFT,
     check_fields,
     is_saved,
     is_targeted,
@@ -231,6 +232,11 @@ class PeftAdapter:
                     self._put(updates, edit, rule, index, name=wanted, shapes=shapes)
                     used.add(str(name))
         if unknown := sorted(edits.keys() - used):
+            if self.fields.get("lora_bias") and unknown[0].endswith(".bias"):
+                raise WeightsError(
+                    f"{self.file}: lora_bias True gives {unknown[0]}, for which the base has no "
+                    f"place: {USE_PEFT}"
+                )
             raise WeightsError(
                 f"{self.file} changes {unknown[0]}, which the base does not have: give the base "
                 "that the adapter was trained on"

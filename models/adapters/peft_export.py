@@ -24,7 +24,7 @@ from ..model import Model
 from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import create
-from .lora import A, B, LinearMap, LoRA, by_path, linear_maps
+from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps
 from .peft import CONFIG, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
 
 VALUE_HEAD = "head/value/"
@@ -87,7 +87,7 @@ def save_adapter(
     tensors = dict(_adapter_tensors(adapters)) | dict(_whole_tensors(mapping, lora, flat))
     fields = _peft_config(adapters, mapping, lora) | {
         "base_model_name_or_path": base,
-        "task_type": HEADS[config.head].peft_task,
+        "task_type": _task(config.head, lora),
         "modules_to_save": _saved_modules(mapping, lora) or None,
     }
 
@@ -99,6 +99,16 @@ def save_adapter(
         write_json(path / CONFIG, fields)
 
     new_folder(Path(folder), fill)
+
+
+def _task(head: str, lora: LoRA) -> str | None:
+    """Returns the task that peft should know.
+
+    For a task with a new head peft demands that head's tensors. Without a task it takes the base's.
+    """
+    task = HEADS[head].peft_task
+    frozen = not any(path.startswith(HEAD) for path in lora.whole)
+    return None if frozen and task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS") else task
 
 
 def _as_exported(

@@ -273,6 +273,37 @@ def test_an_adapter_that_is_more_than_two_factors_is_refused(fields, message, tm
         models.load(folder_of(tmp_path, **fields))
 
 
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
+def test_adapters_below_a_frozen_head_take_that_of_the_base(task, tmp_path, assert_close):
+    config = transformers.BertConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=16, **LABELS)  # fmt: skip
+    base = getattr(transformers, f"BertFor{task}")(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    model, params = models.load(tmp_path / "base")
+    lora = models.make_lora(models.LoRAConfig(rank=2, targets=("query",)), model)
+    trained, frozen = lora.init(jax.random.key(0), params)
+    trained = random(trained)
+    models.save_adapter(tmp_path / "out", model, lora, trained)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    ours = model.apply({"params": lora.merge(trained, frozen)}, input_ids=IDS).logits
+    assert_close(ours, theirs_of(theirs, {"input_ids": IDS}))
+    read, again = models.load(tmp_path / "out", base=tmp_path / "base")
+    assert read.config.head == model.config.head
+    jax.tree.map(assert_close, again, lora.merge(trained, frozen))
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")
+def test_a_bias_that_the_base_has_no_place_for_is_refused(tmp_path):
+    config = transformers.LlamaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, intermediate_size=16)  # fmt: skip
+    base = transformers.LlamaForCausalLM(config)
+    base.save_pretrained(tmp_path / "base")
+    adapters = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True)
+    peft.get_peft_model(base, adapters).save_pretrained(tmp_path / "in")
+    with pytest.raises(ValueError, match="lora_bias True"):
+        models.load(tmp_path / "in", base=tmp_path / "base")
+
+
 def test_what_peft_cannot_save_is_refused(tiny, tmp_path):
     t = tiny(family="bert", head="sequence_classification", labels=("no", "yes"))
 
