@@ -154,8 +154,8 @@ class ChatData(DataConfig, Generic[R]):
           left_out: Counts the records that do not satisfy the conditions of the source.
 
         Raises:
-          DataError: The source cannot be read, or a record is of no known form; or none can be
-            used, or with `strict` one cannot be.
+          DataError: The source cannot be read, or no record can be used, or with `strict` one
+            cannot be.
         """
         records: list[R] = []
         unusable = Unusable(self.strict)

@@ -54,7 +54,7 @@ _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and 
 
 
 class UnusableRecordError(DataError):
-    """A record of a known form whose content cannot be used: others of its source can be."""
+    """A record whose fields or content cannot be used: others of its source can be."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _demonstration(row: Row, location: str) -> Demonstration:
                 {"role": "assistant", "content": _text(row, "output", location)},
             )
         )
-    raise DataError(
+    raise UnusableRecordError(
         f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a demonstration has "
         f"{_DEMONSTRATIONS}"
     )
@@ -244,7 +244,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
         return
     if not {"chosen", "rejected"} <= row.keys():
-        raise DataError(
+        raise UnusableRecordError(
             f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a preference has "
             f"{_PREFERENCES}"
         )

@@ -158,6 +158,7 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
 
 GOOD = [{"messages": [{"role": "user", "content": f"Say {i}."}, BOT]} for i in range(3)]
 UNUSABLE = [
+    {"prompt": "a"},
     {"messages": [USER]},
     {"messages": [USER, {"role": "assistant", "content": ""}]},
     {"messages": [USER, {"role": "assistant", "content": [{"type": "image", "url": "x"}]}]},
@@ -199,11 +200,12 @@ def test_a_record_that_cannot_be_used_is_left_out_and_named(row, tmp_path):
 def test_pairs_and_prompts_that_cannot_be_used_are_left_out():
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     bad = [{**pair, "chosen": ""}, {**pair, "rejected": [USER]}, {**pair, "prompt": 5}]
+    bad.append({"prompt": "a", "chosen": "b"})
     for kind in (data.RewardData, data.DPOData):
         more = {"reference": "frozen"} if kind is data.DPOData else {}
         split = split_of(kind, [pair, *bad, pair], **more)
         assert split.examples.num_examples == 2
-        assert "2 records left out" in split.notes[-1]  # of another type
+        assert "3 records left out" in split.notes[-1]  # of another type, or without a field
         assert "1 of 3 pairs left out" in split.notes[0]
         assert "examples[1]" in split.notes[0]
         with pytest.raises(data.DataError, match=r"examples\[2\]"):
