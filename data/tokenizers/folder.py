@@ -165,6 +165,7 @@ def read_folder(place: Path, file: Path | None) -> Folder:
     readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
     if file is not None:  # then the template of this file decides
         values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
+    _check_extra(values, config_file)
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
     added = _added_tokens(place, values, content)
@@ -204,6 +205,17 @@ def read_object(file: Path) -> JsonObject:
     return content
 
 
+def _check_extra(values: JsonObject, file: Path) -> None:
+    """Checks that special tokens without a role are a list, or an object of names and tokens."""
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = values.get(name) or []
+        tokens = [*extra.values()] if isinstance(extra, dict) else extra
+        if not isinstance(tokens, list) or not all(isinstance(t, str | dict) for t in tokens):
+            raise DataError(
+                f"{file}: {name} {extra!r} is not a list of tokens: correct this setting"
+            )
+
+
 def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
     """Returns the added tokens; lays ``special_tokens_map.json`` over the settings if it counts."""
     added: dict[int, AddedToken] = {}
@@ -226,6 +238,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
             if is_list
             else _settled(value, special, name, is_token=isinstance(value, dict), special=True)
         )
+    _check_extra(values, special)
     names = {str(values[role]) for role in ROLES if values.get(role)}
     names |= {str(token) for token in values.get("extra_special_tokens") or []}
     file = place / "added_tokens.json"

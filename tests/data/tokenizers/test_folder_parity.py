@@ -416,6 +416,8 @@ def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
         ("tokenizer_config", {"bos_token": 3}, "bos_token 3"),
         ("tokenizer_config", {"bos_token": {"content": 3}}, "bos_token"),
         ("tokenizer_config", {"extra_special_tokens": "<a>"}, "extra_special_tokens '<a>'"),
+        ("tokenizer_config", {"extra_special_tokens": 3}, "extra_special_tokens 3"),
+        ("tokenizer_config", {"additional_special_tokens": {"a": 1}}, "additional_special_tokens"),
         ("tokenizer_config", {"added_tokens_decoder": []}, "added_tokens_decoder"),
         ("tokenizer_config", {"added_tokens_decoder": {"x": added("a")}}, "'x'"),
         ("tokenizer_config", {"added_tokens_decoder": {"9" * 99: added("a")}}, "999"),
