@@ -155,6 +155,8 @@ def _holds_something(folder: Path) -> bool:
 
 
 def _make_parent(path: Path) -> None:
+    if "\0" in str(path):
+        raise DataError(f"{str(path)!r} has a NUL character: choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.io.atomic_io import build_folder, new_folder
+from flaxzoo.data.io.atomic_io import build_folder, new_folder, write_file
 
 
 def fill(folder):
@@ -79,3 +79,8 @@ def test_a_folder_that_holds_something_is_kept(tmp_path):
     assert build_folder(tmp_path, pytest.fail) == tmp_path
     with pytest.raises(DataError, match="exists and holds something"):
         new_folder(tmp_path, pytest.fail)
+
+
+def test_a_path_with_a_nul_character_is_refused():
+    with pytest.raises(DataError, match="NUL"):
+        write_file(Path("a\0b"), b"x")

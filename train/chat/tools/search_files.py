@@ -44,7 +44,7 @@ class FileSearch:
                 text = path.read_bytes() if path.stat().st_size <= room else None
             except OSError:
                 text = None
-            if text is None:
+            if text is None or b"\0" in text:  # UTF-16, or a binary file
                 left_out.append(name)
                 continue
             room -= len(text)
@@ -104,8 +104,8 @@ def _note_of(left_out: Sequence[str]) -> str:
     shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
     number = counted(len(left_out), "file")
     return (
-        f"[{number} not searched, which cannot be read or exceed {BYTES >> 20} MiB together with "
-        f"the others: {shown}]"
+        f"[{number} not searched, which cannot be read as text or exceed {BYTES >> 20} MiB "
+        f"together with the others: {shown}]"
     )
 
 

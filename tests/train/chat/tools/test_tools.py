@@ -94,6 +94,8 @@ def test_search_reads_all_files_or_says_which_it_left_out(tmp_path, monkeypatch)
     assert found == "z.md: The last word."
     assert "1 file " in note
     assert "large.txt" in note
+    (folder / "u16.txt").write_text("The last word.", encoding="utf-16")
+    assert "u16.txt" in named_tool(f"search:{folder}")({"query": "last word"})
     (folder / "z.md").unlink()
     with pytest.raises(data.UserError, match=r"large\.txt"):
         named_tool(f"search:{folder}")
