@@ -292,7 +292,7 @@ def test_adapters_below_a_frozen_head_take_that_of_the_base(task, tmp_path, asse
     jax.tree.map(assert_close, again, lora.merge(trained, frozen))
 
 
-@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")
+@pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning")  # of biases
 def test_a_bias_that_the_base_has_no_place_for_is_refused(tmp_path):
     config = transformers.LlamaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, intermediate_size=16)  # fmt: skip
