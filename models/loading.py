@@ -378,8 +378,9 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
         damage = find_damage(checkpoint, PARAMS)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-                stored = checkpointer.metadata(checkpoint / PARAMS).item_metadata
-                _check_shapes(by_path(shapes), by_path(dict(stored or {})), checkpoint)
+                # The checkpointer itself warns that parameters alone have no metadata of a step.
+                stored: Any = ocp.StandardCheckpointHandler().metadata(checkpoint / PARAMS)
+                _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)
                 return checkpointer.restore(checkpoint / PARAMS, shapes)
     except Exception:
         if checkpoint.is_dir():

@@ -56,7 +56,21 @@ def read_lines(path: str) -> list[str]:
     Raises:
       DataError: See ``input_lines``.
     """
-    return [line for _, _, line in input_lines(path)]
+    return [line for _, _, line in text_lines(path)]
+
+
+def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
+    """Reads the lines of a file of texts; see ``input_lines``.
+
+    Raises:
+      DataError: The file has JSON lines by its name; see also ``input_lines``.
+    """
+    if path.removesuffix(".gz").endswith(".jsonl"):
+        raise DataError(
+            f"{path} has JSON lines, and a text per line is read here: write the texts alone to a "
+            "file"
+        )
+    return input_lines(path, keep_ends=keep_ends)
 
 
 def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:

@@ -176,6 +176,13 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             return self.unlabelled(records)
         if not reader.imported and not are_pair(given):
             return super().examples_of_source(name, unread)
+        labels = self.columns.fields["label"]
+        if reader.imported and len(given) == 2 and not are_pair(given) and given[0] not in labels:
+            raise DataError(
+                f"{name!r}: {given[0]!r} may be the label or a first text: name one text, as "
+                f"#{given[1]}, or the label and both texts, or leave the # out, so that the names "
+                "of the columns decide"
+            )
         texts = given if len(given) == 1 or are_pair(given) else self.without_label(given)
         if len(texts) > 2 or (not reader.imported and len(texts) != len(reader.fields)):
             raise DataError(

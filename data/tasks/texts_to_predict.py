@@ -4,13 +4,15 @@ A model that was trained here reads as many texts as its source had. An imported
 source: it reads one text or two, as transformers does.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from ..errors import DataError
 from ..io.conditions import keeps
-from ..io.files import input_lines
+from ..io.files import Line, input_lines
 from ..io.json_lines import parse_line, pick
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
@@ -52,17 +54,15 @@ class TextReader:
     def of_file(self, path: str) -> Iterator[Record]:
         """Reads a file: JSON lines, a table with a line of names, or lines of texts.
 
-        A line has a text, or two separated by a tab; an empty line is an empty text.
+        The first line, or the end of the name, tells JSON lines from texts. A line of texts has a
+        text, or two separated by a tab; an empty line is an empty text.
 
         Raises:
           DataError: The texts are not as many as the model reads (with file and line), or the file
             is a CSV table without names.
         """
         if are_json_lines(path):
-            for file, number, line in input_lines(path):
-                if line.strip():
-                    location = f"{file} line {number}"
-                    yield self.of_row(parse_line(line, location), location)
+            yield from self._of_json_lines(input_lines(path))
             return
         kind = path.removesuffix(".gz").rpartition(".")[2]
         if kind in ("csv", "tsv"):
@@ -73,9 +73,15 @@ class TextReader:
             if kind == "csv":
                 raise DataError(
                     f"{path} is a table, and its first line does not name its texts: name their "
-                    f"columns, as csv:{path}#text or csv:{path}#1,2"
+                    f"columns there, as text and text_b, or one column, as csv:{path}#1"
                 )
-        for file, number, line in input_lines(path):
+        lines = input_lines(path)
+        first = next(lines, None)
+        lines = chain([] if first is None else [first], lines)
+        if first is not None and is_object(first[2]):  # standard input has no name that says so
+            yield from self._of_json_lines(lines)
+            return
+        for file, number, line in lines:
             texts, location = line.split("\t"), f"{file} line {number}"
             if len(texts) > 2 or (not self.imported and len(texts) != len(self.fields)):
                 reads = "1 or 2" if self.imported else str(len(self.fields))
@@ -85,6 +91,12 @@ class TextReader:
                     f"tsv:{file}#LABEL,TEXT[,TEXT_B]"
                 )
             yield Record(location, tuple(texts))
+
+    def _of_json_lines(self, lines: Iterable[Line]) -> Iterator[Record]:
+        for file, number, line in lines:
+            if line.strip():
+                location = f"{file} line {number}"
+                yield self.of_row(parse_line(line, location), location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
         """Reads a source that names no columns; None if nothing in it names its texts."""
@@ -184,6 +196,14 @@ def _customary(names: Mapping[str, Any]) -> tuple[str, ...]:
             return pair
     single = [name for name in SINGLE if name in names]
     return ("text",) if "text" in single else tuple(single) if len(single) == 1 else ()
+
+
+def is_object(line: str) -> bool:
+    """Returns whether a line is a JSON object."""
+    try:
+        return line.lstrip().startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def are_pair(fields: tuple[str, ...]) -> bool:

@@ -4,7 +4,8 @@ import gzip
 
 import pytest
 from flaxzoo import data
-from flaxzoo.data.io.files import file_lines, input_lines
+from flaxzoo.data import DataError
+from flaxzoo.data.io.files import file_lines, input_lines, read_lines
 
 TEXT = "the old man\nwent down to the sea\n"
 
@@ -27,3 +28,9 @@ def test_a_byte_order_mark_is_dropped_and_a_nul_is_named(tmp_path):
     file.write_text(TEXT + "stray \0\n")
     with pytest.raises(data.DataError, match="line 3 has a NUL character at its byte 7"):
         list(input_lines(str(file)))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_json_lines_are_no_texts(name):
+    with pytest.raises(DataError, match=name):
+        read_lines(name)

@@ -1,5 +1,8 @@
 """Which fields of an object are the texts to predict."""
 
+import io
+import sys
+
 import pytest
 from flaxzoo.data import DataError
 from flaxzoo.data.tasks.texts_to_predict import TextReader
@@ -30,3 +33,13 @@ def test_a_text_beside_another_pair_is_refused(reads, pair):
     row = {"text": "a", **dict.fromkeys(pair, "b")}
     with pytest.raises(DataError, match=f"text.*{pair[0]}.*{pair[1]}"):
         TextReader(*reads, set()).of_row(row, "here")
+
+
+@pytest.mark.parametrize("name", ["-", "lines.txt", "lines.jsonl"])
+def test_json_lines_are_known_by_the_first(tmp_path, monkeypatch, name):
+    lines = b'{"query": "a", "text": "b"}\n{"query": "c", "text": "d"}\n'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    (tmp_path / name).write_bytes(lines)
+    path = name if name == "-" else str(tmp_path / name)
+    found = [record.values for record in TextReader(*IMPORTED, set()).of_file(path)]
+    assert found == [("a", "b"), ("c", "d")]

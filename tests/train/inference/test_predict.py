@@ -101,6 +101,14 @@ def test_pairs_are_read_from_every_form(classifier, tmp_path, form):
             assert [example.texts for example in split.content] == PAIRS
 
 
+@pytest.mark.parametrize("fields", ["1,2", "hypothesis,premise"])
+def test_two_fields_that_may_be_label_and_text_are_refused(classifier, tmp_path, fields):
+    config, tokenizer = open_run(classifier[0])
+    (tmp_path / "a.tsv").write_text(table([("premise", "hypothesis"), *PAIRS], "\t"))
+    with pytest.raises(data.DataError, match=fields):
+        config.data.input_split(f"tsv:{tmp_path}/a.tsv#{fields}", tokenizer, config.model.labels)
+
+
 @pytest.mark.parametrize("form", ["lines.txt", "text_text_b.jsonl", "premise_hypothesis.csv"])
 def test_a_pair_is_classified_as_by_torch(classifier, tmp_path, form):
     folder, right = classifier

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -115,7 +116,7 @@ def test_a_published_folder_is_planned_as_the_preset_of_its_size(gpt2_config, na
 @pytest.mark.parametrize("name", ANY_FAMILY)
 def test_a_run_has_its_settings_when_its_beginning_is_gone(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    tiny: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
     if name == "text-to-text":
         made = transformers.BartForConditionalGeneration(transformers.BartConfig(**tiny))
     else:

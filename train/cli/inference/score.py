@@ -56,12 +56,12 @@ def score_command(arguments: list[str]) -> None:
     if parsed.whole and (parsed.input is None or parsed.source_input is not None):
         raise UserError("--whole reads one text of --input, without a source: leave it out")
     enable_compilation_cache()
-    from ....data.io.files import input_lines, read_lines
+    from ....data.io.files import read_lines, text_lines
     from ...inference.score_text import TextScorer
 
     texts = list(parsed.text) if parsed.input is None else []
     if parsed.input is not None and parsed.whole:
-        lines = [line for _, _, line in input_lines(parsed.input, keep_ends=True)]
+        lines = [line for _, _, line in text_lines(parsed.input, keep_ends=True)]
         texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
     elif parsed.input is not None:
         texts = read_lines(parsed.input)

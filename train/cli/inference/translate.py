@@ -45,7 +45,7 @@ def translate_command(arguments: list[str]) -> None:
     parsed = parse(TranslateArguments, arguments, "flaxzoo translate")
     enable_compilation_cache()
     from ....data.io.atomic_io import check_output_path, write_file
-    from ....data.io.files import input_lines
+    from ....data.io.files import text_lines
     from ...inference.translate import TextTranslator, note_of_empty, to_lines
     from ...progress import Progress
 
@@ -53,7 +53,7 @@ def translate_command(arguments: list[str]) -> None:
         check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log)
     search = _search(parsed, translator.request)
-    lines = list(input_lines(parsed.input))
+    lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
     places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
