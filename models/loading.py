@@ -379,7 +379,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
                 # The checkpointer itself warns that parameters alone have no metadata of a step.
-                stored: Any = ocp.StandardCheckpointHandler().metadata(checkpoint / PARAMS)
+                handler: Any = ocp.StandardCheckpointHandler()
+                stored = handler.metadata(checkpoint / PARAMS)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)
                 return checkpointer.restore(checkpoint / PARAMS, shapes)
     except Exception:

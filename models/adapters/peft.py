@@ -215,6 +215,7 @@ class PeftAdapter:
             )
         paths = {rule.hf: rule.flax[0] for rule in mapping.rules if len(rule.flax) == 1}
         shared = self._shared(self._with_head(base))
+        self._check_output_bias(shared, {rule.hf for rule in (*mapping.rules, *mapping.ignored)})
         copies = {
             paths[other]: paths[names[0]]
             for names in shared
@@ -271,6 +272,21 @@ class PeftAdapter:
             if ignored.same_as is not None:
                 names.setdefault(ignored.same_as, [ignored.same_as]).append(ignored.hf)
         return list(map(tuple, names.values()))
+
+    def _check_output_bias(self, shared: Sequence[Sequence[str]], tensors: Set[str]) -> None:
+        """Refuses trained rows of an embedding that is also the matrix of an output with a bias.
+
+        peft then computes the output without the bias (``TrainableTokensLayer.forward``).
+        """
+        for first, *others in shared:
+            if not _have_rows([self._own(first)]) or _have_rows(list(map(self._own, others))):
+                continue
+            for bias in (f"{other.removesuffix('weight')}bias" for other in others):
+                if bias in tensors:
+                    raise WeightsError(
+                        f"{self.file}: trainable_token_indices of {first} leave {bias} out of the "
+                        f"output, whose matrix is tied: {USE_PEFT}"
+                    )
 
     def _written(self, name: str) -> str:
         """Returns the name of a tensor in the adapter, which may lack the prefix of the body."""

@@ -147,7 +147,7 @@ def is_targeted(fields: JsonObject, module: str, file: Path) -> bool:
         return False
     layers = fields.get("layers_to_transform")
     # A module by its whole name is adapted, whatever the layers.
-    is_whole = isinstance(targets, str) or module in targets
+    is_whole = isinstance(targets, str) or module in _listed(fields, "target_modules")
     if is_whole or layers is None or layers == []:
         return True
     patterns = _listed(fields, "layers_pattern") or [r"[^.]*"]

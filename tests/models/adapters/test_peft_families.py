@@ -200,6 +200,10 @@ def test_a_change_of_the_embedding_is_that_of_peft(family, tied, way, tmp_path):
         "tokens": {"target_modules": [linear], "trainable_token_indices": {name: [2, 7]}},
     }[way]
     theirs = saved(family, tied, tmp_path, **fields)
+    if (family, way) == ("Bert", "tokens"):  # peft leaves out the bias of the output
+        with pytest.raises(WeightsError, match=r"trainable_token_indices .*decoder\.bias"):
+            models.load(tmp_path / "adapter", base=tmp_path / "base")
+        return
     model, params = models.load(tmp_path / "adapter", base=tmp_path / "base")
     check_equal(ours_of(model, params, family), theirs)
 
