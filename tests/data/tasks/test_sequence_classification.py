@@ -229,7 +229,7 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
     rows = data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels()).examples
     assert rows.texts == (("b",), ("c",))
     (tmp_path / "in.csv").write_text("b,?\nc,\n")
-    with pytest.raises(DataError, match=r"in.csv is a table, and .* as csv:.*in.csv#text"):
+    with pytest.raises(DataError, match=r"in.csv is a table, and .* as csv:.*in.csv#1"):
         data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels())
     named = config("text\tlabel\na\t0\n", "#label,text")
     assert named.examples_to_predict(f"{tmp_path}/in.jsonl", set())[1].text == "c"
