@@ -10,7 +10,7 @@ from typing import Any
 from ...data.chat.encoding import EncodedChat, encode_chat, end_of_turn
 from ...data.errors import DataError, UserError
 from ...data.io.atomic_io import check_file, write_file
-from ...data.io.files import read_lines
+from ...data.io.files import input_lines
 from ...data.io.json_lines import parse_line
 from ...data.io.json_text import JsonValue
 from ...data.tokenizers.chat_template import LECTURES, ChatTemplate, Message, check_role
@@ -296,7 +296,7 @@ class Conversation:
             DataError: the file is no transcript.
         """
         instructions, turns = None, []
-        for number, line in enumerate(read_lines(str(path)), start=1):
+        for _, number, line in input_lines(str(path)):
             row = parse_line(line, location := f"{path} line {number}")
             role, content = row.get("role"), row.get("content")
             if not isinstance(role, str) or not isinstance(content, str):
