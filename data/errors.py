@@ -120,7 +120,8 @@ def checked_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") ->
         hint = hints[name]
         literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
         choices = [choice for kind in literals for choice in get_args(kind)]
-        too_large = isinstance(value, int | float) and not abs(value) < 2**63  # NaN, too
+        limit = math.inf if isinstance(value, float) else 2**63
+        too_large = isinstance(value, int | float) and not abs(value) < limit  # NaN, too
         unknown = choices and value is not None and value not in choices
         if too_large or unknown or not _is_of(value, hint):
             kind = str(hint) if get_origin(hint) else hint.__name__

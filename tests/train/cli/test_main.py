@@ -383,7 +383,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ),
         (
             "generate RUN --temperature nan",
-            "flaxzoo: generate: --temperature nan must be at least 0",
+            "flaxzoo: --temperature 'nan' is not finite",
         ),
         ("generate RUN --top-p 2", "flaxzoo: generate: --top-p 2.0 must be in (0, 1]"),
         (

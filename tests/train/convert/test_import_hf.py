@@ -152,7 +152,7 @@ def test_the_command(tmp_path, theirs, capsys):
         (["predict", "THEIRS", "--input", "none.txt"], "no head to predict with: fine-tune it"),
         (["generate", "THEIRS"], "or use the command embed"),
         (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
-        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb inf must be above 0"),
+        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb 'inf' is not finite"),
         (
             ["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"],
             "file-gb applies to",
