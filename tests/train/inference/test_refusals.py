@@ -154,7 +154,7 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
     printed = capsys.readouterr()
     assert len(json.loads(printed.out)["samples"]) == 2
     assert printed.err == (
-        "1 of 2 prompts exceed the 32 tokens that the model reads (the longest has 40): only the "
+        "1 of 2 prompts exceed the 32 tokens that the model reads (the longest has 41): only the "
         "last 24 of each are read\n"
     )
 
