@@ -171,7 +171,7 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
 )
 def test_a_text_that_comes_to_the_context_is_mentioned(options, said, tmp_path, capsys):
     write(tmp_path / "model", GPT)
-    command = ["generate", str(tmp_path / "model"), "--prompt", "cat " * 28, *options]
+    command = ["generate", str(tmp_path / "model"), "--prompt", "cat " * 27, *options]
     assert main([*command, "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*command, "--max-new-tokens", "6"]) == 0
