@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import DataError, UserError
 
@@ -71,3 +71,12 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
     except (OSError, UnicodeDecodeError) as failure:
         raise error(f"{file} cannot be read ({failure}): restore it") from failure
     return parse_object(text, str(file), "restore it", error)
+
+
+def optional_object(file: Path) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; a missing file is an empty object.
+
+    Raises:
+      DataError: The file cannot be read, or does not hold a JSON object.
+    """
+    return dict(read_object(file, DataError)) if file.is_file() else {}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
+from ..io.json_text import optional_object
 from .chat_template import LECTURES, TEMPLATE_FILE, WITH_TOOLS_FILE, ChatTemplate, find_template
 from .frame import CONFIG, BatchSettings, Frame
 
@@ -151,9 +152,7 @@ class Tokenizer(ABC):
         self.save_vocabulary(folder)
         if self.batch_settings is not None:
             file = Path(folder) / CONFIG
-            content = read_json(file) if file.is_file() else {}
-            assert isinstance(content, dict)
-            content |= self.batch_settings.fields()
+            content = optional_object(file) | self.batch_settings.fields()
             write_file(file, (json.dumps(content, indent=2) + "\n").encode())
         own = self.own_chat_template
         if own is not None:

@@ -26,10 +26,10 @@ from tokenizers import AddedToken, decoders, models, processors
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
+from ..io.json_text import optional_object
 from .base import END_OF_TEXT, Tokenizer
 from .characters import UNKNOWN, UNKNOWN_CHARACTER, CharacterTokenizer
 from .families import FIXED_TYPES
-from .folder import read_object
 from .frame import CONFIG, BatchSettings, Frame, Side
 from .huggingface import HuggingFaceTokenizer, frame_of
 from .marian import MarianTokenizer
@@ -84,7 +84,7 @@ def export_tokenizer(
     _set_template(backend, frame)
     files = {"tokenizer.json": backend.to_str(pretty=True), **_older_files(tokenizer, backend)}
     config = _config(tokenizer, closing=closing, padding_side=padding_side) | limit
-    if read_object(folder / "config.json").get("model_type") in FIXED_TYPES:
+    if optional_object(folder / "config.json").get("model_type") in FIXED_TYPES:
         # Otherwise transformers would read the vocabulary with the model's class of tokenizer.
         config["auto_map"] = {"AutoTokenizer": [None, None]}
     for name, content in (files | {CONFIG: json.dumps(config, indent=2) + "\n"}).items():

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from ..errors import DataError
 from ..io.files import file_lines
+from ..io.json_text import optional_object
 from .base import JsonObject, read_json
 
 CONFIG = "tokenizer_config.json"
@@ -142,9 +143,9 @@ def read_folder(place: Path, file: Path | None) -> Folder:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
     config_file = place / CONFIG
-    values = read_object(config_file)
-    model = read_object(place / "config.json")
-    content = {} if file is None else read_object(file)
+    values = optional_object(config_file)
+    model = optional_object(place / "config.json")
+    content = {} if file is None else optional_object(file)
     versions = values.get("fast_tokenizer_files")
     if versions not in (None, [], [TOKENIZER_JSON]):
         raise DataError(
@@ -191,20 +192,6 @@ def read_folder(place: Path, file: Path | None) -> Folder:
     )
 
 
-def read_object(file: Path) -> JsonObject:
-    """Reads a JSON object; a file that is missing is an empty one.
-
-    Raises:
-      DataError: The file is not JSON, or not an object.
-    """
-    content = read_json(file) if file.is_file() else {}
-    if not isinstance(content, dict):
-        raise DataError(
-            f"{file} is a JSON {type(content).__name__}, not an object: fetch the file again"
-        )
-    return content
-
-
 def _check_extra(values: JsonObject, file: Path) -> None:
     """Checks that special tokens without a role are a list, or an object of names and tokens."""
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -230,7 +217,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
             added[checked_id(number, config, name)] = _token(token, config, name)
         return added
     special = place / "special_tokens_map.json"
-    for name, value in read_object(special).items():
+    for name, value in optional_object(special).items():
         is_list = name == "extra_special_tokens" and isinstance(value, list)
         before = values.get(name) if is_list else None
         values[name] = (
@@ -242,7 +229,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
     names = {str(values[role]) for role in ROLES if values.get(role)}
     names |= {str(token) for token in values.get("extra_special_tokens") or []}
     file = place / "added_tokens.json"
-    for name, id in read_object(file).items():
+    for name, id in optional_object(file).items():
         is_special = name in names
         added[checked_id(id, file, name)] = AddedToken(
             name, normalized=not is_special, special=is_special

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError
-from ..io.json_text import JsonObject, read_object
+from ..io.json_text import JsonObject, optional_object
 
 Side = Literal["left", "right"]
 
@@ -191,11 +191,11 @@ class BatchSettings:
         Raises:
           DataError: A setting has another type.
         """
-        stated = _object(folder / CONFIG)
-        model = _object(folder / "config.json")
+        stated = optional_object(folder / CONFIG)
+        model = optional_object(folder / "config.json")
         if not model and "padding_side" not in stated:
             return None
-        whole = _object(folder / "tokenizer.json")
+        whole = optional_object(folder / "tokenizer.json")
         name = stated.get("tokenizer_class") or model.get("tokenizer_class")
         name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
         is_byte_level = "ByteLevel" in str(whole.get("pre_tokenizer"))
@@ -229,10 +229,6 @@ class BatchSettings:
             del fields["truncation_side"]
         fields["model_input_names"] = ["input_ids", *types, "attention_mask"]
         return fields
-
-
-def _object(file: Path) -> JsonObject:
-    return read_object(file, DataError) if file.is_file() else {}
 
 
 def _direction(content: JsonObject, name: str) -> str | None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..io.atomic_io import write_file
-from .base import SpecialIds, Tokenizer, read_json
+from ..io.json_text import optional_object
+from .base import SpecialIds, Tokenizer
 from .frame import Frame
 
 FILE = "sentinels.json"
@@ -183,13 +184,8 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     if tokenizer.sentinels:
         return tokenizer
     if (own := file.with_name(FILE)).is_file():
-        return SentinelTokenizer(tokenizer, _integer(_object(own), "number", own))
+        return SentinelTokenizer(tokenizer, _integer(optional_object(own), "number", own))
     return tokenizer
-
-
-def _object(file: Path) -> dict[str, object]:
-    content = read_json(file) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
 
 
 def _integer(content: dict[str, object], name: str, file: Path) -> int:
