@@ -1,10 +1,10 @@
-"""Control tokens in a conversation: those that its template wrote, and no others.
+"""Control tokens in a conversation: only its template can write them.
 
-The tokens are those of the whole text, encoded at once. The control tokens that a template wrote
-are the ones that remain if all else is replaced by letters that are in no control token. Others
-that are found, whatever a template or a normalizer did to a user's text, are encoded apart, as
-ordinary text. Last, the control tokens of the result must be the template's; or the text is
-refused.
+The whole text is encoded at once. To find the control tokens that the template wrote, every other
+character is replaced by a letter that no control token contains; the control tokens that remain are
+the template's. Any other control token in the text came from a user, whatever a template or a
+normalizer did to it. Such a range is encoded separately, as ordinary text. Finally, the control
+tokens of the result must be exactly the template's; otherwise the text is refused.
 """
 
 import functools
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 _NOT_THE_TEMPLATES = re.compile(f"[^{TEMPLATE}]+")
 _ROUNDS = 16
-# Letters and marks, common ones first, of which those are used that are in no control token.
+# Candidates for replacement, common ones first. One that no control token contains is used.
 _LETTERS = "xzqjkvwyQZXJKVWY0123456789abcdefghilmnoprstuéжאあ한"
 _MARKS = "·¬§¶°~^%$*.,"
 
@@ -88,7 +88,7 @@ def encode_guarded(
 def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
-    """Returns ranges of ordinary text from which some more control tokens are kept out."""
+    """Adds ranges of ordinary text that keep further control tokens out."""
     if not wrong:  # one of the template's is missing: all between them is ordinary
         edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
@@ -107,7 +107,7 @@ def _separated(
 
 
 def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
-    """Returns a text in which letters and marks that the template did not write are others."""
+    """Replaces the letters and marks that the template did not write."""
     letter, mark = _fillers(tuple(tokenizer.control_tokens()))
 
     def replaced(found: re.Match[str]) -> str:

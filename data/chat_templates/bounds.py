@@ -31,12 +31,12 @@ class TooMuch(Exception):
 
 @dataclass
 class Run:
-    """What is left to a run of a template.
+    """The remaining budget of a run of a template.
 
     Attributes:
-      steps: The steps that are left.
-      looks_at: The number of steps left at which the time is looked at again.
-      ends: The processor time of the thread at which the run ends, in seconds.
+      steps: Remaining steps.
+      looks_at: The time is checked again when this many steps remain.
+      ends: The limit of the thread's processor time, in seconds.
     """
 
     steps: int

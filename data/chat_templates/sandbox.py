@@ -1,8 +1,8 @@
 """The sandbox of chat templates: jinja2's, with bounds, and with strings that know their origins.
 
-Every string of a template and of its input is a ``Traced`` one, and so is what it writes. What the
-language or a filter makes without keeping origins gets that of all it was made of, or an unknown
-one.
+Every string of a template, of its input and of its output is ``Traced``. If the language or a
+filter makes a string without keeping origins, the string gets the common origin of its parts, or an
+unknown origin if the parts differ.
 """
 
 import functools
@@ -86,7 +86,7 @@ def _check_name(name: object) -> None:
 
 
 class _Safe(Markup):
-    """What the filter ``safe`` returns: it escapes what it is added to, and keeps its origins."""
+    """The result of the filter ``safe``: it escapes strings that are added, and keeps origins."""
 
     _by: str = ""
 
@@ -300,7 +300,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """``str.format`` that keeps origins, but for fields inside of fields."""
+    """``str.format`` that keeps origins, except in nested fields."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         """Returns a value as text, whose width is counted."""

@@ -2,8 +2,8 @@
 
 A template is a program: it trims, splits, joins and lowercases what it is given, and writes control
 tokens by name. Whether ``<|im_end|>`` in its output is the template's or a user's can only be known
-if every string carries its origins through all of that. What loses them has an unknown origin,
-which is never taken for the template's.
+if every string carries its origins through all of that. A string that loses them has an unknown
+origin, and never counts as the template's.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex
 from .bounds import spend
 
 TEMPLATE, USER, ASSISTANT, UNKNOWN = "t", "u", "a", "?"
-"""Who wrote a character: the template, a person or a tool, the assistant; or nobody knows."""
+"""The writer of a character: the template, a user or a tool, the assistant, or unknown."""
 
 _CONVERSION = re.compile(
     r"%(?:\((?P<key>[^()]*)\))?(?P<flags>[#0\- +]*)(?P<width>\*|\d+)?(?:\.(?P<digits>\*|\d+))?"
@@ -219,7 +219,7 @@ def _made(text: str, by: str) -> Traced:
 
 
 def origins(text: str) -> str:
-    """Returns the origin of each character of a text; those of an ordinary one are unknown."""
+    """Returns the origin of each character; the origins of an ordinary string are unknown."""
     by = getattr(text, "_by", "")
     return by if len(by) == len(text) else UNKNOWN * len(text)
 
@@ -294,7 +294,7 @@ def as_text(value: object) -> Traced:
 def _representation(value: object) -> Iterator[str]:
     """Yields the pieces of a value as Python's ``repr`` writes it.
 
-    What the strings in it are, they stay; brackets and numbers are as those who gave them.
+    Strings keep their origins; brackets, commas and numbers count as the user's.
     """
     spend()
     if isinstance(value, str):

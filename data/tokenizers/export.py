@@ -186,8 +186,8 @@ def _usual_settings(
     continues_text = not closing and special.mask is None and special.cls is None
     return BatchSettings(
         padding_side=padding_side or ("left" if continues_text else "right"),
-        # A chat template writes the names of special tokens, which must then become these tokens;
-        # a user those of sentinels.
+        # A chat template writes the names of special tokens, and a user writes the names of
+        # sentinels. Both must become these tokens.
         split_special_tokens=special.mask is None
         and tokenizer.own_chat_template is None
         and not tokenizer.sentinels,

@@ -2,7 +2,7 @@
 
 One record per class of transformers (``models/*/tokenization_*.py``): its special tokens, its
 normalizer, its pre-tokenizer, its decoder and its template. Such a class reads only the vocabulary
-from a ``tokenizer.json``, so that its settings apply there, too.
+from a ``tokenizer.json``, and applies its settings there as well.
 """
 
 import dataclasses
@@ -401,7 +401,7 @@ def _source_language(settings: Settings, languages: tuple[str, ...]) -> str:
     language = settings.text("src_lang", "en_XX")
     if language not in languages:
         raise DataError(
-            f"{settings.file}: src_lang {language!r} is no language of the model: "
+            f"{settings.file}: src_lang {language!r} is not a language of the model: "
             f"{suggest(language, list(languages))}"
         )
     return language

@@ -1,6 +1,6 @@
 """The files of a tokenizer's folder: read once, with their types and bounds checked.
 
-A folder of transformers states a tokenizer in up to eight files. Their precedence is that of
+A folder of transformers states a tokenizer in up to eight files. Their precedence follows
 transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 ``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; without it
 ``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
@@ -23,7 +23,7 @@ from .base import JsonObject, read_json
 CONFIG = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The settings that name special tokens, in the order in which transformers adds them."""
+"""The settings that name special tokens. transformers adds the tokens in this order."""
 Token: TypeAlias = str | AddedToken
 MOST_IDS = 2**22
 """A bound of ids: several times the largest published vocabulary."""
@@ -106,11 +106,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folder:
-    """What the files of a folder say.
+    """The content of the files of a folder.
 
     Attributes:
       place: The folder.
-      model_type: The family of the model beside the tokenizer; None if no file states it.
+      model_type: The family of the model in the folder; None if no file states it.
       class_name: The class of the tokenizer in transformers, without ``Fast``; None if no file
         states it.
       keeps_class: Whether the stated class counts even where transformers otherwise replaces it:
@@ -247,7 +247,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
 def _settled(
     value: object, file: Path, name: str, *, is_token: bool = False, special: bool | None = None
 ) -> object:
-    """Returns a setting in which each object that is a token has become one."""
+    """Returns a setting whose objects that describe tokens are replaced by tokens."""
     if isinstance(value, dict) and (is_token or value.get("__type") == "AddedToken"):
         return _token(value, file, name, special=special)
     if isinstance(value, dict):

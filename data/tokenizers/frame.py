@@ -1,13 +1,13 @@
 """The frame of a text: the special tokens around one text, or around and between two.
 
-A tokenizer has one frame, which is that of its own template: ``[CLS] A [SEP] B [SEP]`` with token
-types 0 and 1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`` (mBART), ``<s> A``
+A tokenizer has one frame, given by its template: ``[CLS] A [SEP] B [SEP]`` with token types 0 and
+1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`` (mBART), ``<s> A``
 (Llama), ``A B`` (GPT-2, Qwen2). Every part of the package that puts special tokens around a text
 takes them from here, so that a model reads the ids that transformers makes of the same folder.
 
 The tokens that separate the documents of a corpus are not a frame; see
-``Tokenizer.begins_document``. What else a folder of transformers says of texts in a batch is in
-``BatchSettings``.
+``Tokenizer.begins_document``. ``BatchSettings`` has the other settings of a folder of transformers
+that concern batches.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CONFIG = "tokenizer_config.json"
 # The classes of transformers 5 that pad on the left, and those that return token types.
 _PAD_LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
-# The classes of models whose folder names none, and models of which a named class is ignored.
+# Default classes of models, and models whose stated class transformers ignores.
 _CLASSES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
@@ -160,7 +160,7 @@ class Frame:
     def join_offsets(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Adds the special tokens to those of one text, and ``(0, 0)`` to their ranges."""
+        """Adds the special tokens of one text, with the range ``(0, 0)`` for each."""
         before, after = ([(0, 0)] * len(marks) for marks in self.single.marks)
         return self.join(ids).ids, [*before, *offsets, *after]
 
@@ -169,11 +169,11 @@ class Frame:
 class BatchSettings:
     """How transformers reads texts with the tokenizer of a folder, besides their ids.
 
-    A vocabulary that was trained here, or that is only a file, has none: nobody has published how
-    it reads a batch.
+    A vocabulary that was trained here, or that is a single file, has none, because no published
+    folder states them.
 
     Attributes:
-      padding_side: The side on which a batch is padded.
+      padding_side: The side of a batch that is padded.
       truncation_side: The side of a text that is truncated.
       split_special_tokens: Whether the name of a special token in a text is ordinary text.
       token_types: Whether token types are returned; otherwise they are all 0.

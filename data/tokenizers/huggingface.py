@@ -154,9 +154,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """A tokenizer with the same added tokens, for which all else is one unknown token.
+        """Finds control tokens: a tokenizer, and a map from its ids to the ids of this one.
 
-        And from its ids of control tokens to those of this one.
+        The tokenizer has the same added tokens; any other text is one unknown token.
         """
         backend, unknown = self.backend(), "\0"
         finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
@@ -173,7 +173,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _without_added_tokens(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, for which every text is ordinary, even the name of a token."""
+        """The same tokenizer without added tokens: names of tokens are ordinary text."""
         backend = self._without_named_pieces if self._named_pieces else self._backend
         content = json.loads(backend.to_str())
         content |= {"added_tokens": [], "post_processor": None}
@@ -189,7 +189,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _recognizing(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, for which the name of a special token in a text is that token."""
+        """The same tokenizer, which reads the names of special tokens as these tokens."""
         backend = self.backend()
         backend.encode_special_tokens = False
         return backend
@@ -293,7 +293,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
     Raises:
       DataError: The post-processor fails, puts its texts in another order, or repeats one.
     """
-    # The ids of these texts are those of no special token.
+    # No special token has the ids of these texts.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
     if backend.post_processor is not None:

@@ -1,9 +1,9 @@
 """Reads adapters in the form of the package peft.
 
-A folder has `adapter_config.json` and `adapter_model.safetensors`. The names of the tensors follow
-from those of the model in Hugging Face's form: the adapter of the tensor `NAME.weight` is
-`base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight` `[out, r]`, and that of an
-embedding `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
+A folder has `adapter_config.json` and `adapter_model.safetensors`. Tensors are named after the
+tensors of the model in Hugging Face's form: the adapter of `NAME.weight` is
+`base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight` `[out, r]`. The adapter of an
+embedding is `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
 
 peft changes modules, not tensors: where an embedding and the output share one matrix, an adapter of
 one of them leaves the other as it was. The adapted model then has two matrices.
@@ -65,7 +65,7 @@ def is_peft_folder(folder: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """What an adapter does to one tensor of its base."""
+    """A change of one tensor of the base."""
 
     kind: Kind
     """A new tensor, new rows of it, or what is added: to a bias, or the product s · B A of two
@@ -93,7 +93,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What an adapter does to one parameter."""
+    """A change of one parameter."""
 
     sets: list[tuple[tuple[object, ...], np.ndarray]]
     """Indices and their new values."""
@@ -121,7 +121,7 @@ class PeftAdapter:
     fields: JsonObject
     """Its `adapter_config.json`."""
     edits: Mapping[str, Sequence[Edit]]
-    """What it does to each tensor of the base, by its name."""
+    """The changes of each tensor of the base, by its name."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftAdapter":
@@ -168,7 +168,7 @@ class PeftAdapter:
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the configuration of the adapted model.
 
-        It may have a head of its own, and an output that is not tied to the embedding.
+        The head may be the adapter's, and the output may be untied from the embedding.
 
         Raises:
             WeightsError: The family has no model that computes the same.
@@ -298,7 +298,7 @@ class PeftAdapter:
     def _of_modules(self, names: Sequence[str]) -> list[list[Edit]]:
         """Returns what happens to each of some modules that have one tensor."""
         found = [self._own(name) for name in names]
-        # Rows of the first are those of all, unless another one has rows, too.
+        # Rows of the first module apply to all, unless another module has rows as well.
         common_kinds = {"tensor"} if _have_rows(found[1:]) else {"tensor", "rows"}
 
         def is_common(edit: Edit) -> bool:

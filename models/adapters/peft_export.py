@@ -33,7 +33,7 @@ VALUE_HEAD = "head/value/"
 
 @dataclasses.dataclass(frozen=True)
 class _Adapter:
-    """An adapter of one linear map in Hugging Face's form, or of those of all layers."""
+    """An adapter of one linear map in Hugging Face's form, or of the same map in all layers."""
 
     module: str
     """The name of the map; with `{i}`, one map for each layer."""

@@ -19,7 +19,7 @@ READ = frozenset(
     task_type peft_type base_model_name_or_path revision
     """.split()
 )
-"""Fields that say what the tensors are and where they belong, all of which are followed."""
+"""Fields that say what the tensors are and where they belong. All are honored."""
 WITHOUT_EFFECT = frozenset(
     """
     auto_mapping peft_version inference_mode megatron_core loftq_config eva_config corda_config

@@ -97,10 +97,10 @@ class TextEmbedder(TextModel):
             vector 0.
 
         Raises:
-            UserError: there are no texts, no prompt of this name, or a vector is NaN or infinite.
+            UserError: `texts` is empty, no prompt has this name, or a vector is NaN or infinite.
         """
         if not texts:
-            raise UserError("there is no text to embed: give at least one line")
+            raise UserError("no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
         room = longest - frame.single.num_added
