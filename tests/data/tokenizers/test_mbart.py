@@ -73,5 +73,5 @@ def test_a_folder_without_settings_is_english(model, tmp_path):
     ours = load_tokenizer(place)
     assert ours.token(ours.encode("the")[-1]) == "en_XX"
     (place / "tokenizer_config.json").write_text('{"src_lang": "de_XX"}')
-    with pytest.raises(DataError, match="src_lang 'de_XX' is no language of the model: did you"):
+    with pytest.raises(DataError, match=r"src_lang .*de_XX"):
         load_tokenizer(place)
