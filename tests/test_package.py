@@ -1,12 +1,11 @@
 """`import flaxzoo`, `flaxzoo.models` and `python -m flaxzoo`."""
 
+import inspect
 import subprocess
 import sys
 
 import flaxzoo
 import pytest
-
-from .api_reference import pages
 
 
 def python(*arguments):
@@ -35,17 +34,12 @@ def test_the_module_is_the_command():
     assert python("-m", "flaxzoo", "--version") == f"flaxzoo {flaxzoo.__version__}\n"
 
 
-@pytest.mark.parametrize("file", list(pages()), ids=lambda file: file.parent.name)
-def test_the_reference_is_complete_and_up_to_date(file):
-    text = file.read_text(encoding="utf-8")
-    assert text == pages()[file], "run python tests/api_reference.py"
-    names = getattr(flaxzoo, file.parent.name).__all__
-    for name in names:
-        _, found, rest = text.partition(f"\n## {name}\n\n```python\n")
-        assert found, name
-        described = rest.split("```\n\n", 1)[1].split("\n")[0]
-        assert len(described.split()) >= 3, f"{name} has no useful docstring: {described!r}"
-        assert not described.startswith(f"{name}("), f"{name} has no docstring of its own"
-    assert "/opt/" not in text
-    assert "/home/" not in text
-    assert " at 0x" not in text
+@pytest.mark.parametrize("package", ["models", "data", "train"])
+def test_every_public_name_has_a_docstring(package):
+    module = getattr(flaxzoo, package)
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            docstring = inspect.getdoc(value) or ""
+            assert len(docstring.split("\n")[0].split()) >= 3, f"{package}.{name}"
+            assert not docstring.startswith(f"{name}("), f"{package}.{name}"
