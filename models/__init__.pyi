@@ -14,8 +14,8 @@ from .adapters.lora import make_lora as make_lora
 from .adapters.peft_export import save_adapter as save_adapter
 from .config import Execution as Execution
 from .config import TransformerConfig as TransformerConfig
-from .decoders.gpt import GPT as GPT
-from .decoders.gpt import GPTConfig as GPTConfig
+from .decoders.gpt.gpt import GPT as GPT
+from .decoders.gpt.gpt import GPTConfig as GPTConfig
 from .decoding.generator import Generator as Generator
 from .decoding.request import BeamSearch as BeamSearch
 from .decoding.request import GenerationRequest as GenerationRequest

@@ -24,7 +24,7 @@ from .config import EFFECTIVE_IN_MIXTURES, Execution, TransformerConfig
 from .rotary_scaling import RotaryScaling
 
 FAMILIES = {
-    "gpt": "decoders",
+    "gpt": "decoders.gpt",
     "bert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
@@ -36,11 +36,11 @@ FAMILIES = {
     "gemma3": "decoders",
     "phi3": "decoders",
     "mixtral": "decoders",
-    "gpt_neo": "gpt_decoders",
-    "gptj": "gpt_decoders",
-    "gpt_neox": "gpt_decoders",
-    "opt": "gpt_decoders",
-    "bloom": "gpt_decoders",
+    "gpt_neo": "decoders.gpt",
+    "gptj": "decoders.gpt",
+    "gpt_neox": "decoders.gpt",
+    "opt": "decoders.gpt",
+    "bloom": "decoders.gpt",
     "qwen3_moe": "decoders",
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",

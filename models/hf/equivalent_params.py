@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..config import NOT_ADDED, TransformerConfig
-from ..decoders.gpt import GPTConfig
+from ..decoders.gpt.gpt import GPTConfig
 from ..encoder_decoders.transformer import EncoderDecoderConfig
 from ..init import parameter_shapes
 from ..nn.positions import position_vectors

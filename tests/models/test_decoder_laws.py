@@ -8,7 +8,12 @@ from flaxzoo import models, train
 from flaxzoo.models.decoders.gemma import GemmaConfig
 from flaxzoo.models.decoders.gemma2 import Gemma2Config
 from flaxzoo.models.decoders.gemma3 import Gemma3Config
-from flaxzoo.models.decoders.gpt import GPTConfig
+from flaxzoo.models.decoders.gpt.bloom import BloomConfig
+from flaxzoo.models.decoders.gpt.gpt import GPTConfig
+from flaxzoo.models.decoders.gpt.gpt_neo import GPTNeoConfig
+from flaxzoo.models.decoders.gpt.gpt_neox import GPTNeoXConfig
+from flaxzoo.models.decoders.gpt.gptj import GPTJConfig
+from flaxzoo.models.decoders.gpt.opt import OPTConfig
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoders.mistral import MistralConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
@@ -16,11 +21,6 @@ from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoders.qwen2 import Qwen2Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
 from flaxzoo.models.decoders.qwen3_moe import Qwen3MoeConfig
-from flaxzoo.models.gpt_decoders.bloom import BloomConfig
-from flaxzoo.models.gpt_decoders.gpt_neo import GPTNeoConfig
-from flaxzoo.models.gpt_decoders.gpt_neox import GPTNeoXConfig
-from flaxzoo.models.gpt_decoders.gptj import GPTJConfig
-from flaxzoo.models.gpt_decoders.opt import OPTConfig
 from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.expert_parallel import over_mesh

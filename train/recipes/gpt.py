@@ -6,7 +6,7 @@ from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
-from ...models.decoders.gpt import GPTConfig
+from ...models.decoders.gpt.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 

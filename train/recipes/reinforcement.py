@@ -7,7 +7,7 @@ from ...data.chat.policy import PolicyData, RolloutConfig
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import TransformerConfig
-from ...models.decoders.gpt import GPTConfig
+from ...models.decoders.gpt.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 from .post_training import of_any_size

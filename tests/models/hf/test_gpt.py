@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.models.hf.decoders import gpt
+from flaxzoo.models.hf.decoders.gpt import gpt
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 

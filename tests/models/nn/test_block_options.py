@@ -9,8 +9,8 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.decoders.llama import LlamaConfig
-from flaxzoo.models.hf.decoders import gpt as hf_gpt
 from flaxzoo.models.hf.decoders import llama as hf_llama
+from flaxzoo.models.hf.decoders.gpt import gpt as hf_gpt
 from flaxzoo.models.hf.encoder_decoders import marian as hf_marian
 from flaxzoo.models.hf.encoders import bert as hf_bert
 from flaxzoo.models.hf.tensor_mapping import WeightsError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.data.errors import UserError
-from flaxzoo.models.decoders.gpt import GPTConfig
+from flaxzoo.models.decoders.gpt.gpt import GPTConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.nn import experts
 from flaxzoo.models.nn.experts import Experts, RouterStatistics

@@ -1,9 +1,9 @@
 """GPT-J in Hugging Face's format."""
 
-from ...gpt_decoders.gptj import GPTJConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field
-from ..decoders.gpt import ALIASES, IGNORED, SIZES
-from ..generation_config import NAMES
+from ....decoders.gpt.gptj import GPTJConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field
+from ...generation_config import NAMES
+from .gpt import ALIASES, IGNORED, SIZES
 from .gpt_form import GPTForm
 
 _DEFAULTS = {"n_embd": 4096, "n_layer": 28, "n_head": 16, "tie_word_embeddings": False}

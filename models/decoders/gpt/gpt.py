@@ -19,18 +19,18 @@ from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 
-from ...data.errors import UserError
-from ..config import Activation, Execution, MixtureConfig, TransformerConfig
-from ..nn.attention import MultiHeadAttention
-from ..nn.cache import Cache, advance_cache
-from ..nn.experts import (
+from ....data.errors import UserError
+from ...config import Activation, Execution, MixtureConfig, TransformerConfig
+from ...nn.attention import MultiHeadAttention
+from ...nn.cache import Cache, advance_cache
+from ...nn.experts import (
     Experts,
     RouterStatistics,
     config_of_call,
     real_tokens,
     stack_statistics,
 )
-from ..nn.heads import (
+from ...nn.heads import (
     CAUSAL_HEADS,
     HEAD_ALIASES,
     CausalLMOutput,
@@ -43,7 +43,7 @@ from ..nn.heads import (
     ValueHead,
     check_head,
 )
-from ..nn.layers import (
+from ...nn.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
@@ -53,10 +53,10 @@ from ..nn.layers import (
     dropout,
     fold_in,
 )
-from ..nn.masks import AnyArray
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.positions import make_positions
-from ..nn.stack import (
+from ...nn.masks import AnyArray
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...nn.positions import make_positions
+from ...nn.stack import (
     Layer,
     LayerContext,
     LayerInputs,
@@ -65,8 +65,8 @@ from ..nn.stack import (
     prepare_inputs,
     run_layers,
 )
-from ..nn.typing import Array, Bool, Float, Int
-from ..registry import Family, Preset
+from ...nn.typing import Array, Bool, Float, Int
+from ...registry import Family, Preset
 
 GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
 """The heads that a GPT can have."""
@@ -83,7 +83,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     gated_experts: ClassVar[bool] = False
     """Experts are feed-forward layers like those without a mixture, less their biases."""
 
-    # Properties in which the families differ that derive from this one (`models.gpt_decoders`).
+    # Properties in which the families differ that derive from this one (`models.decoders.gpt`).
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -481,5 +481,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="decoders.gpt",
+    hf_module="decoders.gpt.gpt",
 )

@@ -10,15 +10,15 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ...data.errors import UserError
-from ..config import PositionKind
-from ..decoders.gpt import GPT, GPTConfig
-from ..nn.attention import MultiHeadAttention
-from ..nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
-from ..nn.typing import Array, Float
-from ..registry import Family, Preset
+from ....data.errors import UserError
+from ...config import PositionKind
+from ...nn.attention import MultiHeadAttention
+from ...nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ...nn.typing import Array, Float
+from ...registry import Family, Preset
+from .gpt import GPT, GPTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,5 +118,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="gpt_decoders.gptj",
+    hf_module="decoders.gpt.gptj",
 )

@@ -1,9 +1,9 @@
 """BLOOM in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
-from ...gpt_decoders.bloom import BloomConfig
-from ..config_mapping import ConfigMapping, Field, Settings
-from ..generation_config import NAMES
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.bloom import BloomConfig
+from ...config_mapping import ConfigMapping, Field, Settings
+from ...generation_config import NAMES
 from .gpt_form import GPTForm
 
 

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from ....data.io.json_text import JsonObject
-from ...decoders.gpt import GPTConfig
-from ..config_mapping import (
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.gpt import GPTConfig
+from ...config_mapping import (
     ConfigMapping,
     Field,
     HFConfig,
@@ -21,8 +21,8 @@ from ..config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from ..registry import HFMapping
-from ..tensor_mapping import (
+from ...registry import HFMapping
+from ...tensor_mapping import (
     BY_HEAD,
     BY_HEAD_VECTOR,
     FROM_HEADS,

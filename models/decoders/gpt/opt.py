@@ -7,11 +7,11 @@ Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 
 import dataclasses
 from typing import Any, ClassVar
 
-from ...data.errors import UserError
-from ..config import Activation
-from ..decoders.gpt import GPT, GPTConfig
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ....data.errors import UserError
+from ...config import Activation
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...registry import Family, Preset
+from .gpt import GPT, GPTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,5 +90,5 @@ FAMILY = Family(
     },
     below_layers=r"(token|position)_embedding|embedding_projection",
     above_layers=r"final_norm|head|output_(projection|embedding)",
-    hf_module="gpt_decoders.opt",
+    hf_module="decoders.gpt.opt",
 )

@@ -7,10 +7,10 @@ Scores are not divided by √H, and queries, keys and values have no biases.
 import dataclasses
 from typing import Any, ClassVar
 
-from ...data.errors import UserError
-from ..decoders.gpt import GPT, GPT_HEADS, GPTConfig
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ....data.errors import UserError
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...registry import Family, Preset
+from .gpt import GPT, GPT_HEADS, GPTConfig
 
 LABELING_HEADS = (*GPT_HEADS, "token_classification")
 """The heads of the families that may also label tokens."""
@@ -95,5 +95,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="gpt_decoders.gpt_neo",
+    hf_module="decoders.gpt.gpt_neo",
 )

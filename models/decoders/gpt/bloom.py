@@ -7,10 +7,10 @@ Press et al. 2022, "Train short, test long". Embeddings are normalized before th
 import dataclasses
 from typing import Any, ClassVar
 
-from ..config import PositionKind
-from ..decoders.gpt import GPT, GPTConfig
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ...config import PositionKind
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...registry import Family, Preset
+from .gpt import GPT, GPTConfig
 from .gpt_neo import LABELING_HEADS
 
 
@@ -84,5 +84,5 @@ FAMILY = Family(
         **HEAD_AXES,
         r"embedding_norm/(scale|bias)": (None,),
     },
-    hf_module="gpt_decoders.bloom",
+    hf_module="decoders.gpt.bloom",
 )

@@ -1,10 +1,10 @@
 """OPT in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
-from ...gpt_decoders.opt import OPTConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
-from ..generation_config import NAMES
-from ..tensor_mapping import TensorMapping, WeightsError
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.opt import OPTConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ...generation_config import NAMES
+from ...tensor_mapping import TensorMapping, WeightsError
 from .gpt_form import GPTForm
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import flax.linen as nn
 
-from ...data.errors import UserError
-from ..config import Activation, PositionKind
-from ..decoders.gpt import GPT, GPTConfig, PreNormLayer
-from ..nn.attention import MultiHeadAttention
-from ..nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
-from ..nn.typing import Array, Float
-from ..registry import Family, Preset
-from ..rotary_scaling import RotaryScaling
+from ....data.errors import UserError
+from ...config import Activation, PositionKind
+from ...nn.attention import MultiHeadAttention
+from ...nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ...nn.typing import Array, Float
+from ...registry import Family, Preset
+from ...rotary_scaling import RotaryScaling
+from .gpt import GPT, GPTConfig, PreNormLayer
 from .gpt_neo import LABELING_HEADS
 
 
@@ -162,5 +162,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="gpt_decoders.gpt_neox",
+    hf_module="decoders.gpt.gpt_neox",
 )

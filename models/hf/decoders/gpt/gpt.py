@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ....data.io.json_text import JsonObject
-from ...decoders.gpt import GPTConfig
-from ..config_mapping import (
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.gpt import GPTConfig
+from ...config_mapping import (
     ACTIVATIONS,
     ConfigMapping,
     Field,
@@ -18,10 +18,10 @@ from ..config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from ..equivalent_params import as_gpt2
-from ..generation_config import NAMES
-from ..registry import HFMapping
-from ..tensor_mapping import (
+from ...equivalent_params import as_gpt2
+from ...generation_config import NAMES
+from ...registry import HFMapping
+from ...tensor_mapping import (
     TABLE,
     TABLE_FROM_HEADS,
     VECTOR,

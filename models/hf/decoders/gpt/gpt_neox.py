@@ -1,11 +1,11 @@
 """GPT-NeoX and Pythia in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
-from ...gpt_decoders.gpt_neox import GPTNeoXConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
-from ..decoders.causal_decoder import rotary_to_hf, scaling_from_hf, take_rotary
-from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.gpt_neox import GPTNeoXConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ...generation_config import NAMES
+from ...tensor_mapping import WeightsError
+from ..causal_decoder import rotary_to_hf, scaling_from_hf, take_rotary
 from .gpt_form import GPTForm
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")

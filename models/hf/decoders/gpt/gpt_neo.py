@@ -1,10 +1,10 @@
 """GPT-Neo in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
-from ...gpt_decoders.gpt_neo import GPTNeoConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
-from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from .....data.io.json_text import JsonObject
+from ....decoders.gpt.gpt_neo import GPTNeoConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
+from ...generation_config import NAMES
+from ...tensor_mapping import WeightsError
 from .gpt_form import GPTForm
 
 
