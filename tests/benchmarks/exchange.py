@@ -19,7 +19,7 @@ Here g is 4, for a sum in float32, but 2 for linear maps without micro-batches, 
 computed in bfloat16.
 
 The second is possible where whole parameters, their gradients and, with micro-batches, the sums of
-these (`exchange.whole_bytes`) fit a device beside its part of the state; else the third is the
+these (`fsdp.whole_bytes`) fit a device beside its part of the state; else the third is the
 least.
 """
 
@@ -91,7 +91,7 @@ def least_bytes(plan: Any, config: Any, axis: str, memory: int) -> float:
     from flaxzoo import models
     from flaxzoo.models.init import parameter_shapes
     from flaxzoo.train import init_state
-    from flaxzoo.train.distributed.exchange import LINEAR, whole_bytes
+    from flaxzoo.train.distributed.fsdp import LINEAR, whole_bytes
     from flaxzoo.train.optim.parameters import is_stacked, map_named
 
     def gradient_bytes(name: str, x: Any) -> int:

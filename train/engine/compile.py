@@ -18,8 +18,8 @@ from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import Gather, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
-from ..distributed.exchange import Exchange, choose_exchange, reading
 from ..distributed.expert_parallel import over_mesh
+from ..distributed.fsdp import Exchange, choose_exchange, reading
 from ..distributed.multiprocess import greatest_everywhere
 from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (

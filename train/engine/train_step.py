@@ -11,7 +11,7 @@ from ...data.errors import UserError
 from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
-from ..distributed.exchange import GradientFn
+from ..distributed.fsdp import GradientFn
 from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState
 
@@ -41,7 +41,7 @@ def make_train_step(
           then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base, the adapters switched off.
         exchange: called with the function that sums gradients over the rows of a batch; returns
-          that which sums them over devices too, from `distributed.exchange`. None: the compiler
+          that which sums them over devices too, from `distributed.fsdp`. None: the compiler
           does it.
 
     Returns:

@@ -182,7 +182,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
         return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
-    # The step may have divided the batch over some axes itself: train/distributed/exchange.py.
+    # The step may have divided the batch over some axes itself: train/distributed/fsdp.py.
     batch_axes = automatic(BATCH_AXES)
     axes = (*batch_axes, positions) if positions else batch_axes
     if math.prod(mesh.shape[axis] for axis in axes) == 1:

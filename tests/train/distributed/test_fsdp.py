@@ -14,7 +14,7 @@ from flaxzoo.data.errors import UserError
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import init_params
 from flaxzoo.models.nn.kernels import flash
-from flaxzoo.train.distributed import exchange
+from flaxzoo.train.distributed import fsdp
 from flaxzoo.train.distributed.sharding import batch_sharding, make_mesh
 from flaxzoo.train.engine.compile import ShardedStep
 from flaxzoo.train.engine.memory_summary import peak_bytes
@@ -96,14 +96,14 @@ def test_eight_devices_take_the_step_of_one(name):
 @pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}])
 def test_shards_scattered_in_stages_are_those_scattered_at_once(shape, sizes):
     mesh, dimension = mesh_of(**sizes), [size % 4 for size in shape].index(0)
-    stages = exchange.scatter_stages(mesh.shape["fsdp"])
+    stages = fsdp.scatter_stages(mesh.shape["fsdp"])
     assert [len(groups[0]) for groups in stages] == [mesh.shape["fsdp"] // 2, 2]
     spec = PartitionSpec(*(None,) * dimension, "fsdp")
     x = np.random.default_rng(0).integers(-99, 99, (8, *shape)).astype(np.float32)
 
     def summed(stages):
         scatter = jax.shard_map(
-            lambda x: exchange._scattered(x[0], spec, ("data", "fsdp"), stages),
+            lambda x: fsdp._scattered(x[0], spec, ("data", "fsdp"), stages),
             mesh=mesh,
             in_specs=PartitionSpec(("data", "fsdp")),
             out_specs=spec,
@@ -116,7 +116,7 @@ def test_shards_scattered_in_stages_are_those_scattered_at_once(shape, sizes):
 
 
 def test_a_prime_number_of_devices_has_no_stages():
-    assert exchange.scatter_stages(7) == exchange.scatter_stages(1) == ()
+    assert fsdp.scatter_stages(7) == fsdp.scatter_stages(1) == ()
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, mon
     ],
 )
 def test_parameters_are_gathered_whole_if_they_fit(sizes, memory, expected):
-    found = exchange.choose_gather(
+    found = fsdp.choose_gather(
         "auto",
         mesh_of(**sizes),
         whole_batch=False,
@@ -375,7 +375,7 @@ def test_whole_bytes(dtype, number, expected):
         is_leaf=lambda x: isinstance(x, tuple),
     )
     state = train.init_state(params, optax.identity(), params)
-    assert exchange.whole_bytes(state, dtype, number) == expected
+    assert fsdp.whole_bytes(state, dtype, number) == expected
 
 
 def test_where_they_cannot_be_gathered_once():
