@@ -115,8 +115,8 @@ def choose_exchange(
     # Without rematerialization the whole parameters of all layers would be kept for the backward
     # pass. The compiler gathers them once more.
     recomputed = execution.remat != "none"
-    by_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
-    axes = () if whole_batch else axes_by_hand(mesh, gather, micro_batches, by_layer=by_layer)
+    gather_per_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
+    axes = () if whole_batch else axes_by_hand(mesh, gather, micro_batches, gather_per_layer=gather_per_layer)
     return Exchange(
         functools.partial(
             exchanged,
@@ -125,9 +125,9 @@ def choose_exchange(
             axes=axes,
             dtype=dtype,
             micro_batches=micro_batches,
-            by_layer=by_layer,
+            gather_per_layer=gather_per_layer,
         ),
-        describe(mesh, gather, axes, whole=whole, micro_batches=micro_batches, by_layer=by_layer),
+        describe(mesh, gather, axes, whole=whole, micro_batches=micro_batches, gather_per_layer=gather_per_layer),
         unasked=asked == "auto" and gather == "step",
     )
 
@@ -195,7 +195,7 @@ def describe(
     *,
     whole: int,
     micro_batches: int,
-    by_layer: bool,
+    gather_per_layer: bool,
 ) -> str:
     """Describes the exchange of gradients in a clause.
 
@@ -205,7 +205,7 @@ def describe(
         axes: from `axes_by_hand`.
         whole: from `whole_bytes`.
         micro_batches: their number.
-        by_layer: whether layers gather their parameters themselves.
+        gather_per_layer: whether layers gather their parameters themselves.
     """
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "tensor"):
         return ""  # each device has all tokens, and gradients of its own part of the model
@@ -219,7 +219,7 @@ def describe(
             f"{size} beside the state (--gather layer: less)"
         )
     among = " among the devices of fsdp" if axes else ""
-    by = "" if by_layer and axes else " by the compiler"
+    by = "" if gather_per_layer and axes else " by the compiler"
     return (
         f"parameters gathered layer by layer{by}; gradients exchanged "
         f"{'once a step' if micro_batches == 1 else f'in each micro-batch{among}'}"
@@ -227,7 +227,7 @@ def describe(
 
 
 def axes_by_hand(
-    mesh: Mesh, gather: Gather, micro_batches: int, *, by_layer: bool
+    mesh: Mesh, gather: Gather, micro_batches: int, *, gather_per_layer: bool
 ) -> tuple[str, ...]:
     """Returns the axes of the mesh over which this module exchanges, and not the compiler.
 
@@ -239,12 +239,12 @@ def axes_by_hand(
         mesh: the mesh.
         gather: "step" or "layer".
         micro_batches: their number.
-        by_layer: whether layers can gather their parameters themselves.
+        gather_per_layer: whether layers can gather their parameters themselves.
     """
     sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
     if not sizes.keys() <= set(ONCE):
         return ()
-    axes = tuple(sizes) if gather == "step" or by_layer else tuple(sizes.keys() & {"data"})
+    axes = tuple(sizes) if gather == "step" or gather_per_layer else tuple(sizes.keys() & {"data"})
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
 
 
@@ -256,7 +256,7 @@ def exchanged(
     axes: tuple[str, ...],
     dtype: DTypeLike | None = None,
     micro_batches: int = 1,
-    by_layer: bool = False,
+    gather_per_layer: bool = False,
 ) -> GradientFn:
     """Returns `function` run on each device for its own rows, its results summed over devices.
 
@@ -271,7 +271,7 @@ def exchanged(
         micro_batches: their number. The gradients of a single one are exchanged in `dtype`, in
           which they were computed, like those of a layer; sums over several have that of the
           parameters.
-        by_layer: whether layers gather their parameters when they are computed.
+        gather_per_layer: whether layers gather their parameters when they are computed.
     """
     if not axes:
         return function
@@ -287,7 +287,7 @@ def exchanged(
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
         left = axes
-        if by_layer:  # among the devices that share the parameter, gradients are scattered already
+        if gather_per_layer:  # among the devices that share the parameter, gradients are scattered already
             spec, left = PartitionSpec(), tuple(axis for axis in axes if axis not in _axes(spec))
         sent_as = _held_as(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
         with jax.named_scope(name):
@@ -296,7 +296,7 @@ def exchanged(
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
-        if by_layer:
+        if gather_per_layer:
             with _reading(specs, dtype, stages):
                 gradients, sums = function(params, frozen, counts, rows)
         else:
