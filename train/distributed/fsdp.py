@@ -49,7 +49,7 @@ ONCE = ("data", "fsdp")
 """The axes of the mesh over which gradients can be summed once a step."""
 LARGEST_PART = 0.9
 """The part of a device's memory that the state and whole parameters and gradients may take, if a
-step that gathers parameters once is to be tried unasked. Activations take more."""
+step that gathers parameters once is tried by default. Activations take more."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
 """The parameters of linear maps, untied vocabulary matrices among them: models cast them to the
 dtype of their execution before anything else, and their gradients are computed in it."""
@@ -67,8 +67,8 @@ class Exchange:
     them over devices too. None: there is one device."""
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
-    unasked: bool = False
-    """Whether parameters are gathered once a step unasked. Only the compiled step can tell whether
+    is_default: bool = False
+    """Whether parameters are gathered once a step by default. Only the compiled step can tell whether
     that fits; if it does not, they are to be gathered layer by layer."""
 
 
@@ -128,7 +128,7 @@ def choose_exchange(
             gather_per_layer=gather_per_layer,
         ),
         describe(mesh, gather, axes, whole=whole, micro_batches=micro_batches, gather_per_layer=gather_per_layer),
-        unasked=asked == "auto" and gather == "step",
+        is_default=asked == "auto" and gather == "step",
     )
 
 

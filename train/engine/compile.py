@@ -226,7 +226,7 @@ def make_sharded_step(
         mesh=mesh,
         exchange=exchange.description,
         device_memory=device_memory,
-        smaller=by_layer if exchange.unasked else None,
+        smaller=by_layer if exchange.is_default else None,
     )
 
 
