@@ -149,14 +149,14 @@ def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) 
     """
 
     def held(name: str, x: Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, _held_as(name, x.dtype, dtype))
+        return jax.ShapeDtypeStruct(x.shape, compute_dtype(name, x.dtype, dtype))
 
     params, frozen = (_bytes(map_named(held, tree)) for tree in (state.params, state.frozen))
     sums = _bytes(state.params) if micro_batches > 1 else 0
     return 2 * params + sums + frozen
 
 
-def _held_as(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLike:
+def compute_dtype(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLike:
     """Returns the dtype in which a gathered parameter is held, and its gradient computed."""
     return own if dtype is None or not LINEAR.fullmatch(name) else dtype
 
@@ -289,7 +289,7 @@ def exchanged(
         left = axes
         if gather_per_layer:  # among the devices that share the parameter, gradients are scattered already
             spec, left = PartitionSpec(), tuple(axis for axis in axes if axis not in _axes(spec))
-        sent_as = _held_as(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
+        sent_as = compute_dtype(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
         with jax.named_scope(name):
             return _scattered(x.astype(sent_as), spec, left, stages).astype(param.dtype)
 
@@ -346,7 +346,7 @@ def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None)
     whole, sent_as = x, x.dtype if dtype is None or not cast else dtype
     for dimension, axes in _sharded(spec):
         whole = jax.lax.all_gather(whole.astype(sent_as), axes, axis=dimension, tiled=True)
-    return whole.astype(_held_as(name, x.dtype, dtype))
+    return whole.astype(compute_dtype(name, x.dtype, dtype))
 
 
 @dataclasses.dataclass(frozen=True)
