@@ -115,8 +115,14 @@ def choose_exchange(
     # Without rematerialization the whole parameters of all layers would be kept for the backward
     # pass. The compiler gathers them once more.
     recomputed = execution.remat != "none"
-    gather_per_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
-    axes = () if whole_batch else axes_by_hand(mesh, gather, micro_batches, gather_per_layer=gather_per_layer)
+    gather_per_layer = (
+        gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
+    )
+    axes = (
+        ()
+        if whole_batch
+        else manual_axes(mesh, gather, micro_batches, gather_per_layer=gather_per_layer)
+    )
     return Exchange(
         functools.partial(
             exchanged,
@@ -127,7 +133,14 @@ def choose_exchange(
             micro_batches=micro_batches,
             gather_per_layer=gather_per_layer,
         ),
-        describe(mesh, gather, axes, whole=whole, micro_batches=micro_batches, gather_per_layer=gather_per_layer),
+        describe(
+            mesh,
+            gather,
+            axes,
+            whole=whole,
+            micro_batches=micro_batches,
+            gather_per_layer=gather_per_layer,
+        ),
         is_default=asked == "auto" and gather == "step",
     )
 
@@ -202,7 +215,7 @@ def describe(
     Args:
         mesh: the mesh, of several devices.
         gather: "step" or "layer".
-        axes: from `axes_by_hand`.
+        axes: from `manual_axes`.
         whole: from `whole_bytes`.
         micro_batches: their number.
         gather_per_layer: whether layers gather their parameters themselves.
@@ -226,7 +239,7 @@ def describe(
     )
 
 
-def axes_by_hand(
+def manual_axes(
     mesh: Mesh, gather: Gather, micro_batches: int, *, gather_per_layer: bool
 ) -> tuple[str, ...]:
     """Returns the axes of the mesh over which this module exchanges, and not the compiler.
@@ -264,7 +277,7 @@ def exchanged(
         function: sums over the rows that it is given, one micro-batch after the other or at once.
         mesh: the mesh; it must be jax's current one where the result is traced.
         shardings: of the state; gradients get those of the parameters.
-        axes: those to sum over, from `axes_by_hand`; none: `function` is left to the compiler. So
+        axes: those to sum over, from `manual_axes`; none: `function` is left to the compiler. So
           are the other axes.
         dtype: in which the model uses its linear maps, and in which they are therefore gathered;
           None: that of the parameters.
@@ -287,7 +300,9 @@ def exchanged(
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
         left = axes
-        if gather_per_layer:  # among the devices that share the parameter, gradients are scattered already
+        if (
+            gather_per_layer
+        ):  # among the devices that share the parameter, gradients are scattered already
             spec, left = PartitionSpec(), tuple(axis for axis in axes if axis not in _axes(spec))
         sent_as = compute_dtype(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
         with jax.named_scope(name):
