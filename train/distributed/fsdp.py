@@ -456,13 +456,13 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
         num_devices: their number along the axis of the mesh.
 
     Returns:
-        The groups of both stages, by their places along the axis; empty if the number is a prime.
+        The groups of both stages, as indices along the axis; empty if the number is a prime.
     """
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
         return ()
-    places = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
-    return [list(group) for group in zip(*places, strict=True)], places
+    indices = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
+    return [list(group) for group in zip(*indices, strict=True)], indices
 
 
 def _scattered(

@@ -130,8 +130,8 @@ class _Keys(NamedTuple):
     key: Array
     value: Array
     segments: Array | None
-    places: Array | None
-    """The places of the keys in their row; None: no weights are dropped."""
+    positions: Array | None
+    """The positions of the keys in their row; None: no weights are dropped."""
 
 
 class _Queries(NamedTuple):
@@ -139,8 +139,8 @@ class _Queries(NamedTuple):
 
     query: Array
     segments: Array | None
-    places: Array | None
-    """The places of the queries in their row; None likewise."""
+    positions: Array | None
+    """The positions of the queries in their row; None likewise."""
     head_keys: HeadKeys | None
     """The keys of dropout, whose second axis is the heads and not the tokens."""
     attended: Attended | None = None
@@ -207,16 +207,16 @@ class Ring:
         )
         return jnp.concatenate(list(halves), axis=1)
 
-    def places(self, x: Float[Array, "B T _ _"]) -> Int[Array, "B T"]:
-        """Returns the places of the device's tokens in their row, in the order of the ring."""
+    def positions(self, x: Float[Array, "B T _ _"]) -> Int[Array, "B T"]:
+        """Returns the positions of the device's tokens in their row, in the order of the ring."""
         device, length = jax.lax.axis_index(self.axis), x.shape[1]
         tokens = jnp.arange(length)
-        places = device * length + tokens
+        positions = device * length + tokens
         if self.is_zigzag:
             half = length // 2
             part = jnp.where(tokens < half, device, 2 * self.size - 1 - device)
-            places = part * half + tokens % half
-        return jnp.broadcast_to(places, x.shape[:2])
+            positions = part * half + tokens % half
+        return jnp.broadcast_to(positions, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
         """Returns who sends its part 2i (first: 0) or 2i + 1 (1) to whom: a permutation."""
@@ -285,9 +285,9 @@ class Ring:
         )
 
     def _dropped(self, mine: _Queries, keys: _Keys) -> DroppedWeights | None:
-        if mine.head_keys is None or mine.places is None or keys.places is None:
+        if mine.head_keys is None or mine.positions is None or keys.positions is None:
             return None
-        return DroppedWeights(mine.head_keys, mine.places, keys.places, self.dropout_rate)
+        return DroppedWeights(mine.head_keys, mine.positions, keys.positions, self.dropout_rate)
 
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
@@ -348,7 +348,7 @@ class Ring:
         return alike, [Band(i * length, self.window) for i in range(alike + 1, seen + 1)]
 
     def _hand_on(self, tree: T, by: int = 1) -> T:
-        """Sends arrays to the device that is `by` places further."""
+        """Sends arrays to the device that is `by` steps further."""
         pairs = [(i, (i + by) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
 
@@ -425,9 +425,9 @@ def _placed(
     """Returns the arrays of a device's queries and of its keys."""
     query, key, value = inputs
     of_queries, of_keys = (None, None) if segments is None else segments
-    places = (None, None) if head_keys is None else (ring.places(query), ring.places(key))
-    queries = _Queries(query, of_queries, places[0], head_keys)
-    return queries, _Keys(key, value, of_keys, places[1])
+    positions = (None, None) if head_keys is None else (ring.positions(query), ring.positions(key))
+    queries = _Queries(query, of_queries, positions[0], head_keys)
+    return queries, _Keys(key, value, of_keys, positions[1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -449,8 +449,8 @@ def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict
     """Places this process's part of a batch on its devices; all processes make the global batch."""
     parts = process_shard(mesh)[1]
 
-    def place(rows: np.ndarray | jax.Array) -> jax.Array:
+    def put(rows: np.ndarray | jax.Array) -> jax.Array:
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 
-    return {name: place(rows) for name, rows in batch.items()}
+    return {name: put(rows) for name, rows in batch.items()}
