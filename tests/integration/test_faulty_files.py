@@ -16,7 +16,7 @@ from flaxzoo.data.sources.documents import load_documents
 from flaxzoo.models.loading import steps
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
-from flaxzoo.train.engine.metrics_log import MetricsLog
+from flaxzoo.train.runs.metrics_log import MetricsLog
 
 from ..support.objective_runs import causal, write_sources
 from ..support.run_folders import assert_same, everything, kept, lines

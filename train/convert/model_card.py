@@ -9,8 +9,8 @@ from ...data.io.json_text import JsonObject
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
-from ..engine.metrics_log import read_metrics
 from ..runs.custom import CUSTOM
+from ..runs.metrics_log import read_metrics
 from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM, SAVED_FROM_PYTHON
 
 FILE = "README.md"

@@ -68,8 +68,8 @@ class Exchange:
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
     is_default: bool = False
-    """Whether parameters are gathered once a step by default. Only the compiled step can tell whether
-    that fits; if it does not, they are to be gathered layer by layer."""
+    """Whether `gather="auto"` chose to gather once a step. Only the compiled step can tell whether
+    that fits; if it does not, parameters are gathered per layer."""
 
 
 def choose_exchange(

@@ -36,18 +36,18 @@ from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.kept_folder import KeptFolder
+from ..runs.metrics_log import MetricsLog, read_metrics, wandb_of
 from ..runs.params_only_run import TOKENIZER
+from ..runs.report import REPORT_FILE, write_report
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock
+from ..runs.samples import read_samples, write_samples
 from ..state import Metrics, TrainState, count_parameters
 from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, NumpyBatch, compile_trainer
 from .machine_memory import memory_of_each
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
-from .metrics_log import MetricsLog, read_metrics, wandb_of
 from .policy_trainer import compile_policy_trainer
-from .report import REPORT_FILE, write_report
-from .samples import read_samples, write_samples
 from .stop_signals import StopNow, StopRequest, stop_requested
 
 SECONDS_BETWEEN_LOOKS = 0.001

@@ -17,8 +17,8 @@ from flaxzoo.data.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count
-from flaxzoo.train.engine.metrics_log import read_metrics
 from flaxzoo.train.recipes import RECIPES
+from flaxzoo.train.runs.metrics_log import read_metrics
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 

@@ -14,7 +14,7 @@ from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.nn.typing import Params
 from flaxzoo.train.cli.main import main
-from flaxzoo.train.engine.metrics_log import MetricsLog, read_metrics
+from flaxzoo.train.runs.metrics_log import MetricsLog, read_metrics
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 

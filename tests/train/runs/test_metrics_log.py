@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from flaxzoo.train.engine.metrics_log import MetricsLog, read_metrics
+from flaxzoo.train.runs.metrics_log import MetricsLog, read_metrics
 
 
 def log(folder, steps, first_step=0, **options):
@@ -82,7 +82,7 @@ def test_torch_is_not_imported_for_it(tmp_path):
     """As tensorboardX would: it takes longer than the rest of what a training run imports."""
     program = (
         "import importlib.util, pathlib, sys\n"
-        "from flaxzoo.train.engine.metrics_log import MetricsLog\n"
+        "from flaxzoo.train.runs.metrics_log import MetricsLog\n"
         "with MetricsLog(pathlib.Path(sys.argv[1]), first_step=0, wandb_project=None) as it:\n"
         "    it.write(1, 'train', {'loss': 3.0})\n"
         "assert 'torch' not in sys.modules\n"

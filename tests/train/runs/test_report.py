@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from flaxzoo.train.engine.report import draw_curve, write_report
+from flaxzoo.train.runs.report import draw_curve, write_report
 from matplotlib.image import imread
 
 VALIDATION = {"loss": 1.23456, "perplexity": 3.43689, "bits_per_byte": 1.78109, "tokens": 12345}
