@@ -20,7 +20,7 @@ import numpy as np
 
 from ..data.errors import UserError, suggest
 from ..data.lazy_names import LazyRecords
-from .config import EFFECTIVE_IN_MIXTURES, Execution, TransformerConfig
+from .config import Execution, TransformerConfig
 from .rotary_scaling import RotaryScaling
 
 FAMILIES = {
@@ -193,8 +193,6 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
             values["rope_scaling"] = RotaryScaling(**scaling)
         except TypeError as error:
             raise UserError(f"rope_scaling {dict(scaling)!r} has another form ({error})") from None
-    if values.get("num_experts") == 0:  # earlier versions let runs have these, without effect
-        values = {name: x for name, x in values.items() if name not in EFFECTIVE_IN_MIXTURES}
     unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
     if unknown:
         raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")

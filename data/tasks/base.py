@@ -38,8 +38,6 @@ class DataConfig(ABC):
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
-    former_kind: ClassVar[str] = ""
-    """The name that older run folders have for this kind; fingerprints still contain it."""
     allows_label_smoothing: ClassVar[bool] = False
     """Whether the labels are tokens that `label_smoothing` may share their probability among."""
 

@@ -186,7 +186,6 @@ class CausalLMData(DocumentsData):
     """Documents, every next token of which is predicted."""
 
     kind: ClassVar[str] = "causal_lm"
-    former_kind: ClassVar[str] = "causal"
 
     packing: Packing = "concat"
     """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""

@@ -262,10 +262,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Makes arrays from examples, either all or none of which have labels."""
 
     def decisive_settings(self) -> dict[str, object]:
-        """Returns the settings that decide the arrays, for the fingerprint.
-
-        Their names and values are those of the first version, or no older run could be resumed.
-        """
+        """Returns the settings that decide the arrays, for the fingerprint."""
         names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
         return {name: getattr(self, name) for name in names}
 
@@ -379,7 +376,7 @@ class LabelledData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
-        decisive = (self.former_kind, self.decisive_settings(), labels, training)
+        decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
         summary = ", ".join([number, *rows.notes, *loaded.notes])

@@ -70,7 +70,6 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     """Contexts with several choices each, one of them correct."""
 
     kind: ClassVar[str] = "multiple_choice"
-    former_kind: ClassVar[str] = "choice"
     forms: ClassVar[dict[str, str]] = {
         "jsonl": "label,context,choices",
         "tsv": "1,2,3+4",

@@ -50,7 +50,6 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     """Questions whose answer is a span of a passage."""
 
     kind: ClassVar[str] = "question_answering"
-    former_kind: ClassVar[str] = "span"
     forms: ClassVar[dict[str, str]] = {
         "squad": "",
         "tfds": "context,question,answers,id",

@@ -31,14 +31,8 @@ from .base import SourceField
 from .labelled import ExampleSet, LabelledData, LabelledExamples
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
-Target = Literal["single_label", "binary", "multi_label", "regression", "one", "several", "score"]
-"""The type of the labels; the last three are the former names of the first three."""
-
-_FORMER_TARGETS: dict[str, Target] = {
-    "one": "single_label",
-    "several": "multi_label",
-    "score": "regression",
-}
+Target = Literal["single_label", "binary", "multi_label", "regression"]
+"""The type of the labels."""
 
 # With more examples than this, mostly distinct labels mean that the wrong column was named.
 _FEW = 20
@@ -82,7 +76,6 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     """Texts, or pairs of texts, with a label each."""
 
     kind: ClassVar[str] = "sequence_classification"
-    former_kind: ClassVar[str] = "classify"
     forms: ClassVar[dict[str, str]] = {
         "tsv": "1,2",
         "csv": "1,2",
@@ -114,11 +107,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     target: Target = "single_label"
     """single_label: each example has one label, by a softmax; binary: one of two, by the sigmoid of
     a single number for the second of them in order; multi_label: any number of labels, separated
-    by commas; regression: a number. (one, several and score are former names.)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "target", _FORMER_TARGETS.get(self.target, self.target))
+    by commas; regression: a number."""
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
@@ -238,11 +227,6 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 "target binary needs two: choose target single_label, or name another column"
             )
         return (ordered[1],)
-
-    def decisive_settings(self) -> dict[str, object]:
-        """See ``LabelledData``; fingerprints contain the former name of the target."""
-        former = {target: name for name, target in _FORMER_TARGETS.items()}
-        return {**super().decisive_settings(), "target": former.get(self.target, self.target)}
 
     def assumed_labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; two labels, or the only one of regression or a binary target."""

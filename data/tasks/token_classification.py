@@ -40,7 +40,6 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     """Sentences with a tag for each word."""
 
     kind: ClassVar[str] = "token_classification"
-    former_kind: ClassVar[str] = "tag"
     forms: ClassVar[dict[str, str]] = {
         "conll": "",
         "jsonl": "tokens,tags",

@@ -17,7 +17,6 @@ from ..nn.cache import Cache, advance_cache
 from ..nn.experts import config_of_call, real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
-    HEAD_ALIASES,
     CausalLMOutput,
     ClassificationHead,
     ClassifierOutput,
@@ -88,7 +87,6 @@ class CausalDecoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
-        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
         check_head(self)
         for name in ("num_kv_heads", "d_head"):
             value = getattr(self, name)

@@ -26,7 +26,6 @@ from ..config import Activation, Execution, Settings, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
 from ..nn.heads import (
-    HEAD_ALIASES,
     HEADS,
     CausalLMOutput,
     EncoderOutput,
@@ -115,7 +114,6 @@ class BertConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
-        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
         check_head(self)
         if self.head_convolution is not None and self.head != "causal_lm":
             raise UserError(

@@ -514,14 +514,6 @@ HEADS: dict[str, HeadSpec] = {
 }
 """Every head, by name."""
 
-HEAD_ALIASES = {
-    "sequence": "sequence_classification",
-    "token": "token_classification",
-    "span": "question_answering",
-    "choice": "multiple_choice",
-}
-"""Former names, which older run folders and commands have."""
-
 
 CAUSAL_HEADS = ("causal_lm", "causal_lm_with_value")
 """The heads of causal language models."""

@@ -14,8 +14,9 @@ RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 29, (3, 12))
 TYPES = np.sort(RNG.integers(0, 2, (3, 12)))
 LABELS = ("red", "green", "blue")
-ROWS = ("none", "pretraining", "next_sentence", "sequence")  # heads that answer of a whole row
-TOKENS = ("masked_lm", "token", "span")  # and of each token
+# Heads with an output per row, and per token.
+ROWS = ("none", "pretraining", "next_sentence", "sequence_classification")
+TOKENS = ("masked_lm", "token_classification", "question_answering")
 KINDS = {
     "bert": {},
     "roberta": {"position_offset": 2, "num_token_types": 1},
@@ -140,7 +141,7 @@ def test_masked_positions_are_the_same_as_all(bert, assert_close, head):
 
 @pytest.mark.slow
 def test_choices_are_scored_one_by_one(bert, assert_close):
-    choice, one = bert("choice"), bert("sequence")
+    choice, one = bert("multiple_choice"), bert("sequence_classification")
     ids, mask = RNG.integers(0, 29, (2, 3, 8)), np.ones((2, 3, 8), int)
     mask[0, 1, 5:] = mask[1, 2, 3:] = 0
     types = RNG.integers(0, 2, (2, 3, 8))
@@ -159,7 +160,7 @@ def test_choices_are_scored_one_by_one(bert, assert_close):
 
 @pytest.mark.slow
 def test_choices_drop_each_their_own(bert, assert_close):
-    model = bert("choice", dropout_rate=0.5)
+    model = bert("multiple_choice", dropout_rate=0.5)
     ids = np.repeat(IDS[:, None], 2, axis=1)
     logits = model.logits(input_ids=ids, rng=models.row_keys(jax.random.key(0), 3))
     assert np.abs(logits[:, 0] - logits[:, 1]).max() > 0.01
@@ -174,7 +175,7 @@ def test_choices_drop_each_their_own(bert, assert_close):
         ("pretraining", "scan", "dots"),
         ("pretraining", "unroll", "none"),
         ("pretraining", "separate", "none"),
-        ("span", "separate", "none"),
+        ("question_answering", "separate", "none"),
     ],
 )
 def test_all_ways_to_run_the_layers_answer_the_same(bert, assert_close, head, layers, remat):
@@ -187,26 +188,30 @@ def test_all_ways_to_run_the_layers_answer_the_same(bert, assert_close, head, la
 
 @pytest.mark.slow
 def test_dropout_only_with_a_key(bert, assert_close):
-    model = bert("sequence", dropout_rate=0.3)
+    model = bert("sequence_classification", dropout_rate=0.3)
     plain = model.logits(input_ids=IDS)
-    assert_close(plain, bert("sequence").logits(input_ids=IDS))
+    assert_close(plain, bert("sequence_classification").logits(input_ids=IDS))
     dropped = model.logits(input_ids=IDS, rng=models.row_keys(jax.random.key(0), 3))
     assert np.abs(dropped - plain).max() > 0.1
 
 
 def test_attention_weights(bert, assert_close):
     given = padded((12, 7, 2), "right")
-    weights = np.stack(bert("token")(**given, output_attentions=True).attentions)
+    weights = np.stack(bert("token_classification")(**given, output_attentions=True).attentions)
     assert weights.shape == (2, 3, 4, 12, 12)
     assert_close(weights.sum(-1), 1)
     for row, n in enumerate((12, 7, 2)):
         assert (weights[:, row, :, :, n:] == 0).all()
         assert (weights[:, row, :, :, :n] > 0).all()
-    assert bert("token")(**given).attentions is None
+    assert bert("token_classification")(**given).attentions is None
 
 
 def test_scores_are_float32_in_any_precision(bert):
-    for head, name in (("sequence", "logits"), ("span", "end_logits"), ("masked_lm", "logits")):
+    for head, name in (
+        ("sequence_classification", "logits"),
+        ("question_answering", "end_logits"),
+        ("masked_lm", "logits"),
+    ):
         output = bert(head, dtype="bfloat16")(input_ids=IDS)
         assert output.last_hidden_state.dtype == jnp.bfloat16
         assert getattr(output, name).dtype == jnp.float32
@@ -271,22 +276,38 @@ def test_a_generator_takes_the_causal_head(bert):
     ("head", "given", "message"),
     [
         (
-            "token",
+            "token_classification",
             {"input_ids": np.zeros((1, 17), int)},
             "input of 17 tokens exceeds max_length 16",
         ),
-        ("token", {"attention_mask": IDS[:, :5]}, "attention_mask has 5 columns for 12 tokens"),
         (
-            "token",
+            "token_classification",
+            {"attention_mask": IDS[:, :5]},
+            "attention_mask has 5 columns for 12 tokens",
+        ),
+        (
+            "token_classification",
             {"token_type_ids": TYPES + 1},
             "token_type_ids contain 2: the model knows 0 t",
         ),
-        ("token", {"token_type_ids": TYPES - 1}, "token_type_ids contain -1: the model knows 0"),
-        ("token", {"masked_positions": IDS[:, :2]}, "'token_classification' predicts no masked"),
-        ("sequence", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
-        ("choice", {}, r"head 'multiple_choice' takes input_ids \[B, C, T\], not \[3, 12\]"),
         (
-            "span",
+            "token_classification",
+            {"token_type_ids": TYPES - 1},
+            "token_type_ids contain -1: the model knows 0",
+        ),
+        (
+            "token_classification",
+            {"masked_positions": IDS[:, :2]},
+            "'token_classification' predicts no masked",
+        ),
+        ("sequence_classification", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
+        (
+            "multiple_choice",
+            {},
+            r"head 'multiple_choice' takes input_ids \[B, C, T\], not \[3, 12\]",
+        ),
+        (
+            "question_answering",
             {"input_ids": IDS[:, None]},
             r"'question_answering' takes input_ids \[B, T\]",
         ),
@@ -303,7 +324,7 @@ def test_bad_input(bert, head, given, message):
 
 
 def test_token_types_of_a_model_without(bert):
-    model = bert("token", **KINDS["distilbert"])
+    model = bert("token_classification", **KINDS["distilbert"])
     assert "token_type_embedding" not in model.params
     with pytest.raises(ValueError, match="the model has no token types: leave token_type_ids out"):
         model(input_ids=IDS, token_type_ids=TYPES)
@@ -313,7 +334,7 @@ def test_token_types_of_a_model_without(bert):
 def test_a_compiled_token_type_outside_the_table_gives_nan(bert, bad):
     types = TYPES.copy()
     types[1, 6] = bad
-    logits = bert("token").logits(input_ids=IDS, token_type_ids=jnp.asarray(types))
+    logits = bert("token_classification").logits(input_ids=IDS, token_type_ids=jnp.asarray(types))
     assert np.isnan(logits[1]).all()
     assert np.isfinite(logits[[0, 2]]).all()
 
@@ -321,17 +342,17 @@ def test_a_compiled_token_type_outside_the_table_gives_nan(bert, bad):
 def test_parameters_by_head(bert):
     """A head's own parameters stand below `head`; the pooler only where the head looks at it."""
     shared = {"token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
-    pooled = {"none", "pretraining", "next_sentence", "sequence", "choice"}
+    pooled = {"none", "pretraining", "next_sentence", "sequence_classification", "multiple_choice"}
     own = {
         "none": set(),
         "pretraining": {"transform", "transform_norm", "bias", "next_sentence"},
         "masked_lm": {"transform", "transform_norm", "bias"},
         "causal_lm": {"transform", "transform_norm", "bias"},
         "next_sentence": {"next_sentence"},
-        "sequence": {"classifier"},
-        "token": {"classifier"},
-        "choice": {"classifier"},
-        "span": {"span"},
+        "sequence_classification": {"classifier"},
+        "token_classification": {"classifier"},
+        "multiple_choice": {"classifier"},
+        "question_answering": {"span"},
     }
     config = bert("none").config
     for head, names in own.items():

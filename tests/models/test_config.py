@@ -7,7 +7,6 @@ from flaxzoo import models, train
 from flaxzoo.data.errors import UserError
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
-from flaxzoo.models.nn.heads import HEAD_ALIASES
 from flaxzoo.models.registry import family_name
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
@@ -126,23 +125,8 @@ def test_round_trip_through_json(name):
     assert models.config_from_dict(fields) == config
 
 
-@pytest.mark.parametrize(("former", "name"), list(HEAD_ALIASES.items()))
-def test_former_names_of_heads_are_read(former, name):
-    fields = models.config_to_dict(models.BertConfig(**SIZES, head=name, labels=("a", "b")))
-    assert fields["head"] == name
-    read = models.config_from_dict({**fields, "head": former})
-    assert read == models.config_from_dict(fields)
-
-
-def test_options_of_mixtures_in_former_runs_without_experts_are_read():
-    """They were accepted, without effect; today a configuration refuses them."""
-    config = models.GPTConfig(**SIZES)
-    fields = {**models.config_to_dict(config), "expert_capacity": 1.25, "experts_per_token": 1}
-    assert models.config_from_dict(fields) == config
-
-
 def test_labels_survive_json():
-    config = models.BertConfig(**SIZES, head="token", labels=("O", "B-PER"))
+    config = models.BertConfig(**SIZES, head="token_classification", labels=("O", "B-PER"))
     fields = json.loads(json.dumps(models.config_to_dict(config)))
     assert (fields["architecture"], fields["labels"]) == ("bert", ["O", "B-PER"])
     assert models.config_from_dict(fields) == config
@@ -151,8 +135,11 @@ def test_labels_survive_json():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"head": "sequence"}, "head 'sequence_classification' has no labels: give at least one"),
-        ({"head": "token"}, "head 'token_classification' has no labels"),
+        (
+            {"head": "sequence_classification"},
+            "head 'sequence_classification' has no labels: give at least one",
+        ),
+        ({"head": "token_classification"}, "head 'token_classification' has no labels"),
         ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
         ({"num_token_types": -1}, "num_token_types -1 must be at least 0"),
         ({"position_offset": -1}, "position_offset -1 must be at least 0"),

@@ -66,10 +66,10 @@ HEADS = {  # our head: the end of their class's name
     "pretraining": "ForPreTraining",
     "masked_lm": "ForMaskedLM",
     "next_sentence": "ForNextSentencePrediction",
-    "sequence": "ForSequenceClassification",
-    "token": "ForTokenClassification",
-    "span": "ForQuestionAnswering",
-    "choice": "ForMultipleChoice",
+    "sequence_classification": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+    "multiple_choice": "ForMultipleChoice",
     "causal_lm": "ForCausalLM",
 }
 ONLY_BERT = ("pretraining", "next_sentence")
@@ -92,7 +92,7 @@ def make(family, head):
     fields = {"is_decoder": True} if head == "causal_lm" else {}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=V,
-        num_labels=2 if head == "span" else len(LABELS),
+        num_labels=2 if head == "question_answering" else len(LABELS),
         pad_token_id=1,
         attn_implementation="eager",
         **FAMILIES[family],
@@ -108,7 +108,7 @@ def make(family, head):
 def inputs(family, head):
     """Three rows, one of them full, padded on the right; in some heads of two choices."""
     rng = np.random.default_rng(0)
-    shape = (3, 2, P) if head == "choice" else (3, P)
+    shape = (3, 2, P) if head == "multiple_choice" else (3, P)
     lengths = np.array([P, 9, 4]).reshape(3, *[1] * (len(shape) - 1))
     ids = rng.integers(2, V, shape)
     mask = (np.arange(P) < np.broadcast_to(lengths, shape)).astype(np.int64)
@@ -132,7 +132,7 @@ def ours_of(theirs, folder):
 NAMES = {
     "none": ("last_hidden_state", "pooler_output"),
     "pretraining": ("prediction_logits", "seq_relationship_logits"),
-    "span": ("start_logits", "end_logits"),
+    "question_answering": ("start_logits", "end_logits"),
 }
 
 
@@ -244,7 +244,7 @@ def test_dropout_stands_where_the_original_has_it():
         config = models.BertConfig(**SIZES, head=head, labels=LABELS)
         model = models.create(config)
         params = models.init_params(model, jax.random.key(0))
-        shape = (2, 1, 5) if head == "choice" else (2, 5)
+        shape = (2, 1, 5) if head == "multiple_choice" else (2, 5)
         rng = models.row_keys(jax.random.key(1), 2)
 
         def forward(params, rng):
@@ -255,5 +255,5 @@ def test_dropout_stands_where_the_original_has_it():
 
     # Embeddings; in the one traced layer attention weights and two outputs; classifiers.
     counts = {head: places(head) for head in HEADS}
-    with_dropout = {"sequence", "choice", "token"}
+    with_dropout = {"sequence_classification", "multiple_choice", "token_classification"}
     assert counts == {head: 5 if head in with_dropout else 4 for head in HEADS}

@@ -18,7 +18,7 @@ CONFIG = models.BertConfig(
     d_ff=48,
     activation="relu",
     norm_eps=1e-6,
-    head="token",
+    head="token_classification",
     labels=("O", "B-LOC", "I-LOC"),
 )
 

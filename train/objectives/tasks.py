@@ -91,14 +91,12 @@ def data_class(kind: str) -> type[DataConfig]:
     """Returns the class of a kind of data.
 
     Args:
-        kind: Its name, or the one that older run folders have for it.
+        kind: Its name.
 
     Raises:
         KeyError: There is no such kind.
     """
-    classes = [task.data for task in TASKS.values()]
-    former = {cls.former_kind: cls for cls in classes if cls.former_kind}
-    return {**former, **{cls.kind: cls for cls in classes}}[kind]
+    return TASKS[kind].data
 
 
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:

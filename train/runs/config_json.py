@@ -17,8 +17,6 @@ from ..optimizer_config import OptimizerConfig
 def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration that `train.config.to_dict` wrote.
 
-    Names of kinds of data, heads and settings that older versions wrote are understood too.
-
     Raises:
         UserError: A field is missing or unknown; `naming_writer` of models/loading.py adds the file
             to the message, and the version of flaxzoo that wrote it.

@@ -168,14 +168,12 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
         trained here, or if the model does not generate.
 
     Raises:
-        UserError: A setting is not supported, or an older version imported the model.
+        UserError: A setting is not supported.
     """
     folder = local_folder(folder)
     fields = read_fields(folder)
     generates = HEADS[model_config(folder).head].generates
     stored = is_foreign(fields) or GENERATION in fields
-    if generates and not stored and IMPORTED_FROM in fields:
-        raise RunError(f"{folder} was imported by an older flaxzoo: import it once more")
     return generation_arguments(folder) if generates and stored else None
 
 

@@ -32,7 +32,6 @@ from ...nn.experts import (
 )
 from ...nn.heads import (
     CAUSAL_HEADS,
-    HEAD_ALIASES,
     CausalLMOutput,
     ClassificationHead,
     ClassifierOutput,
@@ -133,7 +132,6 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
-        object.__setattr__(self, "head", HEAD_ALIASES.get(self.head, self.head))
         check_head(self)
         if self.local_window is not None and self.local_window < 1:
             raise UserError(f"local_window {self.local_window} must be at least 1, or None")

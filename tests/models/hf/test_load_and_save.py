@@ -241,13 +241,17 @@ def test_a_body_saved_without_its_pooler_has_none(tmp_path):
 
 SMALL = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
 UNSAYABLE = {
-    "a pooler of tanh without token types": {"num_token_types": 0, "head": "choice"},
-    "computed positions": {"positions": "sinusoidal", "head": "span"},
-    "positions in every layer": {"positions_at": "every_layer", "head": "span"},
-    "a pooler of relu": {"pooler_activation": "relu", "head": "choice"},
+    "a pooler of tanh without token types": {"num_token_types": 0, "head": "multiple_choice"},
+    "computed positions": {"positions": "sinusoidal", "head": "question_answering"},
+    "positions in every layer": {"positions_at": "every_layer", "head": "question_answering"},
+    "a pooler of relu": {"pooler_activation": "relu", "head": "multiple_choice"},
     "a head of another activation": {"head_activation": "relu", "head": "masked_lm"},
-    "another epsilon": {"num_token_types": 0, "norm_eps": 1e-3, "head": "span"},
-    "no types, but an offset": {"num_token_types": 0, "position_offset": 2, "head": "span"},
+    "another epsilon": {"num_token_types": 0, "norm_eps": 1e-3, "head": "question_answering"},
+    "no types, but an offset": {
+        "num_token_types": 0,
+        "position_offset": 2,
+        "head": "question_answering",
+    },
     "roberta, another head": {"position_offset": 2, "activation": "relu", "head": "masked_lm"},
 }
 
@@ -261,7 +265,7 @@ def test_what_no_bert_can_say_is_refused(fields):
 
 @pytest.mark.slow
 def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):
-    config = models.BertConfig(**SMALL, position_offset=2, head="span")
+    config = models.BertConfig(**SMALL, position_offset=2, head="question_answering")
     params = models.init_params(models.create(config), jax.random.key(0))
     with pytest.raises(WeightsError, match=r"pad_token_id is 1 by the model.* and 0 by its"):
         write_weights(tmp_path, config, params, fields={"pad_token_id": 0})
@@ -271,7 +275,7 @@ def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):
 
 
 def test_numbers_beyond_float16_are_refused(tmp_path):
-    config = models.BertConfig(**SMALL, head="span")
+    config = models.BertConfig(**SMALL, head="question_answering")
     params = models.init_params(models.create(config), jax.random.key(0))
     params["head"]["span"]["kernel"] = params["head"]["span"]["kernel"] + 1e6
     with pytest.raises(WeightsError, match=r"qa_outputs\.weight has numbers beyond float16"):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.nn.heads import HEAD_ALIASES, HEADS, ClassifierOutput, encoder_heads
+from flaxzoo.models.nn.heads import HEADS, ClassifierOutput, encoder_heads
 from flaxzoo.models.nn.layers import Linear
 from flaxzoo.models.registry import families
 from flaxzoo.train.recipes import RECIPES
@@ -39,11 +39,6 @@ def test_a_record_is_complete(name):
         hasattr(spec.output, x) or x in spec.output.__annotations__ for x in spec.output_names
     )
     assert spec.hf_auto_class.startswith("AutoModel")
-
-
-def test_former_names_lead_to_heads():
-    assert set(HEAD_ALIASES.values()) <= set(HEADS)
-    assert not set(HEAD_ALIASES) & set(HEADS)
 
 
 @pytest.mark.parametrize("head", encoder_heads())

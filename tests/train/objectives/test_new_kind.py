@@ -21,7 +21,6 @@ class FirstTokenData(CausalLMData):
     """Text of which only the first token is to be copied."""
 
     kind: ClassVar[str] = "first_token"
-    former_kind: ClassVar[str] = ""
     weight: float = 2.0
 
 

@@ -89,9 +89,9 @@ def policy_batch(rng):
 
 OBJECTIVES = {
     "pretraining": (objectives.PRETRAINING, pretraining_batch),
-    "token": (objectives.TAGGING, tag_batch),
-    "span": (objectives.SPAN, span_batch),
-    "choice": (objectives.CLASSIFICATION, choice_batch),
+    "token_classification": (objectives.TAGGING, tag_batch),
+    "question_answering": (objectives.SPAN, span_batch),
+    "multiple_choice": (objectives.CLASSIFICATION, choice_batch),
     "translation": (objectives.translation(0.1), translation_batch),
     "dpo": (train.dpo(), preference_batch),
     "grpo": (train.grpo(loss="grpo"), policy_batch),
@@ -117,7 +117,7 @@ def model_of(head):
         return models.EncoderDecoderConfig(**SIZES, dropout_rate=0.1)
     if head in ("dpo", "grpo"):
         return models.GPTConfig(**SIZES, dropout_rate=0.1)
-    labels = ("O", "B-X", "I-X") if head == "token" else ()
+    labels = ("O", "B-X", "I-X") if head == "token_classification" else ()
     return models.BertConfig(**SIZES, head=head, labels=labels, dropout_rate=0.1)
 
 
@@ -164,9 +164,9 @@ def trained(head, way):
         ("translation", "rows and tensor"),
         ("translation", "rows and context, micro-batches"),
         ("translation", "shards of layers"),
-        ("token", "pmap"),
-        ("span", "rows and tensor"),
-        ("choice", "rows and context, micro-batches"),
+        ("token_classification", "pmap"),
+        ("question_answering", "rows and tensor"),
+        ("multiple_choice", "rows and context, micro-batches"),
         ("dpo", "rows and context, micro-batches"),
         ("grpo", "rows and tensor"),
         ("grpo", "shards of layers"),  # with a frozen reference

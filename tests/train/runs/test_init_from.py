@@ -40,7 +40,7 @@ def begun(folder, model):
 @pytest.mark.slow
 def test_the_body_is_copied_and_the_head_is_new(pretrained):
     source = train.open_run(pretrained)[0].model
-    model = dataclasses.replace(source, head="token", labels=("O", "B-X", "I-X"))
+    model = dataclasses.replace(source, head="token_classification", labels=("O", "B-X", "I-X"))
     params, fresh, lines = begun(pretrained, model)
     theirs = parameters(pretrained)
     for name, x in params.items():
