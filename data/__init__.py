@@ -7,6 +7,6 @@ vocabulary; each split of the config is an ``ExampleSource``, of which ``train_i
 batches. Every name is imported on first use, so ``import flaxzoo.data`` costs nothing.
 """
 
-from .lazy_names import attach_stub
+from .common.lazy_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -27,6 +27,9 @@ from .chat.records import demonstration as demonstration
 from .chat.records import preferences as preferences
 from .chat.supervised import SupervisedData as SupervisedData
 from .chat.supervised import SupervisedExamples as SupervisedExamples
+from .common.errors import DataError as DataError
+from .common.errors import UserError as UserError
+from .common.files import read_lines as read_lines
 from .corpora.pair_corpus import PairCorpus as PairCorpus
 from .corpora.pair_corpus import build_pair_corpus as build_pair_corpus
 from .corpora.sentence_corpus import SentenceCorpus as SentenceCorpus
@@ -39,12 +42,9 @@ from .dataset import ArraySpec as ArraySpec
 from .dataset import DataSplit as DataSplit
 from .dataset import ExampleSource as ExampleSource
 from .dataset import Values as Values
-from .errors import DataError as DataError
-from .errors import UserError as UserError
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments
-from .io.files import read_lines as read_lines
-from .io.selection import Selector as Selector
+from .filters.selection import Selector as Selector
 from .packing.packing import Packing as Packing
 from .prepared.read_shards import PreparedExamples as PreparedExamples
 from .prepared.write_shards import prepare as prepare

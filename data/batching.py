@@ -16,8 +16,8 @@ import grain
 import numpy as np
 from absl import flags
 
+from .common.errors import DataError
 from .dataset import ExampleSource
-from .errors import DataError
 
 Batch = dict[str, np.ndarray]
 

@@ -8,6 +8,6 @@ Example::
     logits = model.apply({"params": params}, input_ids=ids).logits
 """
 
-from ..data.lazy_names import attach_stub
+from ..data.common.lazy_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

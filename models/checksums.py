@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
-from ..data.io.atomic_io import write_file
-from ..data.io.files import path_inside
+from ..data.common.atomic_io import write_file
+from ..data.common.files import path_inside
 
 CHECKSUMS_FILE = "checksums.json"
 LARGEST = 2**26

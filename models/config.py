@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ..data.errors import UserError, check_choices, check_types
+from ..data.common.errors import UserError, check_choices, check_types
 from .rotary_scaling import RotaryScaling
 
 Settings: TypeAlias = dict[str, Any]

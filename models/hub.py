@@ -4,7 +4,7 @@ import functools
 import re
 from pathlib import Path
 
-from ..data.errors import suggest
+from ..data.common.errors import suggest
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """`name` or `owner/name`."""

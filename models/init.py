@@ -10,7 +10,7 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..data.errors import UserError
+from ..data.common.errors import UserError
 from .model import Model
 from .nn.typing import Array, Key, Params
 from .registry import create, smallest_inputs

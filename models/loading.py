@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.errors import UserError, checked_record
-from ..data.io.json_text import JsonObject, read_object
+from ..data.common.errors import UserError, checked_record
+from ..data.common.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
 from .adapters.peft import PeftAdapter, is_peft_folder

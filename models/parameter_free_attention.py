@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ..data.errors import UserError
+from ..data.common.errors import UserError
 from .nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30

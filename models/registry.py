@@ -18,8 +18,8 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
-from ..data.errors import UserError, suggest
-from ..data.lazy_names import LazyRecords
+from ..data.common.errors import UserError, suggest
+from ..data.common.lazy_names import LazyRecords
 from .config import Execution, TransformerConfig
 from .rotary_scaling import RotaryScaling
 

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from ..data.errors import UserError, check_choices, check_types
+from ..data.common.errors import UserError, check_choices, check_types
 
 ScalingKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 

@@ -188,7 +188,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     113: ("tests/data/features/test_masking.py::test_the_three_rates",),
     114: ("tests/data/features/test_token_windows.py::test_halves_of_512_tokens",),
     115: ("tests/data/features/test_token_windows.py::test_windows_without_next_sentence",),
-    117: ("tests/data/io/test_selection.py::test_prepare_counts_what_a_filter_leaves_out",),
+    117: ("tests/data/filters/test_selection.py::test_prepare_counts_what_a_filter_leaves_out",),
     119: ("tests/train/runs/test_quality.py::test_prepare_drops_planted_junk",),
     123: (f"{PATTERNS}::test_invented_words_as_printed",),
     120: (

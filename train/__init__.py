@@ -6,6 +6,6 @@ Example::
     result = train.train(config, "runs/quickstart")
 """
 
-from ..data.lazy_names import attach_stub
+from ..data.common.lazy_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -6,6 +6,8 @@ Example::
     result = train.train(config, "runs/quickstart")
 """
 
+from ..data.common.errors import NonFiniteLoss as NonFiniteLoss
+from ..data.common.errors import RunError as RunError
 from .chat.conversation import Conversation as Conversation
 from .chat.conversation import Turn as Turn
 from .chat.tools.arithmetic import arithmetic as arithmetic
@@ -28,8 +30,6 @@ from .engine.compile import make_sharded_step as make_sharded_step
 from .engine.loop import Result as Result
 from .engine.loop import train as train
 from .engine.train_step import make_train_step as make_train_step
-from .errors import NonFiniteLoss as NonFiniteLoss
-from .errors import RunError as RunError
 from .inference.attend import Attention as Attention
 from .inference.attend import TextAttention as TextAttention
 from .inference.attend import draw_attention as draw_attention

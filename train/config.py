@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..data.errors import UserError
+from ..data.common.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from ..data.errors import UserError
+from ..data.common.errors import UserError
 
 OptimizerName = Literal["adamw", "lamb", "adafactor", "muon"]
 StateDtype = Literal["float32", "bfloat16", "bfloat16_stochastic", "int8"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ..common.errors import DataError, suggest
+from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit, counted
-from ..errors import DataError, suggest
-from ..io.conditions import LeftOut, left_out_note
-from ..io.hashing import digest
+from ..filters.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..tasks.base import DataConfig, SourceField
 from ..tokenizers.base import Tokenizer

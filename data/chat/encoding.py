@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DataError
+from ..common.errors import DataError
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.chat_template import LECTURES, ChatTemplate, Message
 from .guard import encode_guarded

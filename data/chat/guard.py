@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from ..chat_templates.traced import ASSISTANT, TEMPLATE, UNKNOWN
-from ..errors import DataError
+from ..common.errors import DataError
 from ..tokenizers.base import Tokenizer
 
 Found = tuple[int, int, int]

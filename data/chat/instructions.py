@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..common.errors import DataError
 from ..prompts.examples import prompt_examples
 from ..prompts.pattern import PromptPattern
 from ..sources.documents import Split

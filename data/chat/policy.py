@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from ..common.errors import DataError, UserError, check_choices
 from ..corpora.token_corpus import Texts
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
-from ..errors import DataError, UserError, check_choices
-from ..io.conditions import LeftOut
+from ..filters.conditions import LeftOut
 from ..sources.builtin.toys import Toy
 from ..sources.documents import Documents, SourceLike, Split, as_source
 from ..tokenizers.base import Tokenizer

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
-from ..errors import DataError, UserError
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData, Unusable
 from .encoding import EncodedChat

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import DataError
-from ..io.conditions import LeftOut, keeps, split_conditions
-from ..io.files import file_lines, matching_files
-from ..io.json_lines import parse_line
+from ..common.errors import DataError
+from ..common.files import file_lines, matching_files
+from ..common.json_lines import parse_line
+from ..filters.conditions import LeftOut, keeps, split_conditions
 from ..sources.documents import SourceLike, Split, as_source, load_documents
 from ..sources.in_memory import Examples, plain
 from ..sources.source_names import Source, parse_sources

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
-from ..errors import DataError
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer

@@ -25,7 +25,7 @@ import jinja2.sandbox
 from jinja2.parser import Parser
 from markupsafe import Markup
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
 from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
-from ..io.atomic_io import build_folder
+from ..common.atomic_io import build_folder
+from ..common.errors import DataError
 from ..sources.parallel_corpus import ParallelText
 from ..sources.sentence_pairs import SentencePair
 from ..tokenizers.base import Tokenizer

@@ -19,9 +19,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from ..common.atomic_io import build_folder
+from ..common.errors import DataError
 from ..dataset import PickledByFields
-from ..errors import DataError
-from ..io.atomic_io import build_folder
 from ..tokenizers.base import Tokenizer
 
 # Characters that the tokenizer gets at once: enough for its threads, and small in memory.

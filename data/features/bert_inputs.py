@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, Values
-from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from ..errors import DataError, UserError
+from ..common.errors import DataError, UserError
 
 Scheme = Literal["BIO", "IOB1", "BIOES", "plain"]
 

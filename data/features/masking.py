@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
-from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 
 _MASKED, _RANDOM = 0.8, 0.9  # below the first: [MASK]; between the two: a random token

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
-from ..io.files import input_lines
+from ..common.errors import DataError
+from ..common.files import input_lines
 from .bert_inputs import BertInputs
 from .predictions import Prediction, output, softmax
 

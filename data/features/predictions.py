@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import DataError, UserError
+from ..common.errors import DataError, UserError
 
 Prediction = dict[str, Any]
 """The prediction for one labeled example, which can be written as JSON."""

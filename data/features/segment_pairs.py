@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
-from ..errors import DataError
 from ..tokenizers.frame import Frame
 
 # The last seed word of the shifts; the random numbers of an example have other seeds.

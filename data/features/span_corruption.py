@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import UserError
+from ..common.errors import UserError
 
 
 class Noise(Protocol):

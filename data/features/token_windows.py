@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..corpora.sentence_corpus import SentenceCorpus
-from ..errors import DataError
 from ..tokenizers.frame import Frame
 from .segment_pairs import Example, framed_example
 

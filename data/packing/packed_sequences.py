@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..corpora.token_corpus import TokenCorpus
 from ..dataset import ArraySpec, BatchSpec, Values
-from ..errors import DataError
 from ..tokenizers.base import Tokenizer
 from .packing import Span
 

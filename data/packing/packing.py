@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import DataError
+from ..common.errors import DataError
 
 Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]

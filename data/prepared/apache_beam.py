@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import DataError
+from ..common.errors import DataError
 from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard

@@ -16,9 +16,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from ..common.errors import DataError
+from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
-from ..errors import DataError
-from ..io.files import path_inside
 from ..packing.packed_sequences import decode, packed_arrays
 from ..sources.source_names import parse_sources
 from ..tokenizers.base import Tokenizer, load_tokenizer

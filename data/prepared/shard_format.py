@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..errors import DataError
-from ..io.selection import Selector
+from ..common.errors import DataError
+from ..filters.selection import Selector
 from ..sources.documents import Split, check_validation_fraction
 from ..sources.source_names import Source
 

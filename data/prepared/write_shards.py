@@ -21,12 +21,12 @@ from typing import NoReturn
 
 import numpy as np
 
+from ..common.atomic_io import build_folder, write_file
+from ..common.errors import DataError
+from ..common.files import matching_files
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..errors import DataError
-from ..io.atomic_io import build_folder, write_file
-from ..io.conditions import LeftOut, left_out_note, written
-from ..io.files import matching_files
-from ..io.selection import Selector, count_left_out, decisions
+from ..filters.conditions import LeftOut, left_out_note, written
+from ..filters.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.documents import HashSplit, Split, text_digest

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import DataError
-from ..io.files import file_lines, matching_files
-from ..io.json_lines import parse_line
+from ..common.errors import DataError
+from ..common.files import file_lines, matching_files
+from ..common.json_lines import parse_line
 from ..sources.documents import SourceLike, Split, as_source
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, parse_labelled

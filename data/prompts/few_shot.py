@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import UserError
+from ..common.errors import UserError
 from .examples import PromptExample
 from .pattern import PromptPattern
 

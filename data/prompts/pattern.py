@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from string import Formatter
 
-from ..errors import UserError, similar_names, suggest
+from ..common.errors import UserError, similar_names, suggest
 from ..sources.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")

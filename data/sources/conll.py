@@ -9,8 +9,8 @@ De Meulder 2003).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import DataError
-from ..io.files import Line
+from ..common.errors import DataError
+from ..common.files import Line
 from .labelled_names import LabelledSource
 from .labelled_records import source_lines
 

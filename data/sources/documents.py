@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ..errors import DataError
-from ..io.atomic_io import build_folder
-from ..io.conditions import LeftOut, left_out_note
-from ..io.selection import Selector, cached_decisions, count_left_out
+from ..common.atomic_io import build_folder
+from ..common.errors import DataError
+from ..filters.conditions import LeftOut, left_out_note
+from ..filters.selection import Selector, cached_decisions, count_left_out
 from .in_memory import Examples
 from .source_names import Source, parse_sources, read_documents
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import DataError
-from ..io.conditions import Condition, LeftOut, keeps, split_conditions
-from ..io.hashing import digest
-from ..io.json_lines import pick
-from ..io.json_text import JsonValue
+from ..common.errors import DataError
+from ..common.hashing import digest
+from ..common.json_lines import pick
+from ..common.json_text import JsonValue
+from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 
 KIND: Literal["memory"] = "memory"
 PAIR = ("source", "target")

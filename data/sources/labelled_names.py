@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import DataError
-from ..io.conditions import Condition, split_conditions, written
+from ..common.errors import DataError
+from ..filters.conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
 from .source_names import Source, SourceKind, listed_choices, parse_sources
 

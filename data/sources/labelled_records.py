@@ -5,9 +5,9 @@ Labeled data are small and are read into memory. Every record has its location, 
 
 from collections.abc import Iterable, Iterator
 
-from ..io.conditions import Condition, LeftOut, keeps
-from ..io.files import Line, file_lines, matching_files
-from ..io.json_lines import parse_line, pick
+from ..common.files import Line, file_lines, matching_files
+from ..common.json_lines import parse_line, pick
+from ..filters.conditions import Condition, LeftOut, keeps
 from .documents import load_documents
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora

@@ -26,8 +26,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..errors import DataError
-from ..io.hashing import digest
+from ..common.errors import DataError
+from ..common.hashing import digest
 from .documents import HashSplit, SourceLike, Split, as_source, text_digest
 from .in_memory import KIND, Examples
 from .labelled_names import LabelledSource, parse_labelled

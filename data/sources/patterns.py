@@ -27,7 +27,7 @@ from itertools import product
 
 import numpy as np
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .source_names import listed_choices
 
 LETTERS = "abcdefgh"

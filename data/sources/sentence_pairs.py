@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DataError
-from ..io.conditions import LeftOut, left_out_note, written
-from ..io.files import file_lines
-from ..io.hashing import digest
+from ..common.errors import DataError
+from ..common.files import file_lines
+from ..common.hashing import digest
+from ..filters.conditions import LeftOut, left_out_note, written
 from .documents import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields

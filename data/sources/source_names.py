@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from ..errors import DataError, UserError, similar_names
-from ..io.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
-from ..io.files import file_lines, matching_files
-from ..io.json_lines import parse_line, pick
-from ..io.json_text import JsonObject
+from ..common.errors import DataError, UserError, similar_names
+from ..common.files import file_lines, matching_files
+from ..common.json_lines import parse_line, pick
+from ..common.json_text import JsonObject
+from ..filters.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
 from .builtin.toys import Toy
 from .in_memory import KIND, Examples, fields_of, read_memory
 

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .sentence_pairs import PairSource, SentencePair
 from .source_names import listed_choices
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import DataError
-from ..io.files import Line
-from ..io.json_lines import parse_line, pick
-from ..io.json_text import parse_json
+from ..common.errors import DataError
+from ..common.files import Line
+from ..common.json_lines import parse_line, pick
+from ..common.json_text import parse_json
 from .labelled_names import LabelledSource, Record
 from .labelled_records import are_json_lines, source_lines
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import DataError
-from ..io.conditions import LeftOut, keeps
-from ..io.files import file_lines, matching_files
+from ..common.errors import DataError
+from ..common.files import file_lines, matching_files
+from ..filters.conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
 
 _LANGUAGES = (

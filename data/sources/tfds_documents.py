@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import tensorflow_datasets as tfds
 
-from ..errors import DataError, similar_names
-from ..io.atomic_io import write_file
-from ..io.conditions import LeftOut, keeps, left_out_note, written
-from ..io.selection import Selector, cached_decisions, count_left_out
+from ..common.atomic_io import write_file
+from ..common.errors import DataError, similar_names
+from ..filters.conditions import LeftOut, keeps, left_out_note, written
+from ..filters.selection import Selector, cached_decisions, count_left_out
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .in_memory import plain
 from .source_names import Source

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..errors import DataError
-from ..io.conditions import LeftOut, keeps
-from ..io.json_lines import pick
+from ..common.errors import DataError
+from ..common.json_lines import pick
+from ..filters.conditions import LeftOut, keeps
 from .documents import Split
 from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields

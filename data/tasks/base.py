@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from ..common.errors import DataError, UserError, check_choices
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
-from ..errors import DataError, UserError, check_choices
-from ..io.selection import Selector
+from ..filters.selection import Selector
 from ..sources.documents import (
     Documents,
     SourceLike,

@@ -10,15 +10,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
+from ..common.hashing import digest
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
-from ..errors import DataError, UserError
 from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..features.token_windows import Windows
-from ..io.hashing import digest
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData

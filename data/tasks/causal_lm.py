@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
-from ..errors import DataError
 from ..packing.packed_sequences import (
     PackedTokens,
     gather_tokens,

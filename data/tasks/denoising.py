@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from ..common.errors import DataError, UserError
 from ..corpora.token_corpus import build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, counted
-from ..errors import DataError, UserError
 from ..features.denoising import Denoising
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer

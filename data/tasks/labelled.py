@@ -14,12 +14,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
+from ..common.hashing import digest
 from ..dataset import DataSplit, counted
-from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
-from ..io.conditions import LeftOut, left_out_note
-from ..io.hashing import digest
+from ..filters.conditions import LeftOut, left_out_note
 from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
+from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
-from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, output, softmax
-from ..io.files import input_lines
 from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import read_objects

@@ -16,13 +16,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
+from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
-from ..errors import DataError, UserError
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
-from ..io.files import input_lines
 from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.squad import (

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
-from ..errors import DataError, UserError
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
 from ..sources.documents import Split

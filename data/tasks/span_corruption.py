@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
-from ..errors import DataError, UserError
 from ..features.span_corruption import Noise, SpanCorruption
 from ..packing.packing import best_fit
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole

@@ -5,7 +5,7 @@ Words get their tokens only in ``token_classification``.
 
 from dataclasses import dataclass, field, replace
 
-from ..errors import DataError
+from ..common.errors import DataError
 from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
 from ..sources.conll import Sentence
 from ..sources.labelled_names import Record

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from itertools import product
 
-from ..errors import DataError, suggest
+from ..common.errors import DataError, suggest
 from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record
 

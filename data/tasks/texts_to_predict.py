@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from ..errors import DataError
-from ..io.conditions import keeps
-from ..io.files import Line, input_lines
-from ..io.json_lines import parse_line, pick
+from ..common.errors import DataError
+from ..common.files import Line, input_lines
+from ..common.json_lines import parse_line, pick
+from ..filters.conditions import keeps
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_fields, source_lines

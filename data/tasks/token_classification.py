@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError
+from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
-from ..errors import DataError
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
-from ..io.files import input_lines
 from ..sources.conll import read_sentences, read_words
 from ..sources.documents import Split
 from ..sources.labelled_names import LabelledSource, Record

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import DataError, UserError
+from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
-from ..errors import DataError, UserError
-from ..io.hashing import digest
 from ..packing.packing import best_fit
 from ..sources.documents import SourceLike, as_source, default_cache_dir
 from ..sources.parallel_corpus import ParallelText, open_parallel

@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .base import END_OF_TEXT, JsonObject, SpecialIds
 from .families import BERT, GPT2, T5, Family, Vocabulary, family_of, plain_template
 from .folder import (

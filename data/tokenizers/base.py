@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
-from ..io.json_text import optional_object
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
+from ..common.json_text import optional_object
 from .chat_template import LECTURES, TEMPLATE_FILE, WITH_TOOLS_FILE, ChatTemplate, find_template
 from .frame import CONFIG, BatchSettings, Frame
 

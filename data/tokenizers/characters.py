@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, printable
 
 UNKNOWN = "<unk>"

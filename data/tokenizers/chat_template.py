@@ -15,7 +15,7 @@ from typing import Any
 
 from ..chat_templates.bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
 from ..chat_templates.traced import ASSISTANT, TEMPLATE, USER, Traced, origins
-from ..errors import DataError, suggest
+from ..common.errors import DataError, suggest
 
 Message = Mapping[str, Any]
 """A message: ``role``, ``content``, and what else its template reads, such as ``tool_calls``."""

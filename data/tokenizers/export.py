@@ -24,9 +24,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
-from ..io.json_text import optional_object
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
+from ..common.json_text import optional_object
 from .base import END_OF_TEXT, Tokenizer
 from .characters import UNKNOWN, UNKNOWN_CHARACTER, CharacterTokenizer
 from .families import FIXED_TYPES

@@ -21,7 +21,7 @@ from tokenizers import (
     processors,
 )
 
-from ..errors import DataError, suggest
+from ..common.errors import DataError, suggest
 from .folder import Settings, Token, name_of
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -15,9 +15,9 @@ from typing import TypeAlias, cast
 
 from tokenizers import AddedToken, pre_tokenizers
 
-from ..errors import DataError
-from ..io.files import file_lines
-from ..io.json_text import optional_object
+from ..common.errors import DataError
+from ..common.files import file_lines
+from ..common.json_text import optional_object
 from .base import JsonObject, read_json
 
 CONFIG = "tokenizer_config.json"

@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import DataError
-from ..io.json_text import JsonObject, optional_object
+from ..common.errors import DataError
+from ..common.json_text import JsonObject, optional_object
 
 Side = Literal["left", "right"]
 

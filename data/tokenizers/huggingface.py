@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from ..io.atomic_io import write_file
+from ..common.atomic_io import write_file
 from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, clean_up, printable
 from .folder import library_errors
 from .frame import Frame, Layout

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
 from .base import (
     JsonObject,
     SpecialIds,

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import sentencepiece
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .sentencepiece import SPACE, ModelProto, Piece, parse_model
 
 # Types of pieces and of models, as the format numbers them.

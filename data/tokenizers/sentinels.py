@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
-from ..errors import DataError
-from ..io.atomic_io import write_file
-from ..io.json_text import optional_object
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
+from ..common.json_text import optional_object
 from .base import SpecialIds, Tokenizer
 from .frame import Frame
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..errors import DataError
+from ..common.errors import DataError
 
 
 class MergeRound(NamedTuple):

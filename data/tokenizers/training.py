@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import DataError
+from ..common.errors import DataError
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...data.errors import UserError
-from ...data.io.json_text import JsonObject
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonObject
 from ..checksums import checksum_of_files
 from ..hub import local_folder
 

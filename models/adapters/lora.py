@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ...data.errors import UserError, suggest
+from ...data.common.errors import UserError, suggest
 from ..init import init_params, parameter_shapes
 from ..model import Model
 from ..nn.layers import Linear, dropout, fold_in, row_keys

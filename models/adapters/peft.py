@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
-from ...data.io.json_text import JsonObject, read_object
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonObject, read_object
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
 from ..hf.safetensors_files import open_tensors

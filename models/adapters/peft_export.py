@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.common.atomic_io import new_folder
+from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
 from ..hf.save_weights import write_json

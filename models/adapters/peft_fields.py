@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.common.json_text import JsonObject, JsonValue
 from ..hf.tensor_mapping import WeightsError
 
 READ = frozenset(

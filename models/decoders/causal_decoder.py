@@ -11,7 +11,7 @@ from typing import ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from ..nn.cache import Cache, advance_cache
 from ..nn.experts import config_of_call, real_tokens, stack_statistics

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, Settings
 from ..nn.attention import MultiHeadAttention
 from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout, fold_in

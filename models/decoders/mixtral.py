@@ -10,7 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import MixtureConfig, Settings
 from ..nn.attention import MultiHeadAttention
 from ..nn.experts import Experts

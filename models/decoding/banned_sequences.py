@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..nn.typing import Array, Bool, Float, Int
 from .padding import pad_rows, power_of_two
 

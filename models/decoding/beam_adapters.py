@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CAUSAL_HEADS, CausalLMOutput, Seq2SeqLMOutput, require_head

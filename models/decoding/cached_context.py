@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.cache import Cache, grow_cache, init_cache

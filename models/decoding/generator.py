@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError, check_whole
+from ...data.common.errors import UserError, check_whole
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ...data.errors import UserError, check_finite_number, check_whole
+from ...data.common.errors import UserError, check_finite_number, check_whole
 from ..tokenizer import Vocabulary
 
 MAX_PENALTY = 10

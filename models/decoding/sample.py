@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..model import Model
 from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, grow_cache, init_cache

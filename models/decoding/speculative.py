@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError, check_whole
+from ...data.common.errors import UserError, check_whole
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Array, Bool, Float, Int, Key, Params

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings
 from ..nn.heads import (
     HEADS,

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, LayerCache

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache

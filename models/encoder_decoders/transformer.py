@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, TransformerConfig, divisors
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Activation, Execution, Settings, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from .tensor_mapping import WeightsError
 

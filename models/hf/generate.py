@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...data.errors import UserError, suggest
-from ...data.io.json_text import JsonValue
+from ...data.common.errors import UserError, suggest
+from ...data.common.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows

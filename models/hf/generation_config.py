@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...data.errors import UserError
-from ...data.io.json_text import JsonObject, JsonValue, read_object
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import BeamSearch, GenerationRequest, Sampling
 from ..hub import local_folder
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ...data.errors import UserError
-from ...data.io.json_text import read_object
+from ...data.common.errors import UserError
+from ...data.common.json_text import read_object
 from ..config import TransformerConfig
 from ..nn.typing import Params, PyTree
 from .config_mapping import HFConfig

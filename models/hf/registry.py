@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ...data.errors import suggest
-from ...data.io.json_text import JsonObject
+from ...data.common.errors import suggest
+from ...data.common.json_text import JsonObject
 from ..config import TransformerConfig
 from ..nn.typing import Params
 from ..registry import families, family_name

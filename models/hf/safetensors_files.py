@@ -13,7 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ...data.io.files import path_inside
+from ...data.common.files import path_inside
 from .tensor_mapping import Shape, WeightsError
 
 WHOLE = "model.safetensors"

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...data.errors import UserError
-from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.common.atomic_io import new_folder
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import published_request
 from ..encoders.bert import BertConfig

@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import DTypeLike
 
-from ...data.io.json_text import JsonObject, JsonValue, to_json
+from ...data.common.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
 from ..decoding.request import BeamSearch, GenerationRequest
 from ..nn.typing import Params

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import suggest
-from ...data.io.files import path_inside
-from ...data.io.json_text import JsonObject, JsonValue, parse_json, read_object
+from ...data.common.errors import suggest
+from ...data.common.files import path_inside
+from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf

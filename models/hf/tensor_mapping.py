@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 
 Shape: TypeAlias = tuple[int, ...]
 Index: TypeAlias = tuple[slice, ...]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Execution
 from .masks import AttentionMask
 from .typing import Array, Bool, Float

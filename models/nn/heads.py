@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
 from .experts import RouterStatistics

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from .typing import Array, Bool, Float, Int, Key, UInt
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.extend.core import Primitive
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache, LayerCache, LayerCaches
 from .experts import RouterStatistics

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from flaxzoo.data.io.files import path_inside
+from flaxzoo.data.common.files import path_inside
 from flaxzoo.models.checksums import find_damage, replace_file, write_checksums
 
 

@@ -4,7 +4,7 @@ import json
 import jax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
 from flaxzoo.models.registry import family_name

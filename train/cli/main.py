@@ -13,8 +13,7 @@ import sys
 import traceback
 from importlib import import_module
 
-from ...data.errors import UserError, suggest
-from ..errors import NonFiniteLoss, ReportedByPrimary
+from ...data.common.errors import NonFiniteLoss, ReportedByPrimary, UserError, suggest
 from .options import forget_flags, with_flags
 
 COMMANDS = {

@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from ...data.errors import UserError, similar_names
+from ...data.common.errors import UserError, similar_names
 
 Options = TypeVar("Options")
 

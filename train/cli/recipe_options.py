@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import LoRAConfig
 from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling

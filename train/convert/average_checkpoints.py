@@ -6,7 +6,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ...data.io.json_text import JsonObject, JsonValue
+from ...data.common.errors import RunError
+from ...data.common.json_text import JsonObject, JsonValue
 from ...models.adapters.base import BASE
 from ...models.config import TransformerConfig
 from ...models.hf.sentence_embedding import IN_RUN
@@ -14,7 +15,6 @@ from ...models.init import parameter_shapes
 from ...models.loading import model_config, read_config, read_params, steps
 from ...models.nn.typing import Params
 from ...models.registry import create
-from ..errors import RunError
 from ..runs.finite import check_finite
 from ..runs.params_only_run import (
     AVERAGED_STEPS,

@@ -13,7 +13,8 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from ...data.io.atomic_io import build_folder, write_file
+from ...data.common.atomic_io import build_folder, write_file
+from ...data.common.errors import RunError
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
@@ -34,7 +35,6 @@ from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
 from ..config import TrainConfig
-from ..errors import RunError
 from ..runs.finite import check_finite, load_finite
 from ..runs.load_run import TARGETS, generation_defaults, open_run
 from ..runs.params_only_run import IMPORTED_FROM, check_not_existing

@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from ...data.io.json_text import JsonObject
+from ...data.common.errors import RunError
+from ...data.common.json_text import JsonObject
 from ...data.tokenizers.base import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.hf.generation_config import GENERATION
@@ -17,7 +18,6 @@ from ...models.loading import is_foreign, load, read_fields
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import to_dict
-from ..errors import RunError
 from ..runs.finite import check_finite
 from ..runs.load_run import (
     beam_search_defaults,

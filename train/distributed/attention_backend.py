@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
 from .ring_attention import PART_KERNELS, ring_refusal

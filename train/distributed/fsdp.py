@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.config import Execution
 from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree

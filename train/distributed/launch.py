@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import RunError
+from ...data.common.errors import RunError
 
 ENDING_SECONDS = 10.0
 """After one process failed the others have so long to end by themselves."""

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import ReportedByPrimary, RunError
+from ...data.common.errors import ReportedByPrimary, RunError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The address of process 0, the number of processes, and the index of this one."""

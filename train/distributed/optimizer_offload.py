@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Key
 from ..state import Metrics, StepFn, TrainState
 

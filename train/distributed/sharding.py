@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
 from ...models.nn.fused_attention import AttentionCall, FusedAttention

@@ -17,10 +17,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.loading import CHECKPOINTS, PARAMS, numbered, steps
-from ..errors import RunError
-from ..progress import LogFn
 from ..state import TrainState
 
 DataState = dict[str, Any]

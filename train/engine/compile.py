@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
 from ...models.model import Model

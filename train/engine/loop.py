@@ -17,21 +17,20 @@ import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
 from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.common.errors import NonFiniteLoss, RunError, StepNotTaken, UserError
+from ...data.common.progress import LogFn, Progress
 from ...data.dataset import counted
-from ...data.errors import UserError
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..distributed.sharding import has_virtual_devices
-from ..errors import NonFiniteLoss, RunError, StepNotTaken
 from ..inference.final_sample import final_sample
 from ..objectives.eval_step import evaluate
 from ..objectives.objectives import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
-from ..progress import LogFn, Progress
 from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from

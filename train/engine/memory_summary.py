@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 
+from ...data.common.errors import UserError
 from ...data.dataset import counted
-from ...data.errors import UserError
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
 from ..distributed.optimizer_offload import HOST
@@ -16,7 +16,7 @@ from ..state import TrainState
 from .machine_memory import Device, available_bytes, available_on_machine
 
 if TYPE_CHECKING:
-    from ..progress import LogFn  # needs rich, which `flaxzoo bench` does without
+    from ...data.common.progress import LogFn  # needs rich, which `flaxzoo bench` does without
 
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 """The arrays of a global batch by name, as shapes."""

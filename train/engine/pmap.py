@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import make_lora
 from ...models.registry import create
 from ..config import TrainConfig

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.common.errors import StepNotTaken
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
 from ...models.nn.typing import Array, Float, Key, Params
@@ -25,7 +26,6 @@ from ..distributed.sharding import (
     process_shard,
     shard_batch,
 )
-from ..errors import StepNotTaken
 from ..inference.reward_model import RewardModel
 from ..inference.score_policy import ends_of_answers, evaluation_key
 from ..objectives.eval_step import EvaluatedBatch

@@ -3,9 +3,9 @@
 import dataclasses
 
 from ...data.chat.policy import PolicyData
+from ...data.common.errors import RunError
 from ...data.dataset import ArraySpec, BatchSpec, Values
 from ..config import TrainConfig
-from ..errors import RunError
 
 
 def update_config(config: TrainConfig, data: PolicyData) -> TrainConfig:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params

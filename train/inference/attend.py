@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import jax
 import numpy as np
 
-from ...data.errors import UserError, suggest
+from ...data.common.errors import UserError, suggest
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Float

@@ -5,10 +5,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Literal
 
-from ...data.errors import DataError, UserError
-from ...data.io.files import input_lines
-from ...data.io.json_lines import parse_line
-from ...data.io.json_text import JsonObject, JsonValue, to_json
+from ...data.common.errors import DataError, UserError
+from ...data.common.files import input_lines
+from ...data.common.json_lines import parse_line
+from ...data.common.json_text import JsonObject, JsonValue, to_json
 
 FinishReason = Literal["stop", "end", "length"]
 """Why a text ends: a stop string, the model's end token, or the number of tokens."""

@@ -6,7 +6,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
@@ -14,7 +15,6 @@ from ...models.model import Model
 from ...models.nn.heads import HEADS, encoder_heads
 from ...models.nn.pooling import pool
 from ...models.nn.typing import Params
-from ..progress import LogFn
 from ..runs.finite import check_outputs
 from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel

@@ -11,6 +11,8 @@ import numpy as np
 from ...data.batching import evaluation_batches
 from ...data.chat.policy import PolicyData
 from ...data.chat.preference_pairs import DPOData
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...data.tokenizers.base import Tokenizer
@@ -20,11 +22,9 @@ from ...models.loading import read_fields
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
-from ..errors import RunError
 from ..objectives.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
 from ..objectives.objectives import Batch
 from ..objectives.tasks import objective_of, score, task_of
-from ..progress import LogFn, Progress
 from ..runs.custom import CUSTOM
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.heads import HEADS

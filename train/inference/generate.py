@@ -8,9 +8,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonValue, to_json
+from ...data.common.progress import LogFn
 from ...data.dataset import counted
-from ...data.errors import UserError
-from ...data.io.json_text import JsonValue, to_json
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.cached_context import CachedContext
 from ...models.decoding.generator import SEEDS, Generator, check_seed, sampling_keys
@@ -22,7 +23,6 @@ from ...models.model import Model
 from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.layers import RowKeys
 from ...models.nn.typing import Params
-from ..progress import LogFn
 from ..runs.load_run import generation_defaults
 from .bucketing import batches_by_length
 from .completions import Completed, Positions, Prompt

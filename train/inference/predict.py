@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from ...data.batching import Batch
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
 from ...data.dataset import ExampleSource
 from ...data.sources.documents import SourceLike
 from ...models.nn.typing import PyTree
-from ..errors import RunError
 from ..objectives.tasks import objective_of
-from ..progress import LogFn
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import open_run, vocabulary_note
 from .bucketing import padded_batches, padded_length

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, Sharding
 from ...data.chat.encoding import encode_completion
 from ...data.chat.preference_pairs import as_classified
 from ...data.chat.records import Demonstration, Dialogue
+from ...data.common.errors import RunError
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.model import Model
@@ -24,7 +25,6 @@ from ..distributed.sharding import (
     parameter_shardings,
     shard_batch,
 )
-from ..errors import RunError
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import open_run
 from .bucketing import pad_batch, padded_batches, padded_length

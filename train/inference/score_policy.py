@@ -10,6 +10,7 @@ from ...data.batching import evaluation_batches
 from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.chat.records import Dialogue
+from ...data.common.errors import RunError
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.rollout import Answers, sample_answers
@@ -18,7 +19,6 @@ from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Int, Key, Params
 from ..config import TrainConfig
-from ..errors import RunError
 from ..objectives.eval_step import rows_at_once
 from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel

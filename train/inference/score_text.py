@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Array, Params
 from ..objectives.losses import token_log_probs
-from ..progress import LogFn
 from ..runs.finite import check_outputs
 from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel

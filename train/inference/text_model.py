@@ -4,6 +4,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from ...data.common.progress import LogFn
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
@@ -11,7 +12,6 @@ from ...models.nn.heads import require_head
 from ...models.nn.typing import Params
 from ..config import TrainConfig
 from ..objectives.tasks import task_of
-from ..progress import LogFn
 from ..runs.finite import load_finite
 from ..runs.load_run import open_run, target_start, vocabulary_note
 

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
@@ -16,7 +17,6 @@ from ...models.decoding.request import (
 )
 from ...models.model import Model
 from ...models.nn.typing import Params
-from ..progress import LogFn
 from ..runs.load_run import beam_search_defaults
 from .bucketing import batches_by_length
 from .text_model import TextModel

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 
 Scores = dict[str, float]
 Labels = Sequence[object] | np.ndarray

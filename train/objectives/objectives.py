@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.layers import fold_in
 from ...models.nn.typing import Array, Float, Int, Params
 from .losses import (

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float
 from .losses import TokenLogProbs, token_log_probs
 from .objectives import Batch, Objective, Outputs, Terms, select_inputs

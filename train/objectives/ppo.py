@@ -7,7 +7,7 @@ beyond that prediction. Everything here is as in TRL 1.12, the last version with
 import jax
 import jax.numpy as jnp
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float, Int
 from .losses import token_log_probs
 from .objectives import Batch, Objective, Outputs, Terms, select_inputs

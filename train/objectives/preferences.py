@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Float
 from .losses import token_log_probs
 from .objectives import Batch, Inputs, Objective, Outputs, Terms

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ...data.errors import UserError, suggest
+from ...data.common.errors import UserError, suggest
 from ...models.config import TransformerConfig
 from ...models.nn.typing import PyTree
 from ...models.registry import Family, families, family_of

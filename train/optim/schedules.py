@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.nn.typing import Array, ArrayLike
 from ..optimizer_config import OptimizerConfig
 

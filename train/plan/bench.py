@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig
 from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer

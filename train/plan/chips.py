@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 
 GIB = 1 << 30
 Device: TypeAlias = Any

@@ -12,7 +12,7 @@ from ..runs.init_from import head_parameters
 from ..runs.run_folder import fit_model
 
 if TYPE_CHECKING:
-    from ..progress import LogFn  # imports rich, which `flaxzoo bench` does not need
+    from ...data.common.progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
 NUM_CHARACTERS = 256
 """Assumed size of a vocabulary of characters; the real size is known only from the text."""

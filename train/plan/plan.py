@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ...data.errors import UserError
+from ...data.common.errors import RunError, UserError
 from ..config import TrainConfig, to_dict
-from ..errors import RunError
 from .topology import Topology
 
 

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
 from ...models.config import divisors
 from ..config import MeshConfig, TrainConfig
-from ..progress import LogFn
 from .plan import Estimate, Plan, make_plan, plan_arguments
 from .report import format_bytes, format_mesh, format_seconds
 from .topology import Topology

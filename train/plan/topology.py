@@ -8,7 +8,7 @@ import re
 import jax
 from jax.experimental import topologies
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from .chips import CHIPS, Chip, Device, Gpu, Tpu
 
 MAX_UNITS = 64

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from ...data.chat.policy import PolicyData
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...models.adapters.lora import make_lora
 from ...models.init import parameter_shapes
 from ...models.loading import model_config

@@ -18,8 +18,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ...data.chat.guard import encode_guarded
 from ...data.chat_templates.traced import UNKNOWN, USER, Traced, origins
-from ...data.errors import UserError
-from ...data.io.json_text import JsonValue
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonValue
+from ...data.common.progress import Progress
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.generator import Generator
@@ -27,7 +28,6 @@ from ...models.decoding.request import GenerationRequest, Sampling, published_re
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ..inference.generate import merged_request
-from ..progress import Progress
 from ..runs.load_run import beam_search_defaults, generation_defaults
 from .continuations import ContinuationScorer
 

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from ...data.errors import UserError
-from ...data.io.json_text import JsonValue
+from ...data.common.errors import UserError
+from ...data.common.json_text import JsonValue
+from ...data.common.progress import LogFn
 from ...data.prompts.examples import PromptExample
 from ...data.prompts.few_shot import FewShot
 from ..inference.completions import Completion
 from ..inference.generate import BATCH_SIZE, TextGenerator
-from ..progress import LogFn
 
 LONGEST_ANSWER = 64
 """The number of new tokens by default, if that is at most a quarter of what the model reads."""

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.nn.cache import Cache, init_cache
@@ -25,7 +26,6 @@ from ...models.nn.typing import Array, Bool, Int, Params
 from ..distributed.sharding import BATCH_AXES, num_batch_shards, parameter_shardings
 from ..inference.text_model import TextModel
 from ..objectives.losses import token_log_probs
-from ..progress import LogFn
 from ..runs.finite import check_outputs
 from .prefix_tree import Item, Layout, PrefixGroup, Request, pack, plan
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn, Progress
 from ...data.prompts.examples import PromptExample
 from ...data.prompts.few_shot import FewShot
 from ...data.prompts.pattern import PromptPattern
-from ..progress import LogFn, Progress
 from .continuations import ContinuationScore, ContinuationScorer
 
 AnswerKind = Literal["labels", "texts"]

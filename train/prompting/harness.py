@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.errors import UserError, similar_names
-from ...data.io.json_text import JsonValue
-from ..progress import LogFn
+from ...data.common.errors import UserError, similar_names
+from ...data.common.json_text import JsonValue
+from ...data.common.progress import LogFn
 
 if TYPE_CHECKING:
     from .adapter import HarnessModel

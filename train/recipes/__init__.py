@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...data.errors import UserError, suggest
+from ...data.common.errors import UserError, suggest
 from ...models import registry
 from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ...data.errors import UserError
+from ...data.common.errors import UserError
 from ...data.tasks.span_corruption import SpanCorruptionData
 from ...data.tasks.translation import TextToTextData
 from ...data.tokenizers.training import TokenizerConfig

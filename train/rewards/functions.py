@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...data.chat.policy import Prompt, RolloutConfig
-from ...data.errors import UserError, suggest
+from ...data.common.errors import UserError, suggest
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...data.chat.policy import RolloutConfig
-from ...data.errors import UserError, checked_record
+from ...data.common.errors import UserError, checked_record
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution

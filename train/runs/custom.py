@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ...data.common.errors import RunError
 from ...data.dataset import DataSplit, ExampleSource, counted
 from ...data.tokenizers.base import Tokenizer
-from ..errors import RunError
 from ..objectives.objectives import Objective
 from ..rewards.functions import RewardFunction, reward_name
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.common.errors import RunError
 from ...models.loading import load
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
-from ..errors import RunError
 
 
 def load_finite(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import jax
 
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
 from ...models.config import TransformerConfig
 from ...models.init import parameter_shapes
 from ...models.loading import read_params
 from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
-from ..errors import RunError
 from ..optim.parameters import map_named, named
-from ..progress import LogFn
 
 HEAD = "head/"
 """Prefix of the parameters that belong to an objective; all others are the body."""

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...data.errors import UserError
-from ...data.io.json_text import JsonObject
+from ...data.common.errors import RunError, UserError
+from ...data.common.json_text import JsonObject
 from ...data.tasks.sequence_classification import SequenceClassificationData, Target
 from ...data.tasks.texts_to_predict import IMPORTED
 from ...data.tasks.translation import start_and_end
@@ -26,7 +26,6 @@ from ...models.loading import (
 )
 from ...models.nn.heads import HEADS
 from ..config import TrainConfig
-from ..errors import RunError
 from ..recipes import RECIPES, recipe
 from .config_json import from_dict
 from .params_only_run import IMPORTED_FROM, TOKENIZER

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...data.errors import UserError
-from ...data.io.atomic_io import write_file
-from ...data.io.json_text import to_json
+from ...data.common.atomic_io import write_file
+from ...data.common.errors import RunError, UserError
+from ...data.common.json_text import to_json
 from ...models.loading import CONFIG_FILE
-from ..errors import RunError
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

@@ -4,12 +4,12 @@ import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
-from ...data.io.atomic_io import new_folder
-from ...data.io.json_text import JsonObject, to_json
+from ...data.common.atomic_io import new_folder
+from ...data.common.errors import RunError
+from ...data.common.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, PARAMS
 from ...models.nn.typing import Params
-from ..errors import RunError
 
 TOKENIZER = "tokenizer"
 AVERAGED_STEPS = "averaged_steps"

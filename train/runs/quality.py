@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...data.common.errors import RunError
 from ...data.dataset import PickledByFields
 from ...data.tasks.base import DocumentsData
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.typing import Params
 from ..config import TrainConfig
-from ..errors import RunError
 from ..objectives.eval_step import TOKENS_AT_ONCE, whole_rows
 from ..objectives.tasks import objective_of
 from .finite import check_outputs, load_finite

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 
 from ...data.chat.preference_pairs import DPOData, PairExamples
+from ...data.common.atomic_io import write_file
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
 from ...data.dataset import PickledByFields, counted
-from ...data.io.atomic_io import write_file
 from ...data.sources.documents import default_cache_dir
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
-from ..errors import RunError
 from ..objectives.eval_step import TOKENS_AT_ONCE
 from ..objectives.objectives import Batch
 from ..objectives.preferences import answer_log_probs, dpo
-from ..progress import LogFn
 from .finite import load_finite
 
 FOLDER = "reference"

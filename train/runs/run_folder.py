@@ -8,9 +8,11 @@ import dataclasses
 import importlib.metadata
 from pathlib import Path
 
+from ...data.common.atomic_io import build_folder
+from ...data.common.errors import RunError
+from ...data.common.json_text import to_json
+from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
-from ...data.io.atomic_io import build_folder
-from ...data.io.json_text import to_json
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
@@ -22,9 +24,7 @@ from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_confi
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
-from ..errors import RunError
 from ..objectives.tasks import task_of
-from ..progress import LogFn
 from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import open_run

@@ -25,9 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-from ...data.errors import DataError
-from ..errors import RunError
-from ..progress import LogFn
+from ...data.common.errors import DataError, RunError
+from ...data.common.progress import LogFn
 
 LOCK_FILE = "lock.json"
 BEAT_SECONDS = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...data.chat.policy import PolicyExamples
-from ...data.io.atomic_io import write_file
-from ...data.io.json_text import to_json
+from ...data.common.atomic_io import write_file
+from ...data.common.json_text import to_json
 from ...data.tokenizers.base import Tokenizer
 
 SAMPLES_FILE = "samples.jsonl"

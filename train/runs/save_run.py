@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from ...data.common.errors import RunError
 from ...data.tasks.base import DataConfig
 from ...data.tokenizers.base import Tokenizer
 from ...models.hf.save import check_vocabulary
@@ -17,7 +18,6 @@ from ...models.init import fitting_params
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ..config import check_length, to_dict
-from ..errors import RunError
 from ..objectives.tasks import task_of
 from .finite import check_finite
 from .load_run import config_of_model

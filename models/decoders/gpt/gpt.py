@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...config import Activation, Execution, MixtureConfig, TransformerConfig
 from ...nn.attention import MultiHeadAttention
 from ...nn.cache import Cache, advance_cache

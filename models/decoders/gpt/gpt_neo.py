@@ -7,7 +7,7 @@ Scores are not divided by √H, and queries, keys and values have no biases.
 import dataclasses
 from typing import Any, ClassVar
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
 from .gpt import GPT, GPT_HEADS, GPTConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...config import Activation, PositionKind
 from ...nn.attention import MultiHeadAttention
 from ...nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in

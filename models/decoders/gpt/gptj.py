@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...config import PositionKind
 from ...nn.attention import MultiHeadAttention
 from ...nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in

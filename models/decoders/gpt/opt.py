@@ -7,7 +7,7 @@ Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 
 import dataclasses
 from typing import Any, ClassVar
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...config import Activation
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from ....data.io.json_text import JsonObject, JsonValue
+from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig, MixedDecoderConfig
 from ...rotary_scaling import RotaryScaling
 from ..config_mapping import (

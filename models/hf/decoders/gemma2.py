@@ -1,6 +1,6 @@
 """Gemma 2 in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject, JsonValue
+from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.gemma2 import Gemma2Config
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES

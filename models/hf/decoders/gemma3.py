@@ -1,6 +1,6 @@
 """Gemma 3, the text model, in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...decoders.gemma3 import FULL_EVERY, Gemma3Config
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES

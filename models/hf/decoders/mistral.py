@@ -1,6 +1,6 @@
 """Mistral in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...decoders.mistral import MistralConfig
 from ..config_mapping import ConfigMapping, Field, Settings
 from ..generation_config import NAMES

@@ -1,6 +1,6 @@
 """Phi-3 in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...decoders.phi3 import Phi3Config
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES

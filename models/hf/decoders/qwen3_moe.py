@@ -1,6 +1,6 @@
 """Qwen3-MoE in Hugging Face's format."""
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...decoders.qwen3_moe import Qwen3MoeConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
 from ..generation_config import NAMES

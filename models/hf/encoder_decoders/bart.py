@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....data.io.json_text import JsonObject, JsonValue
+from ....data.common.json_text import JsonObject, JsonValue
 from ...encoder_decoders.bart import BART_HEADS, BartConfig
 from ...nn.heads import HEADS
 from ...nn.typing import Params

@@ -7,7 +7,7 @@ output.
 import dataclasses
 import functools
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...encoder_decoders.transformer import EncoderDecoderConfig
 from ...nn.positions import sinusoidal_positions
 from ..config_mapping import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...encoder_decoders.t5 import T5Config
 from ..config_mapping import (
     ACTIVATIONS,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....data.io.json_text import JsonObject
+from ....data.common.json_text import JsonObject
 from ...encoders.bert import BertConfig
 from ...nn.heads import HEADS, encoder_heads
 from ..config_mapping import (

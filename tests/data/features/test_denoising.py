@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.features.denoising import Denoising
 from hypothesis import given
 from hypothesis import strategies as st

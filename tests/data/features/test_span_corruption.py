@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.features.span_corruption import SpanCorruption
 from hypothesis import given
 from hypothesis import strategies as st

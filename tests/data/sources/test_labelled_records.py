@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.io.files import input_lines
+from flaxzoo.data.common.files import input_lines
 from flaxzoo.data.sources.labelled_names import parse_labelled, with_known_fields
 from flaxzoo.data.sources.labelled_records import read_fields
 from flaxzoo.data.sources.tables import LABELED_TEXTS

@@ -12,7 +12,7 @@ from flaxzoo.data import (
     train_iterator,
     train_tokenizer,
 )
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tasks.denoising import mask_of, sentence_ends
 
 TEXT = "The quick brown fox jumps. It reads the lazy dog! Does it? Some other words"

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, Documents, SpanCorruptionData, TokenizerConfig
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.sentinels import SentinelTokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog while it reads some other words. "

@@ -13,7 +13,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from flaxzoo.data import TokenizerConfig, load_tokenizer, train_tokenizer
-from flaxzoo.data.errors import DataError
+from flaxzoo.data.common.errors import DataError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors

@@ -6,7 +6,7 @@ import json
 import pytest
 import sentencepiece
 from flaxzoo.data import load_tokenizer
-from flaxzoo.data.errors import DataError
+from flaxzoo.data.common.errors import DataError
 from flaxzoo.data.tasks.translation import encode_source
 from transformers import MBart50Tokenizer, MBartTokenizer
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import sentencepiece
 from flaxzoo.data import TokenizerConfig, load_tokenizer, train_tokenizer
-from flaxzoo.data.errors import DataError
+from flaxzoo.data.common.errors import DataError
 from flaxzoo.data.tasks.translation import start_and_end
 from flaxzoo.data.tokenizers.sentinels import SentinelTokenizer
 from transformers import AutoTokenizer, T5Tokenizer

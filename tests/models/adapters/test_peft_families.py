@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoding.generator import Generator
 from flaxzoo.models.rotary_scaling import RotaryScaling

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models import BeamSearch, GenerationRequest, Generator, Sampling
 from flaxzoo.models.decoding import sample as generation
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.hf.save import save
 from safetensors.torch import load_file, save_file

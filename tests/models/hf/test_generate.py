@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoding.generator import check_seed
 from flaxzoo.models.hf.generate import counting_from_zero
 from flaxzoo.models.hf.tensor_mapping import WeightsError

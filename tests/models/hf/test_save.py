@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import transformers
 from flaxzoo import data, models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 
 from ...support.encoders import WORDS
 

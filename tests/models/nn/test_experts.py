@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.gpt.gpt import GPTConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.nn import experts

@@ -13,7 +13,7 @@ import types
 
 import pytest
 from flaxzoo import data, models
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count

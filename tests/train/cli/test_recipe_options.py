@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models import LoRAConfig
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.inference.embed import EmbedArguments

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import init_params
 from flaxzoo.models.nn.kernels import flash

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import data, models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling

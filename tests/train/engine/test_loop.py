@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop
 

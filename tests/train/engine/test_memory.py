@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import loop, machine_memory, memory_summary
 from flaxzoo.train.engine.compile import compile_trainer
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models.decoders.llama import LlamaConfig

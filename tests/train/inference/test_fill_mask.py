@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
-from flaxzoo.data.errors import UserError
-from flaxzoo.data.io.json_text import to_json
+from flaxzoo.data.common.errors import UserError
+from flaxzoo.data.common.json_text import to_json
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.nn.typing import Params

@@ -9,7 +9,7 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data.chat.policy import PromptRecord
 from flaxzoo.data.chat.records import Dialogue, PromptedText
-from flaxzoo.train.errors import RunError
+from flaxzoo.data.common.errors import RunError
 from flaxzoo.train.inference import reward_model
 from flaxzoo.train.inference.reward_model import RewardModel
 from flaxzoo.train.rewards.functions import rewards_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.nn.experts import batch_balance_loss
 from flaxzoo.train.objectives.eval_step import evaluate, make_evaluate_fn

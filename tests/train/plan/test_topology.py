@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.plan.chips import CHIPS, Gpu, Tpu
 from flaxzoo.train.plan.topology import parse_topology
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.base import SpecialIds, Tokenizer
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoding.padding import pad_rows

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from flaxzoo import data, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.prompting.few_shot import FewShotAccuracy, draw_accuracy, table_of
 

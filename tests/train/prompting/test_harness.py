@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.data import ChatTemplate
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate

@@ -2,7 +2,7 @@
 
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.registry import families
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.recipes import RECIPES

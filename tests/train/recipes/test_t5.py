@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from flaxzoo import data, models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoding.request import BeamSearch
 from flaxzoo.train.inference.evaluate import score_run
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.config import to_dict
 from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.load_run import open_run

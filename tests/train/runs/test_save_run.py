@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import data, models, train
-from flaxzoo.data.errors import UserError
+from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tasks.translation import encode_source
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.runs.run_folder import prepare_run

@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Callable
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from .tool import Tool
 
 LONGEST = 300

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ....data.tokenizers.chat_template import LECTURES, ChatTemplate
 from .tool import Tool, ToolCall
 

@@ -1,6 +1,6 @@
 """Tools by the names that the command line knows."""
 
-from ....data.errors import UserError, suggest
+from ....data.common.errors import UserError, suggest
 from .arithmetic import arithmetic
 from .python_program import python_program
 from .search_files import search_files

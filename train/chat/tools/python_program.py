@@ -13,7 +13,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from . import sandbox_child
 from .tool import Tool
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ....data.common.errors import UserError
 from ....data.dataset import counted
-from ....data.errors import UserError
 from .tool import Tool
 
 SUFFIXES = (".md", ".rst", ".txt")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 
 LONGEST_OUTPUT = 2000
 """Characters of a tool's output that the model reads; a note stands in place of the rest."""

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ....data.errors import UserError
-from ....data.io.json_text import to_json
+from ....data.common.errors import UserError
+from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
@@ -59,7 +59,7 @@ def attend_command(arguments: list[str]) -> None:
     if parsed.output is not None and parsed.output.suffix != ".png":
         raise UserError(f"--output {parsed.output} must end in .png: it is drawn as a PNG")
     enable_compilation_cache()
-    from ....data.io.atomic_io import check_output_path, write_file
+    from ....data.common.atomic_io import check_output_path, write_file
     from ...inference.attend import TextAttention, draw_attention
 
     if parsed.output is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from typing import Literal
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
@@ -50,8 +50,8 @@ def embed_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     import numpy as np
 
-    from ....data.io.atomic_io import check_output_path, write_file
-    from ....data.io.files import read_lines
+    from ....data.common.atomic_io import check_output_path, write_file
+    from ....data.common.files import read_lines
     from ...inference.embed import TextEmbedder
 
     check_output_path(parsed.output, parsed.input)

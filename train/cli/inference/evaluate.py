@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from ....data.errors import UserError
-from ....data.io.json_text import to_json
+from ....data.common.errors import UserError
+from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 

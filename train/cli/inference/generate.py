@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
@@ -103,9 +103,9 @@ def generate_command(arguments: list[str]) -> None:
     if parsed.prompt_file is not None and parsed.prompt != ("",):
         raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
+    from ....data.common.progress import Progress
     from ...inference.completions import completed_to_json, read_prompts
     from ...inference.generate import samples_to_json
-    from ...progress import Progress
 
     requested = parsed.requested()
     check_requested(parsed)

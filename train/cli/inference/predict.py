@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from ....data.io.json_text import to_json
+from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 from .score import print_words

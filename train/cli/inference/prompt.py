@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ....data.errors import UserError
-from ....data.io.json_text import to_json
+from ....data.common.errors import UserError
+from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 from .generate import (
@@ -92,7 +92,7 @@ def prompt_command(arguments: list[str]) -> None:
         print("\n----\n".join(prompts))
         return
     enable_compilation_cache()
-    from ...progress import Progress
+    from ....data.common.progress import Progress
     from ...prompting.answer import answer_queries
 
     check_requested(parsed)
@@ -119,7 +119,7 @@ def prompt_command(arguments: list[str]) -> None:
 
 
 def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
-    from ....data.io.files import read_lines
+    from ....data.common.files import read_lines
     from ....data.prompts.examples import prompt_examples
     from ....data.prompts.few_shot import FewShot
 
@@ -143,7 +143,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
 
 def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
     """Returns the fields of a query: a JSON object, or the text where there is one field."""
-    from ....data.io.json_text import parse_object
+    from ....data.common.json_text import parse_object
     from ....data.prompts.examples import TASK, PromptExample
 
     *before, _ = pattern.fields

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ....data.errors import UserError
-from ....data.io.json_text import to_json
+from ....data.common.errors import UserError
+from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
@@ -56,7 +56,7 @@ def score_command(arguments: list[str]) -> None:
     if parsed.whole and (parsed.input is None or parsed.source_input is not None):
         raise UserError("--whole reads one text of --input, without a source: leave it out")
     enable_compilation_cache()
-    from ....data.io.files import read_lines, text_lines
+    from ....data.common.files import read_lines, text_lines
     from ...inference.score_text import TextScorer
 
     texts = list(parsed.text) if parsed.input is None else []

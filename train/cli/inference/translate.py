@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
@@ -44,10 +44,10 @@ def translate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo translate RUN --input FILE --output FILE`."""
     parsed = parse(TranslateArguments, arguments, "flaxzoo translate")
     enable_compilation_cache()
-    from ....data.io.atomic_io import check_output_path, write_file
-    from ....data.io.files import text_lines
+    from ....data.common.atomic_io import check_output_path, write_file
+    from ....data.common.files import text_lines
+    from ....data.common.progress import Progress
     from ...inference.translate import TextTranslator, note_of_empty, to_lines
-    from ...progress import Progress
 
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)

@@ -5,7 +5,7 @@ import functools
 import sys
 from pathlib import Path
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ...recipes import RECIPES
 from ..recipe_options import RecipeParser

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ..options import OutputPath, RunFolder, RunName, SourceName, log, parse
 
 

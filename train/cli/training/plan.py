@@ -2,7 +2,7 @@
 
 import argparse
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...recipes import RECIPES
 from ..options import log
 from ..recipe_options import RecipeParser

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ....data.packing.packing import Packing
 from ....data.prepared.shard_format import SHARDS, SUMMARY
 from ..options import Positional, SourceName, log, parse, split_at_dashes
@@ -43,7 +43,7 @@ def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
     own, for_beam = split_at_dashes(arguments)
     parsed = parse(PrepareArguments, own, "flaxzoo prepare")
-    from ....data.io.conditions import LeftOut, left_out_note
+    from ....data.filters.conditions import LeftOut, left_out_note
     from ....data.prepared.apache_beam import beam_workers
     from ....data.prepared.write_shards import prepare, total_left_out
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ....data.tokenizers.training import TokenizerKind
 from ..options import OutputPath, SourceName, log, parse
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES

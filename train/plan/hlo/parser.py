@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ....data.errors import UserError
+from ....data.common.errors import UserError
 
 BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},

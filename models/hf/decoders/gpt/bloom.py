@@ -1,6 +1,6 @@
 """BLOOM in Hugging Face's format."""
 
-from .....data.io.json_text import JsonObject
+from .....data.common.json_text import JsonObject
 from ....decoders.gpt.bloom import BloomConfig
 from ...config_mapping import ConfigMapping, Field, Settings
 from ...generation_config import NAMES

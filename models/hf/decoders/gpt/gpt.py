@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .....data.io.json_text import JsonObject
+from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
 from ...config_mapping import (
     ACTIVATIONS,

@@ -1,6 +1,6 @@
 """GPT-Neo in Hugging Face's format."""
 
-from .....data.io.json_text import JsonObject
+from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neo import GPTNeoConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
 from ...generation_config import NAMES

@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia in Hugging Face's format."""
 
-from .....data.io.json_text import JsonObject
+from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neox import GPTNeoXConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ...generation_config import NAMES

@@ -1,6 +1,6 @@
 """OPT in Hugging Face's format."""
 
-from .....data.io.json_text import JsonObject
+from .....data.common.json_text import JsonObject
 from ....decoders.gpt.opt import OPTConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ...generation_config import NAMES

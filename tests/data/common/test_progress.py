@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-from flaxzoo.train import progress as module
-from flaxzoo.train.progress import Progress
+from flaxzoo.data.common import progress as module
+from flaxzoo.data.common.progress import Progress
 
 
 def standard_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""Errors that the person at the keyboard can mend.
+"""Errors: bad input that a user can mend, and failed steps of a run.
 
 `models`, `data` and `train` all import this file; it imports nothing of ours.
 """
@@ -24,6 +24,25 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """A source, a file, an example or a tokenizer that cannot be used."""
+
+
+class RunError(UserError):
+    """A run folder that cannot be used as requested."""
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is no longer finite."""
+
+
+class ReportedByPrimary(RunError):
+    """An error of another process, which process 0 reports."""
+
+
+class StepNotTaken(Exception):
+    """A function on the host failed before a step changed anything, on all processes.
+
+    The cause is its error.
+    """
 
 
 def similar_names(name: str, valid: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .atomic_io import write_file
+from ..common.atomic_io import write_file
 from .conditions import LeftOut
 
 _AT_ONCE = 1024

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from flaxzoo.data import DataError
-from flaxzoo.data.io.atomic_io import build_folder, new_folder, write_file
+from flaxzoo.data.common.atomic_io import build_folder, new_folder, write_file
 
 
 def fill(folder):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from ..errors import DataError
+from .errors import DataError
 
 Line = tuple[str, int, str]
 """The name of a file, the number of a line from 1, and the line."""

@@ -24,7 +24,7 @@ def attach_stub(
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     module_of = {
-        name.name: node.module
+        name.name: "." * node.level + str(node.module)
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for name in node.names
@@ -33,7 +33,7 @@ def attach_stub(
     def get(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f".{module_of[name]}", package), name)
+        return getattr(import_module(module_of[name], package), name)
 
     return get, lambda: sorted(module_of), sorted(module_of)
 

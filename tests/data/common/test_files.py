@@ -5,7 +5,7 @@ import gzip
 import pytest
 from flaxzoo import data
 from flaxzoo.data import DataError
-from flaxzoo.data.io.files import file_lines, input_lines, read_lines
+from flaxzoo.data.common.files import file_lines, input_lines, read_lines
 
 TEXT = "the old man\nwent down to the sea\n"
 

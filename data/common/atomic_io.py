@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import DataError
+from .errors import DataError
 from .files import input_files
 
 

@@ -1,7 +1,7 @@
 """Records that are loaded when they are looked up."""
 
 import pytest
-from flaxzoo.data.lazy_names import LazyRecords
+from flaxzoo.data.common.lazy_names import LazyRecords
 
 
 def test_only_the_record_that_is_looked_up_is_loaded():

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..common.errors import DataError
+from ..common.json_lines import pick
 from ..dataset import counted
-from ..errors import DataError
-from .json_lines import pick
 
 _COMPARE: dict[str, Callable[..., bool]] = {
     "==": operator.eq,

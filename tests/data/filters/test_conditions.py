@@ -5,7 +5,7 @@ import re
 
 import pytest
 from flaxzoo import data
-from flaxzoo.data.io.conditions import Condition, split_conditions, written
+from flaxzoo.data.filters.conditions import Condition, split_conditions, written
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.sources.labelled_records import read_fields
 from flaxzoo.data.sources.tables import LABELED_TEXTS

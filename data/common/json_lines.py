@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DataError
+from .errors import DataError
 from .json_text import JsonObject, parse_json
 
 _REMEDY = "write one JSON object a line"

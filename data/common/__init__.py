@@ -1,0 +1,1 @@
+"""What all three packages use: errors, files, JSON, lazy names, lines of progress."""

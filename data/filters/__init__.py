@@ -1,0 +1,1 @@
+"""Which records of a source are used: conditions on fields, and stored selections."""

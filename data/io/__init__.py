@@ -1,1 +1,0 @@
-"""Plain access to files."""
