@@ -96,7 +96,6 @@ class _Session:
     config: TrainConfig
     trainer: CompiledTrainer
     objective: Objective
-    lock: RunLock
     kept: KeptFolder
     checkpoints: Checkpoints
     batches: BatchIterator
@@ -197,7 +196,6 @@ def train(
             run,
             learned,
             trainer,
-            lock,
             resume=resume,
             progress=progress,
             callbacks=callbacks,
@@ -221,7 +219,6 @@ def _take_up(
     run: Run,
     objective: Objective,
     trainer: CompiledTrainer,
-    lock: RunLock,
     *,
     resume: bool,
     progress: Progress,
@@ -258,7 +255,6 @@ def _take_up(
                 config=config,
                 trainer=trainer,
                 objective=objective,
-                lock=lock,
                 kept=kept,
                 checkpoints=checkpoints,
                 batches=batches,
@@ -742,7 +738,6 @@ def _check_folder(s: _Session) -> None:
 def _save(s: _Session) -> None:
     """Starts to write a checkpoint, with the validation loss if this step has one."""
     _check_folder(s)
-    s.lock.check()
     measured = s.validation if s.validated_step == s.step else None
     loss = None if measured is None else measured["loss"]
     data: DataState = {**s.position, SKIPPED: dataclasses.asdict(s.skipped)}
