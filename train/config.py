@@ -193,7 +193,6 @@ OPERATIONAL_FIELDS = (
     "execution.layers",
     "execution.remat",
     "execution.attention",
-    "optimizer.state_memory",
     "data.num_workers",
     "log_every",
     "evaluate_every",

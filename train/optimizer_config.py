@@ -10,7 +10,6 @@ from ..data.common.errors import UserError
 
 OptimizerName = Literal["adamw", "lamb", "adafactor", "muon"]
 StateDtype = Literal["float32", "bfloat16", "bfloat16_stochastic", "int8"]
-StateMemory = Literal["device", "host"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
@@ -55,8 +54,6 @@ class OptimizerConfig:
     """Precision of AdamW's and LAMB's two moments: float32, 8 bytes per parameter; bfloat16, 6, the
     first moment in bfloat16; bfloat16_stochastic, 4, both in bfloat16 and rounded at random; int8,
     about 2.1, both in blocks with a scale. Muon has one moment of matrices, and half of that."""
-    state_memory: StateMemory = "device"
-    """Memory that holds the moments between steps; host: that of the devices' hosts."""
     weight_decay: float = 0.1
     """Weight decay of matrices. Biases and the scales of norms have none."""
     max_gradient_norm: float | None = 1.0
@@ -73,7 +70,6 @@ class OptimizerConfig:
             "name": OptimizerName,
             "schedule": ScheduleName,
             "state_dtype": StateDtype,
-            "state_memory": StateMemory,
         }
         for name, kind in choices_of.items():
             if getattr(self, name) not in get_args(kind):

@@ -21,7 +21,6 @@ from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.fsdp import Exchange, choose_exchange, reading
 from ..distributed.multiprocess import greatest_everywhere
-from ..distributed.optimizer_offload import from_host_and_back, on_host
 from ..distributed.sharding import (
     CONTEXT,
     batch_sharding,
@@ -128,7 +127,6 @@ def make_sharded_step(
     mesh: Mesh,
     *,
     num_micro_batches: int = 1,
-    opt_state_on_host: bool = False,
     adapter: LoRA | None = None,
     gather: Gather = "layer",
     device_memory: int | None = None,
@@ -153,14 +151,13 @@ def make_sharded_step(
         tx: the optimizer.
         mesh: from `make_mesh`; its devices need not be at hand.
         num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
-        opt_state_on_host: whether moments are kept in the memory of the host between steps.
         adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
         gather: when the parameters that are sharded over `fsdp` are gathered, as in `TrainConfig`.
         device_memory: the bytes of a device's memory, for `gather="auto"`; None: unknown.
 
     Raises:
-        UserError: the parameters cannot be divided over the mesh, the devices reach no memory
-          of their host, or `gather="step"` is not for the mesh or the objective.
+        UserError: the parameters cannot be divided over the mesh, or `gather="step"` is not for
+          the mesh or the objective.
     """
     apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
@@ -190,7 +187,6 @@ def make_sharded_step(
             tx,
             mesh,
             num_micro_batches=num_micro_batches,
-            opt_state_on_host=opt_state_on_host,
             adapter=adapter,
             gather="layer",
         )
@@ -206,9 +202,6 @@ def make_sharded_step(
         exchange=exchange.wrap,
     )
     step = _on_mesh(step, mesh)
-    if opt_state_on_host:
-        on_device, shardings = shardings, on_host(shapes, shardings, mesh.local_devices[0])
-        step = from_host_and_back(step, on_device, shardings)
     return ShardedStep(
         init=jax.jit(init, out_shardings=shardings),
         step=jax.jit(
@@ -300,7 +293,6 @@ def configured_step(
         make_optimizer(config.optimizer, config.steps, config.model),
         mesh,
         num_micro_batches=config.micro_batches,
-        opt_state_on_host=config.optimizer.state_memory == "host",
         adapter=None if config.lora is None else make_lora(config.lora, model),
         gather=config.gather,
         device_memory=device_memory,

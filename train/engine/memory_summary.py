@@ -11,7 +11,6 @@ from ...data.common.errors import UserError
 from ...data.dataset import counted
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
-from ..distributed.optimizer_offload import HOST
 from ..state import TrainState
 from .machine_memory import Device, available_bytes, available_on_machine
 
@@ -50,29 +49,21 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
     params, optimizer, frozen = (
         bytes_per_device(x) for x in (shapes.params, shapes.opt_state, shapes.frozen)
     )
-    host = bytes_per_device(shapes.opt_state, HOST)
     reference = f", {_in_units(frozen)} of frozen parameters" if frozen else ""
-    beside = f" (and {_in_units(host)} in its host's memory)" if host else ""
     return (
         f"a step: {counted(rows, 'row')} of {counted(length, 'token')}, "
         f"{counted(rows * length, 'token')}; each device has "
         f"{counted(rows // num_shards, 'row')}, {at_once}, {_in_units(params)} of "
-        f"parameters{reference} and {_in_units(optimizer)} of optimizer state{beside}; "
+        f"parameters{reference} and {_in_units(optimizer)} of optimizer state; "
         f"{attention}"
     )
 
 
-def bytes_per_device(shapes: PyTree, memory: str | None = None) -> int:
-    """Returns the bytes that some arrays take on each device.
-
-    Args:
-        shapes: The arrays, as shapes with shardings.
-        memory: Another memory that the devices reach, `optimizer_offload.HOST`.
-    """
+def bytes_per_device(shapes: PyTree) -> int:
+    """Returns the bytes on each device of arrays, which are given as shapes with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
-        if (x.sharding.memory_kind == HOST) == (memory == HOST)
     )
 
 

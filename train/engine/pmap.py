@@ -125,8 +125,6 @@ def _check(config: TrainConfig) -> None:
             f"gather {config.gather} is for --parallel jit, for under pmap every device has the "
             "whole model: leave one of them out"
         )
-    if config.optimizer.state_memory != "device":
-        raise UserError("optimizer.state_memory host is for --parallel jit: leave one of them out")
 
 
 def _first(tree: T) -> T:

@@ -47,7 +47,6 @@ def model_flops(config: TrainConfig) -> int:
         execution=dataclasses.replace(
             config.execution, remat="none", attention="xla", experts="ragged"
         ),
-        optimizer=dataclasses.replace(config.optimizer, state_memory="device"),
     )
     step = configured_step(plain, objective_of(plain), make_mesh(MeshConfig(), jax.devices()[:1]))
     return matmul_flops(step.trace(batch_shapes(plain, step)).jaxpr)

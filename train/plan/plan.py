@@ -49,10 +49,8 @@ class Plan:
     param_bytes: int
     """Bytes of the parameters that are trained."""
     optimizer_bytes: int
-    """Bytes of the optimizer state in device memory."""
+    """Bytes of the optimizer state."""
     batch_bytes: int
-    host_bytes: int = 0
-    """Bytes of the optimizer state in the memory of the device's host."""
     frozen_parameters: int = 0
     """Parameters that no step changes: those of a reference, or the base of adapters."""
     frozen_bytes: int = 0

@@ -134,11 +134,6 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
         frozen = f"{plan.frozen_parameters:,} that no step changes"
         yield f"  frozen        {format_bytes(plan.frozen_bytes)} ({frozen})"
     yield f"  optimizer     {format_bytes(plan.optimizer_bytes)}"
-    if plan.host_bytes:
-        yield (
-            f"    on its host   {format_bytes(plan.host_bytes)} of optimizer state; the time to "
-            "transfer it is not estimated"
-        )
     if plan.reward_bytes:
         yield f"  reward models {format_bytes(plan.reward_bytes)}"
     yield f"  batch         {format_bytes(plan.batch_bytes)}"

@@ -17,7 +17,6 @@ from ...models.loading import model_config
 from ...models.nn.cache import init_cache
 from ...models.registry import create
 from ..config import TrainConfig
-from ..distributed.optimizer_offload import HOST
 from ..distributed.sharding import (
     batch_sharding,
     make_mesh,
@@ -83,7 +82,6 @@ def plan_run(
         frozen_parameters=count_parameters(step.state.frozen or {}),
         frozen_bytes=bytes_per_device(step.state.frozen),
         optimizer_bytes=bytes_per_device((step.state.opt_state, step.state.step)),
-        host_bytes=bytes_per_device(step.state.opt_state, HOST),
         batch_bytes=bytes_per_device(batch),
         attention=step.attention,
         exchange=step.exchange,
