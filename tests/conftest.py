@@ -86,7 +86,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in modules_of_long_tests)
 
 
-CHECKED = ("models", "train/engine", "train/objectives", "train/optim", "train/distributed")
+CHECKED = (
+    "models",
+    "train/engine",
+    "train/losses",
+    "train/objectives",
+    "train/optim",
+    "train/distributed",
+)
 """Folders whose long tests check shapes too."""
 
 

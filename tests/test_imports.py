@@ -49,7 +49,8 @@ ORDER = {
         {"chat"},
     ],
     "train": [
-        {"compilation_cache", "optimizer_config", "state"},
+        {"compilation_cache", "mesh", "optimizer_config", "state"},
+        {"losses"},
         {"config", "optim"},
         {"distributed", "recipes"},
         {"objectives"},

@@ -52,8 +52,10 @@ from .inference.score_text import TextScorer as TextScorer
 from .inference.score_text import TokenScore as TokenScore
 from .inference.translate import TextTranslator as TextTranslator
 from .inference.translate import Translation as Translation
-from .objectives.losses import TokenLogProbs as TokenLogProbs
-from .objectives.losses import token_log_probs as token_log_probs
+from .losses.cross_entropy import TokenLogProbs as TokenLogProbs
+from .losses.cross_entropy import token_log_probs as token_log_probs
+from .losses.objective import Objective as Objective
+from .losses.router import with_router as with_router
 from .objectives.objectives import CAUSAL as CAUSAL
 from .objectives.objectives import CLASSIFICATION as CLASSIFICATION
 from .objectives.objectives import MASKED as MASKED
@@ -62,7 +64,6 @@ from .objectives.objectives import PRETRAINING as PRETRAINING
 from .objectives.objectives import REGRESSION as REGRESSION
 from .objectives.objectives import SPAN as SPAN
 from .objectives.objectives import TAGGING as TAGGING
-from .objectives.objectives import Objective as Objective
 from .objectives.objectives import translation as translation
 from .objectives.policy import group_advantages as group_advantages
 from .objectives.policy import grpo as grpo
@@ -72,7 +73,6 @@ from .objectives.ppo import ppo as ppo
 from .objectives.ppo import ppo_targets as ppo_targets
 from .objectives.preferences import dpo as dpo
 from .objectives.preferences import reward as reward
-from .objectives.router import with_router as with_router
 from .objectives.supervised import supervised as supervised
 from .optim.optimizer import make_optimizer as make_optimizer
 from .optim.schedules import make_schedule as make_schedule

@@ -11,27 +11,8 @@ from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
+from .mesh import Gather, MeshConfig
 from .optimizer_config import OptimizerConfig
-
-Gather = Literal["auto", "step", "layer"]
-"""When parameters that are sharded over `fsdp` are gathered."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig:
-    """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
-
-    data: int = -1
-    """Copies of the model, each with its part of the batch; -1: all remaining devices."""
-    fsdp: int = 1
-    """Shards of the parameters and the optimizer state, each with its part of the batch."""
-    expert: int = 1
-    """Shards of the experts of a mixture, each with its part of the batch; the other parameters
-    are sharded over it as over `fsdp`."""
-    context: int = 1
-    """Shards of the tokens of each sequence."""
-    tensor: int = 1
-    """Shards of the heads, the feed-forward layers and the vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flaxzoo.models.nn.heads import Projection
-from flaxzoo.train.objectives.losses import cross_entropy
+from flaxzoo.train.losses.cross_entropy import cross_entropy
 
 WIDTH = 256
 LENGTHS = (512, 1024, 2048, 4096, 8192)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.train.objectives.losses import cross_entropy
+from flaxzoo.train.losses.cross_entropy import cross_entropy
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 29, (3, 12))

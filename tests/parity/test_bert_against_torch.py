@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.train.objectives.losses import cross_entropy, softmax_cross_entropy
+from flaxzoo.train.losses.cross_entropy import cross_entropy, softmax_cross_entropy
 
 from ..support.hf_weights import gradients_of
 from ..support.parity import note_answers

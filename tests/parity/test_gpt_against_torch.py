@@ -13,7 +13,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.train.objectives.losses import cross_entropy
+from flaxzoo.train.losses.cross_entropy import cross_entropy
 from safetensors.numpy import load_file, save_file
 
 from ..support.hf_weights import gradients_of

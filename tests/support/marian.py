@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flaxzoo.train.objectives.losses import cross_entropy
+from flaxzoo.train.losses.cross_entropy import cross_entropy
 
 from .hf_weights import parameters_of
 

@@ -38,10 +38,10 @@ from ...data.common.errors import UserError
 from ...models.config import Execution
 from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree
-from ..config import Gather
+from ..mesh import BATCH_AXES, Gather
 from ..optim.parameters import is_stacked, map_named, named, split_at_stack
 from ..state import TrainState
-from .sharding import BATCH_AXES, Apply
+from .sharding import Apply
 
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
 """`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""

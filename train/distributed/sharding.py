@@ -32,7 +32,7 @@ from ...models.nn.masks import Segments
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Array, Params, PyTree
 from ...models.registry import families, family_of
-from ..config import MeshConfig
+from ..mesh import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, MeshConfig, automatic
 from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
 from .ring_attention import PART_KERNELS, Ring, ring_refusal
@@ -41,24 +41,6 @@ Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
 Context = nn.module.InterceptorContext
-
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The sequences of a batch are sharded over all of them."""
-CONTEXT = "context"
-"""The tokens of a sequence are sharded over it."""
-MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
-
-MESH_AXES: dict[str | None, tuple[str, ...]] = {
-    "model": ("fsdp", "expert"),
-    "vocabulary": ("tensor",),
-    "heads": ("tensor",),
-    "feed_forward": ("tensor",),
-    "experts": ("expert",),
-    "layers": (),
-    None: (),
-}
-"""The axes of the mesh that each logical axis is sharded over, except for those over which an
-earlier dimension of the same parameter is sharded."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
@@ -290,12 +272,6 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
         return jax.lax.with_sharding_constraint(x, by_sequence), out
 
     return intercepted(apply_fn, around_layer)
-
-
-def automatic(axes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the axes of the mesh that the code being traced is not divided over by hand."""
-    by_hand = jax.sharding.get_abstract_mesh().manual_axes
-    return tuple(axis for axis in axes if axis not in by_hand)
 
 
 def current(mesh: Mesh) -> Mesh | AbstractMesh:

@@ -32,8 +32,8 @@ from ..distributed.sharding import (
     shard_map_attention,
     state_shardings,
 )
-from ..objectives.eval_step import make_evaluate_fn
-from ..objectives.objectives import Batch, Objective, Predictions, Terms
+from ..losses.eval_step import make_evaluate_fn
+from ..losses.objective import Batch, Objective, Predictions, Terms
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
 from .machine_memory import memory_of_each

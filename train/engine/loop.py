@@ -27,8 +27,8 @@ from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..distributed.sharding import has_virtual_devices
 from ..inference.final_sample import final_sample
-from ..objectives.eval_step import evaluate
-from ..objectives.objectives import Objective
+from ..losses.eval_step import evaluate
+from ..losses.objective import Objective
 from ..objectives.tasks import objective_of, score, task_of
 from ..optim.schedules import make_schedule
 from ..rewards.functions import RewardFunction

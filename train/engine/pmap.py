@@ -15,9 +15,10 @@ from ...models.adapters.lora import make_lora
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
-from ..distributed.sharding import MESH_AXIS_NAMES, check_batch_divides
-from ..objectives.eval_step import make_evaluate_fn
-from ..objectives.objectives import Objective, Predictions, Terms
+from ..distributed.sharding import check_batch_divides
+from ..losses.eval_step import make_evaluate_fn
+from ..losses.objective import Objective, Predictions, Terms
+from ..mesh import MESH_AXIS_NAMES
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState
 from .compile import CompiledTrainer, NumpyBatch, make_init, run_keys, with_shardings

@@ -28,8 +28,8 @@ from ..distributed.sharding import (
 )
 from ..inference.reward_model import RewardModel
 from ..inference.score_policy import ends_of_answers, evaluation_key
-from ..objectives.eval_step import EvaluatedBatch
-from ..objectives.objectives import Objective
+from ..losses.eval_step import EvaluatedBatch
+from ..losses.objective import Objective
 from ..optim.schedules import make_schedule
 from ..rewards.functions import RewardFunction, Rewards, rewards_of
 from ..runs.run_folder import Run

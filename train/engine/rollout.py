@@ -22,9 +22,9 @@ from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
 from ..distributed.expert_parallel import over_mesh
-from ..distributed.sharding import BATCH_AXES
-from ..objectives.losses import token_log_probs
-from ..objectives.objectives import ApplyFn, Batch, Terms
+from ..losses.cross_entropy import token_log_probs
+from ..losses.objective import ApplyFn, Batch, Terms
+from ..mesh import BATCH_AXES
 from ..objectives.policy import group_advantages, leave_one_out_advantages
 from ..objectives.ppo import ppo_targets
 from .train_step import micro_batches

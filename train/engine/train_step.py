@@ -12,7 +12,7 @@ from ...models.adapters.lora import LoRA
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..distributed.fsdp import GradientFn
-from ..objectives.objectives import ApplyFn, Batch, Objective, Terms
+from ..losses.objective import ApplyFn, Batch, Objective, Terms
 from ..state import Metrics, StepFn, TrainState
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
-from ..objectives.eval_step import TOKENS_AT_ONCE
+from ..losses.eval_step import TOKENS_AT_ONCE
 
 SHORTEST = 16
 MOST_ROWS = 32

@@ -22,8 +22,8 @@ from ...models.loading import read_fields
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
-from ..objectives.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
-from ..objectives.objectives import Batch
+from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
+from ..losses.objective import Batch
 from ..objectives.tasks import objective_of, score, task_of
 from ..runs.custom import CUSTOM
 from ..runs.finite import check_outputs, load_finite
@@ -95,7 +95,12 @@ def score_run(
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, objective)),
         params,
-        evaluation_batches(split.examples, batch_size=rows_at_once(config, number)),
+        evaluation_batches(
+            split.examples,
+            batch_size=rows_at_once(
+                config.data.length, config.batch_size // config.micro_batches, number
+            ),
+        ),
         objective,
         num_rows=number,
     )
@@ -104,6 +109,11 @@ def score_run(
     scores = {**score(config.data, evaluation, split), **written}
     check_outputs(scores)
     return scores
+
+
+def _rows_at_once(config: TrainConfig, number: int) -> int:
+    part = config.batch_size // config.micro_batches
+    return rows_at_once(config.data.length, part, number)
 
 
 class Opened(NamedTuple):
@@ -208,7 +218,9 @@ def losses_without_heads(
         return make_evaluate_fn(functools.partial(model.apply, **masks), objective)(params, batch)
 
     def loss(**changed: np.ndarray) -> float:
-        batch_size = rows_at_once(config, number)
+        batch_size = rows_at_once(
+            config.data.length, config.batch_size // config.micro_batches, number
+        )
         batches = evaluation_batches(split.examples, batch_size=batch_size)
         state = params, {**masks, **changed}
         evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=number)

@@ -19,7 +19,7 @@ from ...models.model import Model
 from ...models.nn.layers import row_keys
 from ...models.nn.typing import Array, Int, Key, Params
 from ..config import TrainConfig
-from ..objectives.eval_step import rows_at_once
+from ..losses.eval_step import rows_at_once
 from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
@@ -76,7 +76,8 @@ def score_policy(
         )
     rewards = rewards_of(data.rollout, open_model=RewardModel.of_run)
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
-    size = rows_at_once(config, number)
+    part = config.batch_size // config.micro_batches
+    size = rows_at_once(data.length, part, number)
     model, params = unstack_layers(model, params)
 
     @jax.jit

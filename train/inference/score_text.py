@@ -20,7 +20,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.heads import CAUSAL_HEADS
 from ...models.nn.typing import Array, Params
-from ..objectives.losses import token_log_probs
+from ..losses.cross_entropy import token_log_probs
 from ..runs.finite import check_outputs
 from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel

@@ -1,184 +1,18 @@
-"""Training objectives, each a record of pure functions.
-
-The loss of an objective is Σ coefficient · sum / count over its terms, each
-term by its own count.  Counts come from the batch alone, before it is cut into
-micro-batches or spread over devices; so whole, accumulated and sharded steps
-agree, while a mean of means would differ.
-"""
+"""The objectives of pretraining and fine-tuning."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ...data.common.errors import UserError
-from ...models.nn.layers import fold_in
-from ...models.nn.typing import Array, Float, Int, Params
-from .losses import (
+from ...models.nn.typing import Array, Float, Int
+from ..losses.cross_entropy import (
     cross_entropy,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
     squared_error,
 )
-
-Batch = Mapping[str, Array]
-Terms = dict[str, Float[Array, ""]]
-Predictions = dict[str, Array]
-Outputs = Any
-"""A model's outputs, a dataclass of its head."""
-ApplyFn = Callable[..., Outputs]
-"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
-
-
-Inputs = dict[str, Array]
-"""A model's keyword arguments, arrays `[B, …]`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """The functions that make a loss of a batch."""
-
-    coefficients: Mapping[str, float]
-    """The weight of each term in the loss."""
-    inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
-    """The model's keyword arguments. A tuple of them lets the model run once with each, under
-    other dropout; the outputs are then a tuple, too. An example may have several rows, one after
-    the other, as the texts of a pair have; each row has dropout of its own."""
-    counts: Callable[[Batch], Terms]
-    """The number of items that each term, and each measure beside the terms, averages over."""
-    terms: Callable[..., Terms]
-    """`terms(outputs, batch)`, the sum of each over its items, from the model's outputs; with
-    `reference`, `terms(outputs, batch, reference_outputs)`."""
-    predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
-    """The arrays `[B, …]` that an evaluation keeps of the outputs for a batch."""
-    reference: bool = False
-    """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
-    those of a reference policy: computed without dropout, and without gradient."""
-    keeps_initial: bool = False
-    """Whether the state keeps the initial parameters as its frozen ones for others than `terms`:
-    for the reference of a policy, of which a rollout reads the log-probabilities once."""
-    regularizers: tuple[str, ...] = ()
-    """The terms that only training adds to the loss: the loss of an evaluation is without them."""
-    whole_batch: bool = False
-    """Whether the terms of an example depend on the other examples of its batch, as those of
-    in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
-
-    def outputs(
-        self, apply_fn: ApplyFn, params: Params, batch: Batch, *, rng: Array | None = None
-    ) -> Outputs:
-        """Returns the model's outputs for a batch; a tuple of them if `inputs` returns a tuple.
-
-        Args:
-            apply_fn: the model's.
-            params: its parameters.
-            batch: the batch, or a part of it.
-            rng: keys `[B]` for dropout; None for none.
-        """
-        inputs = self.inputs(batch)
-
-        def run(inputs: Inputs, rng: Array | None) -> Outputs:
-            dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
-            return apply_fn({"params": params}, **dropout, **inputs)
-
-        if isinstance(inputs, tuple):
-            return tuple(run(once, fold_in(rng, number)) for number, once in enumerate(inputs))
-        return run(inputs, rng)
-
-    def apply(
-        self,
-        apply_fn: ApplyFn,
-        params: Params,
-        batch: Batch,
-        *,
-        frozen: Params | None = None,
-        rng: Array | None = None,
-    ) -> tuple[Outputs, Terms]:
-        """Returns the model's outputs for a batch, and the terms.
-
-        Args:
-            apply_fn: the model's.
-            params: its parameters.
-            batch: the batch, or a part of it.
-            frozen: the parameters of the reference.
-            rng: keys `[B]` for dropout; None for none.
-
-        Raises:
-            UserError: `terms` returned something else than a scalar for each coefficient.
-            ValueError: the objective has a `reference`, and there are no frozen parameters.
-        """
-        outputs = self.outputs(apply_fn, params, batch, rng=rng)
-        if not self.reference:
-            return outputs, self.checked(self.terms(outputs, batch), "terms")
-        if frozen is None:
-            raise ValueError(
-                "the objective has a reference, and the state has no frozen parameters: give them "
-                "to init_state(params, tx, frozen=…)"
-            )
-        reference = self.outputs(apply_fn, jax.lax.stop_gradient(frozen), batch)
-        terms = self.terms(outputs, batch, jax.lax.stop_gradient(reference))
-        return outputs, self.checked(terms, "terms")
-
-    def checked(self, values: Any, function: str) -> Terms:
-        """Returns what `terms` or `counts` returned, after checking that it suits `coefficients`.
-
-        Args:
-            values: what it returned.
-            function: its name.
-
-        Raises:
-            UserError: it is no dict of scalars, or lacks a term of `coefficients`.
-        """
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f"{function} of the objective returned {type(values).__name__}: return a dict of a "
-                "scalar for each term"
-            )
-        for name, value in values.items():
-            numeric = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
-            if not numeric or np.shape(value) != ():
-                found = f"the shape {np.shape(value)}" if numeric else f"the type {type(value)}"
-                raise UserError(
-                    f"{function}[{name!r}] of the objective has {found}: return a scalar, such as "
-                    "the sum over the examples"
-                )
-        for name in self.coefficients:
-            if name not in values:
-                raise UserError(
-                    f"{function} of the objective returned {', '.join(values) or 'nothing'} and "
-                    f"no {name!r}, which has a coefficient: return it, or leave it out of "
-                    "coefficients"
-                )
-        return dict(values)
-
-    def check_counted(self, sums: Terms, counts: Terms) -> None:
-        """Checks that each sum of `terms` has a count.
-
-        Raises:
-            UserError: one has none.
-        """
-        for name in sums:
-            if name not in counts:
-                raise UserError(
-                    f"terms of the objective returned {name!r}, which counts did not: return from "
-                    "counts how many items it averages over, or leave it out of terms"
-                )
-
-
-def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
-    """Returns a key for each row of the inputs, given one for each example `[B]`."""
-    rows = next(iter(inputs.values())).shape[0]
-    if rows == keys.shape[0]:
-        return keys
-    of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
-    return jnp.stack(of_each, axis=1).reshape(rows)
-
-
-def select_inputs(*names: str) -> Callable[[Batch], Inputs]:
-    """Returns a function that selects the inputs among `names` that a batch has."""
-    return lambda batch: {name: batch[name] for name in names if name in batch}
+from ..losses.objective import Batch, Objective, Outputs, Predictions, Terms, select_inputs
 
 
 def _packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float
-from .losses import TokenLogProbs, token_log_probs
-from .objectives import Batch, Objective, Outputs, Terms, select_inputs
+from ..losses.cross_entropy import TokenLogProbs, token_log_probs
+from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 
 PolicyLoss = Literal["dapo", "grpo", "bnpo", "dr_grpo"]
 """A way to average over tokens; see `grpo`."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float, Int
-from .losses import token_log_probs
-from .objectives import Batch, Objective, Outputs, Terms, select_inputs
+from ..losses.cross_entropy import token_log_probs
+from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 
 _POLICY = "loss/policy_avg"
 _VALUE = "loss/value_avg"

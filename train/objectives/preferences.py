@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Float
-from .losses import token_log_probs
-from .objectives import Batch, Inputs, Objective, Outputs, Terms
+from ..losses.cross_entropy import token_log_probs
+from ..losses.objective import Batch, Inputs, Objective, Outputs, Terms
 
 PreferenceLoss = Literal["sigmoid", "robust", "hinge", "ipo"]
 """A loss of DPO; see `dpo`."""

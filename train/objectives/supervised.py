@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 
 from ...models.nn.typing import Array, Float
-from .losses import cross_entropy
-from .objectives import CAUSAL, Batch, Objective, Outputs, Terms
+from ..losses.cross_entropy import cross_entropy
+from ..losses.objective import Batch, Objective, Outputs, Terms
+from .objectives import CAUSAL
 
 
 def supervised() -> Objective:

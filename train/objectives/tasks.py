@@ -27,9 +27,8 @@ from ...data.tasks.span_corruption import SpanCorruptionData, SpanCorruptionExam
 from ...data.tasks.token_classification import TokenClassificationData, TokenClassificationExamples
 from ...data.tasks.translation import TextToTextData, TranslationData, TranslationExamples
 from ..config import TrainConfig
-from . import objectives
-from .eval_step import Evaluation, unigram_entropy
-from .metrics import (
+from ..losses.eval_step import Evaluation, unigram_entropy
+from ..losses.metrics import (
     answer_scores,
     classification_scores,
     entity_scores,
@@ -38,11 +37,12 @@ from .metrics import (
     text_scores,
     translation_scores,
 )
-from .objectives import Batch, Inputs, Objective
+from ..losses.objective import Batch, Inputs, Objective
+from ..losses.router import with_router
+from . import objectives
 from .policy import grpo, rloo
 from .ppo import ppo
 from .preferences import dpo, reward
-from .router import with_router
 from .supervised import supervised
 
 Scores = Mapping[str, object]

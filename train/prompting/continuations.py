@@ -23,9 +23,9 @@ from ...models.nn.cache import Cache, init_cache
 from ...models.nn.heads import CAUSAL_HEADS, Projection
 from ...models.nn.masks import AnyArray
 from ...models.nn.typing import Array, Bool, Int, Params
-from ..distributed.sharding import BATCH_AXES, num_batch_shards, parameter_shardings
+from ..distributed.sharding import num_batch_shards, parameter_shardings
 from ..inference.text_model import TextModel
-from ..objectives.losses import token_log_probs
+from ..losses.cross_entropy import token_log_probs
 from ..runs.finite import check_outputs
 from .prefix_tree import Item, Layout, PrefixGroup, Request, pack, plan
 

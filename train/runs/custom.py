@@ -10,7 +10,7 @@ import numpy as np
 from ...data.common.errors import RunError
 from ...data.dataset import DataSplit, ExampleSource, counted
 from ...data.tokenizers.base import Tokenizer
-from ..objectives.objectives import Objective
+from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, reward_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]

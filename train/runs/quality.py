@@ -22,7 +22,7 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.typing import Params
 from ..config import TrainConfig
-from ..objectives.eval_step import TOKENS_AT_ONCE, whole_rows
+from ..losses.eval_step import whole_rows
 from ..objectives.tasks import objective_of
 from .finite import check_outputs, load_finite
 from .load_run import open_run
@@ -98,7 +98,7 @@ class QualityClassifier(PickledByFields):
         config, tokenizer = self._opened
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)
         params = self._loaded[1]
-        rows = min(_ROWS_AT_ONCE, max(1, TOKENS_AT_ONCE // config.data.length))
+        rows = rows_at_once(config.data.length, _ROWS_AT_ONCE)
         # Imported late: it needs grain, which `flaxzoo bench` does without.
         from ...data.batching import evaluation_batches
 

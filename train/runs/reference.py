@@ -17,8 +17,7 @@ from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
-from ..objectives.eval_step import TOKENS_AT_ONCE
-from ..objectives.objectives import Batch
+from ..losses.objective import Batch
 from ..objectives.preferences import answer_log_probs, dpo
 from .finite import load_finite
 
@@ -76,7 +75,7 @@ class ReferenceModel(PickledByFields):
         # Imported late: it needs grain, which `flaxzoo bench` does without.
         from ...data.batching import evaluation_batches
 
-        rows = max(1, min(pairs.num_examples, TOKENS_AT_ONCE // (2 * pairs.length)))
+        rows = rows_at_once(2 * pairs.length, pairs.num_examples)
         found = [
             np.asarray(log_probs(params, batch))
             for batch in evaluation_batches(pairs, batch_size=rows)

@@ -18,7 +18,7 @@ from flaxzoo.train.engine import compile as parallel_module
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.engine.train_step import divide, micro_batches, weigh
-from flaxzoo.train.objectives.eval_step import Evaluation, evaluate, unigram_entropy
+from flaxzoo.train.losses.eval_step import Evaluation, evaluate, unigram_entropy
 from flaxzoo.train.objectives.tasks import score
 
 WAYS = {

@@ -16,7 +16,7 @@ from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.inference.score_text import TextScore, TokenScore
-from flaxzoo.train.objectives.eval_step import make_evaluate_fn
+from flaxzoo.train.losses.eval_step import make_evaluate_fn
 from tokenizers import processors
 
 # The factors of this sentence are written out in the lectures.

@@ -10,8 +10,8 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine.compile import compile_trainer
+from flaxzoo.train.losses.eval_step import Evaluation, evaluate
 from flaxzoo.train.objectives import objectives
-from flaxzoo.train.objectives.eval_step import Evaluation, evaluate
 from flaxzoo.train.objectives.tasks import score
 
 B, T, M, V = 16, 12, 3, 48

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.models.nn.heads import Projection
-from flaxzoo.train.objectives.objectives import Objective
+from flaxzoo.train.losses.objective import Objective
 
 V, D, T = 7, 5, 4
 # log σ(x), negated, of the differences 0, 1 and 2.

@@ -16,7 +16,7 @@ from ...models.nn.experts import (
     router_z_loss,
 )
 from ...models.nn.typing import Array, Float
-from .objectives import Batch, Inputs, Objective, Outputs, Terms
+from .objective import Batch, Inputs, Objective, Outputs, Terms
 
 BALANCE, Z = "router_balance", "router_z"
 

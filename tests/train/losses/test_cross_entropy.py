@@ -12,8 +12,8 @@ import pytest
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train import MeshConfig
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.objectives import losses
-from flaxzoo.train.objectives.losses import cross_entropy
+from flaxzoo.train.losses import cross_entropy as losses
+from flaxzoo.train.losses.cross_entropy import cross_entropy
 
 
 def problem(B=2, T=300, D=6, V=50, dtype=jnp.float32):

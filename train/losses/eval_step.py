@@ -9,8 +9,7 @@ import numpy as np
 
 from ...models.adapters.lora import LoRA
 from ...models.nn.typing import ArrayLike, Params
-from ..config import TrainConfig
-from .objectives import ApplyFn, Batch, Objective, Predictions, Terms
+from .objective import ApplyFn, Batch, Objective, Predictions, Terms
 
 TOKENS_AT_ONCE = 1 << 15
 """As many fit on any device that a model fits on."""
@@ -110,10 +109,9 @@ def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[
     }
 
 
-def rows_at_once(config: TrainConfig, num_rows: int) -> int:
-    """Returns the number of rows to evaluate together on one device, whatever trained the run."""
-    largest = max(1, TOKENS_AT_ONCE // config.data.length)
-    return min(config.batch_size // config.micro_batches, num_rows, largest)
+def rows_at_once(length: int, *limits: int) -> int:
+    """Returns how many rows of `length` tokens one device evaluates together: at most `limits`."""
+    return min(*limits, max(1, TOKENS_AT_ONCE // length))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

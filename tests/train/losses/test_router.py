@@ -13,7 +13,7 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.nn.experts import batch_balance_loss
-from flaxzoo.train.objectives.eval_step import evaluate, make_evaluate_fn
+from flaxzoo.train.losses.eval_step import evaluate, make_evaluate_fn
 
 CONFIG = MixtralConfig(
     vocab_size=32,

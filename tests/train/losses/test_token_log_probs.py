@@ -7,7 +7,7 @@ import pytest
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train import MeshConfig, token_log_probs
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.objectives import losses
+from flaxzoo.train.losses import cross_entropy as losses
 
 
 def problem(B=2, T=20, D=6, V=50, dtype=jnp.float32):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flaxzoo.train.objectives.metrics import (
+from flaxzoo.train.losses.metrics import (
     answer_scores,
     classification_scores,
     entity_scores,
@@ -302,7 +302,7 @@ def test_questions_without_a_prediction():
 
 def test_nothing_slow_is_imported_before_it_is_needed():
     program = (
-        "import sys, flaxzoo.train.objectives.metrics;"
+        "import sys, flaxzoo.train.losses.metrics;"
         "print([m for m in ('jax', 'sklearn', 'scipy', 'seqeval') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from ...models.nn.heads import Projection
 from ...models.nn.typing import Array, Bool, Float, Int, PyTree
-from ..distributed.sharding import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
+from ..mesh import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
 
 MOST_POSITIONS = 1024
 """The positions, over all sequences of a device, whose logits exist at one time.
