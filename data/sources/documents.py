@@ -19,7 +19,6 @@ import numpy as np
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError
 from ..filters.conditions import LeftOut, left_out_note
-from ..filters.selection import Selector, cached_decisions, count_left_out
 from .in_memory import Examples
 from .source_names import Source, parse_sources, read_documents
 
@@ -205,7 +204,6 @@ def load_documents(
     *,
     validation_fraction: float,
     cache_dir: str | os.PathLike[str] | None = None,
-    selector: Selector | None = None,
 ) -> Documents:
     """Loads one split of a source, and caches it if it is not cached yet.
 
@@ -218,15 +216,13 @@ def load_documents(
         smallest (validation) or largest (train) hash. All local sources of a joined name
         are divided together.
       cache_dir: The folder of cached data; None for ``default_cache_dir()``.
-      selector: Decides which documents are kept, before they are divided; None: all.
 
     Returns:
       The documents, in an order that depends only on their texts.
 
     Raises:
       DataError: The source has an error (see ``read_documents``), has no second document
-        to validate on, has no document that the selector keeps, or is published and can be
-        neither found here nor downloaded.
+        to validate on, or is published and can be neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
     name = as_source(source)
@@ -238,14 +234,13 @@ def load_documents(
         fraction=validation_fraction,
         cache=cache,
         name=name,
-        selector=selector,
     )
     parts: list[Documents] = []
     for one in sources:
         if one.kind == "tfds":
             from .tfds_documents import load_published
 
-            parts.append(load_published(one, split, validation_fraction, cache, selector=selector))
+            parts.append(load_published(one, split, validation_fraction, cache))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -297,7 +292,6 @@ def _load_local(
     fraction: float,
     cache: Path,
     name: str,
-    selector: Selector | None,
 ) -> Iterator[Documents]:
     """Yields the documents of each local source; all are divided into splits together."""
     local = [source for source in sources if source.kind != "tfds"]
@@ -306,16 +300,7 @@ def _load_local(
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     left_out = LeftOut()
-    whole = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
-    digests = whole
-    if selector is not None:
-        pairs = zip(local, whole, strict=True)
-        digests = [
-            _selected(source, own, selector, cache=cache, left_out=left_out)
-            for source, own in pairs
-        ]
-        if not any(digests):
-            raise DataError(f"no document of {name!r} is left: {left_out_note(left_out)}")
+    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
     number = sum(own.total() for own in digests)
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
     note = left_out_note(left_out)
@@ -323,9 +308,9 @@ def _load_local(
         note = _large_part(digests, division, fraction, local)
     # The limit also depends on the other sources, if there are any.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
-    for source, every, own in zip(local, whole, digests, strict=True):
+    for source, own in zip(local, digests, strict=True):
         key = _key(own, rule)
-        texts = _Reread(source, every, own)
+        texts = _Reread(source, own)
         loaded = _load_one(texts, division=division, key=key, split=split, cache=cache)
         yield replace(loaded, note=note)
 
@@ -352,34 +337,6 @@ def _large_part(
     )
 
 
-def _selected(
-    source: Source,
-    digests: Counter[bytes],
-    selector: Selector,
-    *,
-    cache: Path,
-    left_out: LeftOut,
-) -> Counter[bytes]:
-    """Returns the digests of the documents that a selector keeps, and counts the others."""
-
-    def different_texts() -> Iterator[str]:
-        waiting = set(digests)
-        for text in read_documents(source):
-            if (digest := text_digest(text)) in waiting:
-                waiting.remove(digest)
-                yield text
-
-    content = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
-    judged = cached_decisions(selector, different_texts(), content, cache)
-    if len(judged) != len(digests):
-        raise DataError(f"source {source.name} changed while it was read: start again")
-    # The digests are in the order of the texts.
-    kept = {digest for digest, keep in zip(digests, judged.tolist(), strict=True) if keep}
-    selected = Counter({digest: n for digest, n in digests.items() if digest in kept})
-    count_left_out(left_out, selector, digests.total() - selected.total())
-    return selected
-
-
 def _load_one(
     texts: "_Reread",
     *,
@@ -390,7 +347,7 @@ def _load_one(
 ) -> Documents:
     from .local_dataset import open_texts, write_texts
 
-    source, digests = texts.source, texts.kept
+    source, digests = texts.source, texts.digests
 
     def fill(folder: Path) -> None:
         write_texts(texts, division, division.splits(digests), folder)
@@ -479,20 +436,17 @@ class _Reread:
 
     Attributes:
       source: The source.
-      kept: The digests of the documents that are selected, with their numbers.
+      digests: The digests of the documents, with their numbers.
       changed: Whether other documents were read than those whose digests are known.
     """
 
-    def __init__(self, source: Source, every: Counter[bytes], kept: Counter[bytes]) -> None:
-        self.source, self.kept = source, kept
-        self._every = every
+    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
+        self.source, self.digests = source, digests
         self.changed = False
 
     def __iter__(self) -> Iterator[str]:
         seen: Counter[bytes] = Counter()
         for text in read_documents(self.source):
-            digest = text_digest(text)
-            seen[digest] += 1
-            if digest in self.kept:
-                yield text
-        self.changed |= seen != self._every
+            seen[text_digest(text)] += 1
+            yield text
+        self.changed |= seen != self.digests

@@ -25,7 +25,6 @@ import tensorflow_datasets as tfds
 from ..common.atomic_io import write_file
 from ..common.errors import DataError, similar_names
 from ..filters.conditions import LeftOut, keeps, left_out_note, written
-from ..filters.selection import Selector, cached_decisions, count_left_out
 from .documents import Documents, HashSplit, Records, Split, text_digest
 from .in_memory import plain
 from .source_names import Source
@@ -41,8 +40,6 @@ def load_published(
     split: Split,
     fraction: float,
     cache: Path,
-    *,
-    selector: Selector | None = None,
 ) -> Documents:
     """Loads one split of a published data set, and downloads it first if necessary.
 
@@ -51,7 +48,6 @@ def load_published(
       split: ``train`` or ``validation``.
       fraction: The share for validation where no such split is published, in [0, 1).
       cache: The folder in which the division into splits is cached.
-      selector: Decides which documents are kept.
 
     Returns:
       The documents, in the published order.
@@ -75,14 +71,6 @@ def load_published(
         kept = _kept(records, key, source, cache)
         if number := len(records) - len(kept):
             left_out[f"the filter {written(source.conditions)}"] += number
-    if selector is not None:
-        texts = Documents(records, source.part, key, kept)
-        judged = cached_decisions(selector, texts, key, cache)
-        count_left_out(left_out, selector, int((~judged).sum()))
-        kept = np.flatnonzero(judged) if kept is None else kept[judged]
-        key = f"{key}-{selector.fingerprint}"
-        if not len(kept):
-            raise DataError(f"no document of {source.name!r} is left: {left_out_note(left_out)}")
     note = left_out_note(left_out)
     if published or (fraction == 0 and split == "train"):
         return Documents(records, source.part, key, kept, note=note)

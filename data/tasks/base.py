@@ -6,13 +6,12 @@ lead from a source to examples.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from ..common.errors import DataError, UserError, check_choices
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
-from ..filters.selection import Selector
 from ..sources.documents import (
     Documents,
     SourceLike,
@@ -155,60 +154,14 @@ class DataConfig(ABC):
 class DocumentsData(DataConfig):
     """Data whose examples are made from plain documents."""
 
-    keep: str | None = None
-    """The run of a text classifier: of the source only documents are read whose label `good` (or
-    the second of two labels) has at least the probability `threshold`; see the data guide."""
-    threshold: float | None = None
-    """The least probability of a document that `keep` keeps. By default 0.5."""
-
-    _selector: ClassVar[Selector | None] = None  # of an instance; see with_selector
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UserError(f"data.threshold {self.threshold} must be from 0 to 1")
-        if self.threshold is not None and self.keep is None:
-            raise UserError(
-                f"data.threshold {self.threshold} belongs to data.keep, which names a classifier: "
-                "give both or neither"
-            )
-
-    def with_selector(self, selector: Selector) -> Self:
-        """Returns the same data with the open selector that `keep` names.
-
-        Args:
-          selector: Decides which documents of the source are read. It is lost by
-            `dataclasses.replace`, which copies only the settings.
-        """
-        bound = replace(self)
-        object.__setattr__(bound, "_selector", selector)
-        return bound
-
-    def selector(self) -> Selector | None:
-        """Returns what selects the documents; None if all are read.
-
-        Raises:
-          DataError: `keep` names a classifier, and nobody has opened it.
-        """
-        if self.keep is not None and self._selector is None:
-            raise DataError(
-                f"data.keep {self.keep!r} is a classifier that training opens: in Python call "
-                "with_selector(train.QualityClassifier(folder, threshold)) on the data first"
-            )
-        return self._selector
-
     def texts(self) -> Documents:
         """Returns the documents that are not held out."""
         fraction = self.validation_fraction if self.validation is None else 0.0
-        return load_documents(
-            self.source, "train", validation_fraction=fraction, selector=self.selector()
-        )
+        return load_documents(self.source, "train", validation_fraction=fraction)
 
     def validation_documents(self) -> Documents:
         """Returns the documents of `validation`, or those that are held out."""
         if self.validation is not None:
             return load_whole(self.validation)
         fraction = self.validation_fraction
-        return load_documents(
-            self.source, "validation", validation_fraction=fraction, selector=self.selector()
-        )
+        return load_documents(self.source, "validation", validation_fraction=fraction)

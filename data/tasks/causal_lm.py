@@ -203,15 +203,10 @@ class CausalLMData(DocumentsData):
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
         if is_prepared(self.source_name):
-            if self.keep is not None:
-                raise DataError(
-                    f"data.keep {self.keep!r} selects documents, and {self.source_name!r} has none "
-                    "left: give --keep to flaxzoo prepare"
-                )
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
-        patterns = self._patterns(self.source_name)
+        patterns = Patterns.parse(self.source_name)
         if patterns is not None:
             return self._endless(patterns, tokenizer, seed)
         documents = self.texts()
@@ -228,7 +223,7 @@ class CausalLMData(DocumentsData):
         if is_prepared(self.source_name):
             requested = {"length": self.length, **self._held_out()}
             return prepared_split(self.source_name, SPLITS[1:], tokenizer, requested)
-        patterns = self._patterns(self.source_name)
+        patterns = Patterns.parse(self.source_name)
         if patterns is not None:
             return self._held_out_episodes(patterns, tokenizer)
         return self._every_token(self.validation_documents(), tokenizer)
@@ -244,20 +239,6 @@ class CausalLMData(DocumentsData):
         if patterns is not None:
             return self._held_out_episodes(patterns, tokenizer)
         return self._every_token(load_whole(name), tokenizer)
-
-    def _patterns(self, name: str) -> Patterns | None:
-        """Returns the small random tasks that a source names, if any.
-
-        Raises:
-          DataError: The settings select among them.
-        """
-        patterns = Patterns.parse(name)
-        if patterns is not None and self.keep is not None:
-            raise DataError(
-                f"data.keep {self.keep!r} selects documents, and {name!r} has endlessly many: "
-                "leave data.keep out"
-            )
-        return patterns
 
     def _endless(self, patterns: Patterns, tokenizer: Tokenizer, seed: int) -> DataSplit:
         require_bos_eos(tokenizer)

@@ -29,7 +29,6 @@ from ..runs.custom import CUSTOM
 from ..runs.finite import check_outputs, load_finite
 from ..runs.load_run import beam_search_defaults, open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
-from ..runs.quality import with_quality
 from ..runs.reference import with_reference
 from .score_policy import score_policy
 from .translate import TextTranslator, note_of_empty
@@ -164,7 +163,7 @@ def _opened(
             f"{folder} has the head {config.model.head}, which is not scored on "
             f"{config.data.kind} data: evaluate it in Python"
         )
-    data, labels = with_reference(with_quality(config), log).data, config.model.labels
+    data, labels = with_reference(config, log).data, config.model.labels
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)

@@ -8,7 +8,7 @@ good label is at least a threshold.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from ...data.common.errors import RunError
 from ...data.dataset import PickledByFields
-from ...data.tasks.base import DocumentsData
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.nn.typing import Params
@@ -48,7 +47,7 @@ class QualityClassifier(PickledByFields):
     Example::
 
         quality = train.QualityClassifier("runs/quality", threshold=0.9)
-        data.load_documents("text:crawl/*.txt", "train", validation_fraction=0.05, selector=quality)
+        data.prepare("text:crawl/*.txt", "rows", "runs/letters", length=64, selector=quality)
     """
 
     folder: str
@@ -149,12 +148,3 @@ class QualityClassifier(PickledByFields):
             return objective.predictions(objective.outputs(model.apply, params, batch))
 
         return predictions
-
-
-def with_quality(config: TrainConfig) -> TrainConfig:
-    """Returns a run with the selector that ``data.keep`` names, if any, opened."""
-    data = config.data
-    if not isinstance(data, DocumentsData) or data.keep is None:
-        return config
-    threshold = THRESHOLD if data.threshold is None else data.threshold
-    return replace(config, data=data.with_selector(QualityClassifier(data.keep, threshold)))

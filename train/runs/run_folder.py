@@ -29,7 +29,6 @@ from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import open_run
 from .params_only_run import TOKENIZER, check_trainable
-from .quality import with_quality
 from .reference import with_reference
 
 SHOWN_CHANGES = 3
@@ -82,7 +81,6 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         DataError: The data cannot be downloaded, read or split into examples.
         RunError: The folder contains another run, or something that is not a run.
     """
-    config = with_quality(config)
     if config.lora is not None and config.init_from is None:
         raise RunError(
             "lora trains adapters to a model that exists: give its folder or name (init_from)"

@@ -1,4 +1,4 @@
-"""Documents that a selector leaves out: in runs, published data sets, and `prepare`."""
+"""Documents that a selector leaves out of what `prepare` writes."""
 
 import dataclasses
 import json
@@ -14,7 +14,6 @@ class Without:
     """Keeps the texts that lack a word."""
 
     word: str
-    asked: list[str] = dataclasses.field(default_factory=list, compare=False)
 
     @property
     def name(self):
@@ -25,7 +24,6 @@ class Without:
         return f"without {self.word}"
 
     def __call__(self, texts):
-        self.asked.extend(texts)
         return [self.word not in text for text in texts]
 
 
@@ -42,49 +40,6 @@ def source(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join([*TEXTS[:20], TEXTS[0]]))
     (tmp_path / "b.txt").write_text("\n".join(TEXTS[20:]))
     return f"text:{tmp_path}/a.txt#line + text:{tmp_path}/b.txt#line"
-
-
-def test_documents_are_selected_before_they_are_divided(source):
-    selector = Without("junk")
-    train, held_out = (
-        data.load_documents(source, split, validation_fraction=0.2, selector=selector)
-        for split in ("train", "validation")
-    )
-    assert sorted((*train, *held_out)) == sorted(text for text in TEXTS if "fine" in text)
-    assert train.note == "11 documents left out by the classifier junk"
-    # Each text is asked for once: neither twice for a repeated document, nor for each split.
-    assert sorted(selector.asked) == sorted(TEXTS)
-    every = data.load_documents(source, "train", validation_fraction=0.2)
-    assert train.fingerprint != every.fingerprint
-    with pytest.raises(data.DataError, match="is left: 31 documents left out by the classifier te"):
-        data.load_documents(source, "train", validation_fraction=0.0, selector=Without("text"))
-
-
-def test_data_of_a_run_need_their_selector(source):
-    config = data.CausalLMData(
-        source=source, length=8, tokenizer=data.TokenizerConfig("characters"), keep="runs/quality"
-    )
-    with pytest.raises(data.DataError, match=r"data\.keep 'runs/quality' is a classifier that t"):
-        config.make_tokenizer()
-    bound = config.with_selector(Without("junk"))
-    assert bound == config  # the settings are the same
-    tokenizer = bound.make_tokenizer()
-    split = bound.train_split(tokenizer, (), 0)
-    assert split.notes == ("11 documents left out by the classifier junk",)
-    assert "j" not in tokenizer.characters
-    assert bound.validation_split(tokenizer, ()).content.num_documents > 0
-    other = data.load_documents(source, "train", validation_fraction=0.0)
-    assert bound.whole_source(other, tokenizer, ()).content.num_documents == 31  # not selected
-    with pytest.raises(ValueError, match=r"data\.threshold 1.5 must be from 0 to 1"):
-        dataclasses.replace(config, threshold=1.5)
-    with pytest.raises(ValueError, match=r"data\.threshold 0.9 belongs to data\.keep"):
-        dataclasses.replace(config, keep=None, threshold=0.9)
-    nothing = data.load_documents(
-        source, "train", validation_fraction=0.0, selector=Without("never")
-    )
-    assert nothing.note == "0 documents left out by the classifier never"
-    with pytest.raises(data.DataError, match="give --keep to flaxzoo prepare"):
-        dataclasses.replace(config, source="prepared:x").train_split(tokenizer, (), 0)
 
 
 def test_prepare_leaves_out_and_counts(source, tmp_path):

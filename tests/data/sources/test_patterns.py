@@ -203,12 +203,3 @@ def test_a_sequence_that_is_too_short_is_refused(settings):
     short = data.CausalLMData(source="builtin:patterns", length=12, tokenizer=config.tokenizer)
     with pytest.raises(data.DataError, match=r"two examples of the task .* give data.length above"):
         short.train_split(tokenizer, (), 0)
-
-
-def test_documents_that_are_endless_are_not_selected(settings):
-    config, tokenizer = settings
-    kept = data.CausalLMData(
-        source="builtin:patterns", length=96, tokenizer=config.tokenizer, keep="runs/quality"
-    )
-    with pytest.raises(data.DataError, match=r"'builtin:patterns' has endlessly many"):
-        kept.train_split(tokenizer, (), 0)

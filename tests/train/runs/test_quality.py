@@ -1,4 +1,4 @@
-"""A classifier told good texts from a crawl; `prepare` and `train` keep what it holds for good."""
+"""A classifier told good texts from a crawl; `prepare` keeps what it holds for good."""
 
 import dataclasses
 import json
@@ -88,33 +88,16 @@ def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
     assert "--threshold 0.9 belongs to --keep" in capsys.readouterr().err
 
 
-def test_train_drops_planted_junk(place, capsys):
-    folder = place / "run"
-    options = ["--data.source", f"text:{place}/crawl.txt#line", "--workdir", str(folder)]
-    options += ["--data.keep", str(place / "quality"), "--data.threshold", "0.9"]
-    options += ["--data.tokenizer.kind", "characters", "--data.tokenizer.vocab-size", "None"]
-    options += ["--data.length", "16", "--data.validation-fraction", "0.2", "--steps", "2"]
-    options += ["--model.num-layers", "1", "--model.d-model", "16", "--model.num-heads", "2"]
-    options += ["--batch-size", "2", "--sample-prompt", "None"]
-    assert cli.main(["train", "quickstart", *options]) == 0
-    said = capsys.readouterr().err
-    assert f"training data: 15 documents left out by the classifier {place}/quality below" in said
-    _, tokenizer = train.open_run(folder)
-    assert "k" not in tokenizer.characters  # of click, in junk alone
-    assert {"c", "m"} <= set(tokenizer.characters)
-    assert train.score_run(folder, log=lambda line: None)["tokens"] > 0
-    config = json.loads((folder / "config.json").read_text())["train"]["data"]
-    assert (config["keep"], config["threshold"]) == (str(place / "quality"), 0.9)
-    assert cli.main(["train", "quickstart", *options]) == 0  # the same data, resumed
-
+def test_a_run_that_does_not_select_is_refused(place):
     named = json.loads((place / "quality" / "config.json").read_text())
     shutil.copytree(place / "quality", place / "other")
     named["model"]["labels"] = ["web"]
     (place / "other" / "config.json").write_text(json.dumps(named))
-    with pytest.raises(train.RunError, match=r"other tells 'web' from all else, .* single_label"):
+    with pytest.raises(train.RunError, match="other tells 'web'"):
         train.QualityClassifier(str(place / "other"))(["a"])
-    quality = train.QualityClassifier(str(folder))
-    with pytest.raises(train.RunError, match="run is no classifier of single texts: train one"):
-        quality(["a"])
-    with pytest.raises(train.RunError, match=r"threshold 2.0 must be from 0 to 1"):
-        dataclasses.replace(quality, threshold=2.0)
+    named["train"]["data"]["target"] = "regression"
+    (place / "other" / "config.json").write_text(json.dumps(named))
+    with pytest.raises(train.RunError, match="other is no classifier"):
+        train.QualityClassifier(str(place / "other"))(["a"])
+    with pytest.raises(train.RunError, match=r"threshold 2\.0"):
+        train.QualityClassifier(str(place / "quality"), threshold=2.0)
