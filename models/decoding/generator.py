@@ -34,8 +34,8 @@ ROW_BUCKET, TOKEN_BUCKET = 16, 32
 """Lengths that a search is compiled for are multiples of these."""
 
 # Tokens per call of the compiled program. On CPU a call per token is as fast as a
-# loop inside (tests/benchmarks/decode_loop.py), and each token is seen at once; on
-# an accelerator every call waits for the host.
+# loop inside, and each token is seen at once; on an accelerator every call waits for
+# the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
 SEEDS = 1 << 32
