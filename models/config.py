@@ -245,10 +245,10 @@ class TransformerConfig:
             )
         if self.position_table is not None:
             object.__setattr__(self, "position_table", tuple(map(float, self.position_table)))
-            if len(self.position_table) != self.max_length * self.d_model:
+            if len(self.position_table) != self.max_length * self.position_dim:
                 raise UserError(
                     f"position_table has {len(self.position_table)} numbers, not max_length "
-                    f"{self.max_length} times d_model {self.d_model}: give one row per position"
+                    f"{self.max_length} times {self.position_dim}: give one row per position"
                 )
 
     @property
@@ -277,6 +277,11 @@ class TransformerConfig:
         if self.rope_scaling is not None:
             changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def position_dim(self) -> int:
+        """Width of the vectors of positions."""
+        return self.d_model
 
     @property
     def scores_by_distance(self) -> bool:

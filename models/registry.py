@@ -26,6 +26,8 @@ from .rotary_scaling import RotaryScaling
 FAMILIES = {
     "gpt": "decoders.gpt",
     "bert": "encoders",
+    "roberta": "encoders",
+    "distilbert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",

@@ -207,12 +207,9 @@ def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
     import jax.numpy as jnp
     import numpy as np
     from flaxzoo import models
+    from flaxzoo.models.registry import families
 
-    config_of = {
-        "gpt": models.GPTConfig,
-        "bert": models.BertConfig,
-        "transformer": models.EncoderDecoderConfig,
-    }[family]
+    config_of = families()[family].config
     execution = models.Execution(**{k: v for k, v in fields.items() if k in TINY_EXECUTION})
     sizes = {k: v for k, v in fields.items() if k not in TINY_EXECUTION}
     config = config_of(**{"dropout_rate": 0.0, **TINY, **sizes})
@@ -235,7 +232,7 @@ def _tiny(family: str = "gpt", **fields: Any) -> Tiny:
 
 @pytest.fixture(scope="session")
 def tiny() -> Any:
-    """`tiny(**fields)`: a tiny GPT, or with `family="bert"` a BERT, "transformer" a Transformer.
+    """`tiny(**fields)`: a tiny GPT, or with `family="bert"` a BERT, and so on.
 
     Fields of its config and of its execution, mixed.
 

@@ -57,6 +57,18 @@ class FixedField:
     """Supported values. The first is the default of transformers and is written on export."""
 
 
+def with_defaults(
+    rows: Iterable[Field | FixedField], **defaults: JsonValue
+) -> tuple[Field | FixedField, ...]:
+    """Returns rows with other defaults, given by the fields' names in transformers."""
+    return tuple(
+        dataclasses.replace(row, default=defaults.get(row.hf, row.default))
+        if isinstance(row, Field)
+        else row
+        for row in rows
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ConfigMapping:
     """Everything that the configurations of a family may contain."""

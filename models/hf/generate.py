@@ -18,7 +18,7 @@ from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
 from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
-from ..encoders.bert import BertConfig
+from ..encoders.roberta import RobertaConfig
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
@@ -167,7 +167,7 @@ def counting_from_zero(model: Model) -> Model:
     here, starts after the rows of the padding.
     """
     config = model.config
-    if not isinstance(config, BertConfig) or config.head not in CAUSAL_HEADS:
+    if not isinstance(config, RobertaConfig) or config.head not in CAUSAL_HEADS:
         return model
     if not (offset := config.position_offset):
         return model

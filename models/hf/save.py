@@ -158,8 +158,7 @@ def write_model(
     translates = head.name == "seq2seq_lm"
     if config.labels and not head.needs_labels:
         notes.append("that there may be no answer has no place in config.json: it is left out")
-    is_body = head.name == "none" and config.num_token_types > 0
-    if is_body and isinstance(config, BertConfig) and not config.has_pooler:
+    if head.name == "none" and isinstance(config, BertConfig) and not config.body_pooler:
         notes.append("without a pooler: load it with add_pooling_layer=False")
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)

@@ -186,7 +186,7 @@ class HeadInputs:
     """The inputs of a head."""
 
     body: EncoderOutput
-    table: Float[Array, "V D"]
+    table: Float[Array, "V W"]
     """The token embeddings, to which the vocabulary projection is tied unless `config.tie_output`
     says otherwise."""
     masked_positions: Int[AnyArray, "B M"] | None
@@ -220,13 +220,14 @@ class _Head(nn.Module):
         if inputs.masked_positions is not None:
             # As in the authors' code, only the masked positions are transformed.
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
-        x = Linear((c.d_model,), c.init_std, execution=e, name="transform")(x)
+        width = inputs.table.shape[-1]
+        x = Linear((width,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="transform_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:
-            own = Embedding(c.vocab_size, c.d_model, execution=e, name="output_embedding")
+            own = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
             table = own.embedding
         return Projection(x, table.astype(e.dtype), bias)
 

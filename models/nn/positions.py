@@ -96,7 +96,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
       config: a configuration with positions that are added and not learned.
       length: number of positions.
     """
-    width = config.d_model
+    width = config.position_dim
     if config.positions == "sinusoidal":
         base, layout = config.position_base, config.position_layout
         return sinusoidal_positions(length, width, base, layout)
@@ -214,7 +214,7 @@ def make_positions(
         return Positions(rotary=rotary)
     if kind == "learned":
         rows = config.max_length + config.position_offset
-        table = Embedding(rows, config.d_model, init_std, execution, name="position_embedding")
+        table = Embedding(rows, config.position_dim, init_std, execution, name="position_embedding")
         if config.position_offset:
             # A negative position must not read one of the rows before that of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models import Generator, Sampling
+from flaxzoo.models import Generator, Sampling, registry
 from flaxzoo.models.nn.pooling import mean_pool, pool
 
 RNG = np.random.default_rng(0)
@@ -17,17 +17,13 @@ LABELS = ("red", "green", "blue")
 # Heads with an output per row, and per token.
 ROWS = ("none", "pretraining", "next_sentence", "sequence_classification")
 TOKENS = ("masked_lm", "token_classification", "question_answering")
-KINDS = {
-    "bert": {},
-    "roberta": {"position_offset": 2, "num_token_types": 1},
-    "distilbert": {"num_token_types": 0, "pooler_activation": "relu"},
-}
+FAMILIES = [name for name, room in registry.FAMILIES.items() if room == "encoders"]
 
 
 @pytest.fixture(scope="session")
 def bert(tiny):
     """`bert(head, **fields)`: a tiny encoder."""
-    return lambda head, **fields: tiny(family="bert", head=head, labels=LABELS, **fields)
+    return lambda head, family="bert", **fields: tiny(family, head=head, labels=LABELS, **fields)
 
 
 def answers(output):
@@ -96,9 +92,9 @@ def test_token_types_matter_and_default_to_0(bert, assert_close):
     assert np.abs(model.logits(input_ids=IDS, token_type_ids=TYPES) - plain).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_positions_count_from_0_in_every_row(bert, assert_close, kind):
-    model = bert("masked_lm", **KINDS[kind])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_count_from_0_in_every_row(bert, assert_close, family):
+    model = bert("masked_lm", family)
     plain = model.logits(input_ids=IDS)
     assert_close(model.logits(input_ids=IDS, position_ids=np.arange(12)[None].repeat(3, 0)), plain)
     # The last one that there is, the first beyond it, and the one before the first.
@@ -324,7 +320,7 @@ def test_bad_input(bert, head, given, message):
 
 
 def test_token_types_of_a_model_without(bert):
-    model = bert("token_classification", **KINDS["distilbert"])
+    model = bert("token_classification", "distilbert")
     assert "token_type_embedding" not in model.params
     with pytest.raises(ValueError, match="the model has no token types: leave token_type_ids out"):
         model(input_ids=IDS, token_type_ids=TYPES)

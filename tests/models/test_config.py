@@ -7,6 +7,7 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
+from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.registry import family_name
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
@@ -143,11 +144,12 @@ def test_labels_survive_json():
         ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
         ({"num_token_types": -1}, "num_token_types -1 must be at least 0"),
         ({"position_offset": -1}, "position_offset -1 must be at least 0"),
+        ({"head": "pretraining"}, "head 'pretraining' is unknown"),
     ],
 )
 def test_heads_and_their_labels(fields, message):
     with pytest.raises(ValueError, match=message):
-        models.BertConfig(**SIZES, **fields)
+        RobertaConfig(**SIZES, **fields)
 
 
 def test_unknown_architecture_and_fields():

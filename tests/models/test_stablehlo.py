@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from flaxzoo import models
+from flaxzoo.models.encoders.distilbert import DistilBertConfig
 from flaxzoo.models.stablehlo import export_forward
 
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 2}
@@ -14,12 +15,10 @@ CONFIGS = {
     "gpt": models.GPTConfig(**SIZES),
     "gpt-banded": models.GPTConfig(**SIZES, local_window=4, positions="sinusoidal"),
     "transformer": models.EncoderDecoderConfig(**SIZES),
-    "bert-span": models.BertConfig(**SIZES, head="span"),
-    "bert-choice": models.BertConfig(**SIZES, head="choice"),
+    "bert-span": models.BertConfig(**SIZES, head="question_answering"),
+    "bert-choice": models.BertConfig(**SIZES, head="multiple_choice"),
     "bert-causal": models.BertConfig(**SIZES, head="causal_lm"),
-    "distilbert": models.BertConfig(
-        **SIZES, head="sequence", labels=("a", "b"), num_token_types=0, pooler_activation="relu"
-    ),
+    "distilbert": DistilBertConfig(**SIZES, head="sequence_classification", labels=("a", "b")),
 }
 
 OUTPUTS = (

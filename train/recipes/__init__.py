@@ -14,7 +14,7 @@ from ...data.common.errors import UserError, suggest
 from ...models import registry
 from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
-from .decoders import recipe_of_family
+from . import decoders, encoders
 
 FILES = (*FAMILIES, "post_training", "reinforcement")
 """The files of this folder, in the order of the list; some families have none of their own."""
@@ -44,7 +44,8 @@ class _Recipes(Mapping[str, Recipe]):
 def _recipes_of(file: str) -> Mapping[str, Recipe]:
     """Returns the recipes of a file of this folder, or of a family that has none of its own."""
     if find_spec(f".{file}", __name__) is None:
-        return {file: recipe_of_family(file)}
+        make = encoders if FAMILIES[file] == "encoders" else decoders
+        return {file: make.recipe_of_family(file)}
     return import_module(f".{file}", __name__).RECIPES
 
 

@@ -15,6 +15,7 @@ from ...models.config import Execution
 from ...models.encoders.bert import BertConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
+from .encoders import of_size
 
 
 def _small(dropout_rate: float) -> BertConfig:
@@ -31,34 +32,6 @@ def _small(dropout_rate: float) -> BertConfig:
 
 
 _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
-
-
-def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
-    return TrainConfig(
-        model=model,
-        data=PretrainingData(
-            source="builtin:python-docs",
-            length=128,
-            next_sentence=model.num_token_types == 2,
-            tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
-        ),
-        optimizer=OptimizerConfig(
-            peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
-            schedule="linear",
-            final_fraction=0.0,
-            warmup_steps=500,
-            beta2=0.999,
-            epsilon=1e-6,
-            weight_decay=0.01,
-        ),
-        execution=Execution(remat="dots"),
-        steps=10_000,
-        batch_size=64,
-        evaluate_every=500,
-        checkpoint_every=500,
-    )
 
 
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
@@ -220,8 +193,8 @@ RECIPES: dict[str, Recipe] = {
             "larger in\n"
             "proportion for narrower models."
         ),
-        config=_of_size("bert-base"),
-        of_preset=_of_size,
+        config=of_size("bert-base"),
+        of_preset=of_size,
         preset="bert-base",
     ),
     "bert-base-128": Recipe(

@@ -12,7 +12,7 @@ from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer, load_tokenizer
 from ...models.config import TransformerConfig
 from ...models.decoding.request import GenerationRequest
-from ...models.encoders.bert import BertConfig
+from ...models.encoders.encoder import EncoderConfig
 from ...models.hf.generation_config import GENERATION, generation_arguments, stored_request
 from ...models.hf.save import check_vocabulary
 from ...models.hub import local_folder
@@ -80,7 +80,7 @@ def _open_foreign(folder: Path, fields: JsonObject) -> tuple[TrainConfig, Tokeni
     tokenizer = load_tokenizer(folder)
     _check_vocabulary(folder, model, tokenizer)
     pads = fields.get("pad_token_id"), tokenizer.special_ids.pad
-    if isinstance(model, BertConfig) and None not in pads and pads[0] != pads[1]:
+    if isinstance(model, EncoderConfig) and None not in pads and pads[0] != pads[1]:
         raise RunError(
             f"the tokenizer of {folder} is of another model: it has {tokenizer.vocab_size:,} "
             f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "

@@ -11,7 +11,7 @@ MODELS = {
     "gpt-scaled": {"scale_scores_by_layer": True, "tie_output": False},
     "gpt-primer": {"head_convolution": 3, "d_k": 3, "d_v": 5, "residual_scalar": True},
     "bert": {"family": "bert", "head": "causal_lm"},
-    "roberta": {"family": "bert", "head": "causal_lm", "position_offset": 2, "num_token_types": 1},
+    "roberta": {"family": "roberta", "head": "causal_lm"},
 }
 LAYERS = ("scan", "unroll", "separate")
 GPT_RUNS = [

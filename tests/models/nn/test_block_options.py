@@ -270,7 +270,7 @@ def test_an_odd_size_cannot_be_rotated():
     [
         ("gpt", hf_gpt.config_to_hf),
         ("llama", hf_llama.FORM.config_to_hf),
-        ("bert", hf_bert.config_to_hf),
+        ("bert", hf_bert.FORM.config_to_hf),
         ("transformer", hf_marian.config_to_hf),
     ],
 )

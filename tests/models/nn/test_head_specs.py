@@ -9,7 +9,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.nn.heads import HEADS, ClassifierOutput, encoder_heads
 from flaxzoo.models.nn.layers import Linear
-from flaxzoo.models.registry import families
+from flaxzoo.models.registry import FAMILIES, families
 from flaxzoo.train.recipes import RECIPES
 
 SIZES = {"vocab_size": 20, "max_length": 8, "num_layers": 1, "d_model": 8, "num_heads": 2}
@@ -43,9 +43,11 @@ def test_a_record_is_complete(name):
 
 @pytest.mark.parametrize("head", encoder_heads())
 def test_the_output_has_what_the_record_says(head):
-    config = models.BertConfig(**SIZES, head=head, labels=LABELS)
+    own = (x for name, x in families().items() if FAMILIES[name] == "encoders")
+    family = next(x for x in own if head in x.config(**SIZES).heads)
+    config = family.config(**SIZES, head=head, labels=LABELS)
     model = models.create(config)
-    inputs = families()["bert"].smallest_inputs(config)
+    inputs = family.smallest_inputs(config)
     params = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
 
     def look(params):
@@ -58,9 +60,10 @@ def test_the_output_has_what_the_record_says(head):
 
 
 @pytest.mark.slow
-def test_a_head_registered_in_one_place_is_trained(monkeypatch):
+def test_a_new_record_is_trained(monkeypatch):
     spec = dataclasses.replace(HEADS["token_classification"], name="last", module=LastTokenHead)
     monkeypatch.setitem(HEADS, "last", spec)
+    monkeypatch.setattr(models.BertConfig, "heads", ("last",))
     model = models.create(models.BertConfig(**SIZES, head="last", labels=LABELS))
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     tx = optax.sgd(0.1)

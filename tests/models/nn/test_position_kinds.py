@@ -16,6 +16,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.config import NOT_ADDED
 from flaxzoo.models.decoders.llama import LlamaConfig
+from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
@@ -297,7 +298,7 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
         ({"position_table": (1.0,)}, "'table' and position_table belong together"),
         (
             {"positions": "table", "position_table": (1.0, 2.0)},
-            "position_table has 2 numbers, not max_length 16 times d_model 4",
+            "position_table has 2 numbers, not max_length 16 times 4",
         ),
         ({"position_base": -1.0}, "position_base -1.0 must be above 0"),
     ],
@@ -325,7 +326,7 @@ def test_kinds_that_do_not_exist(name, value, similar):
 
 def test_options_that_a_family_does_not_have():
     with pytest.raises(ValueError, match=r"position_offset 2 .* positions are 'sinusoidal'"):
-        models.BertConfig(**TINY_SIZES, positions="sinusoidal", position_offset=2)
+        RobertaConfig(**TINY_SIZES, positions="sinusoidal")
     with pytest.raises(ValueError, match=r"'projections' cuts 4 dimensions .* keys have size 1"):
         models.EncoderDecoderConfig(**TINY_SIZES, positions_at="projections", d_k=1)
     with pytest.raises(ValueError, match=r"positions 'learned' are none of this family's"):

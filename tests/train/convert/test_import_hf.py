@@ -10,6 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data import load_tokenizer
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.encoders.distilbert import DistilBertConfig
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.convert.export import export_model
@@ -79,7 +80,7 @@ def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params)
 
 @pytest.mark.slow
 def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_path):
-    body = dataclasses.replace(CONFIG, num_token_types=0, pooler_activation=None)
+    body = DistilBertConfig(**SIZES)
     params = models.init_params(models.create(body), jax.random.key(0))
     (tmp_path / "distil").mkdir()
     write_weights(tmp_path / "distil", body, params)

@@ -1,7 +1,7 @@
 """GPT-J in Hugging Face's format."""
 
 from ....decoders.gpt.gptj import GPTJConfig
-from ...config_mapping import ACTIVATIONS, ConfigMapping, Field
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, with_defaults
 from ...generation_config import NAMES
 from .gpt import ALIASES, IGNORED, SIZES
 from .gpt_form import GPTForm
@@ -19,7 +19,7 @@ FORM = GPTForm(
     },
     fields=ConfigMapping(
         (
-            *(Field(row.hf, row.flax, _DEFAULTS.get(row.hf, row.default)) for row in SIZES),
+            *with_defaults(SIZES, **_DEFAULTS),
             Field("vocab_size", "vocab_size", 50_400),
             Field("n_positions", "max_length", 2048),
             Field("n_inner", "d_ff", None, kind=int),

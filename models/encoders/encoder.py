@@ -1,0 +1,434 @@
+"""The mechanism of the encoders: what lies around their layers.
+
+Embeddings of tokens, positions and token types, normalized; layers in which every token sees all
+others; and a head. A family derives its configuration and its module from the two classes here and
+states its differences (`electra.py` is an example).
+
+The layer is that of Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
+language understanding", section 3: normalization after each residual sum. Difference from the
+papers: initial weights are normally distributed, not truncated.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ...data.common.errors import UserError
+from ..config import Activation, Execution, TransformerConfig
+from ..nn.attention import MultiHeadAttention
+from ..nn.cache import Cache, advance_cache
+from ..nn.heads import (
+    HEADS,
+    CausalLMOutput,
+    EncoderOutput,
+    HeadInputs,
+    HeadSpec,
+    ModelOutput,
+    check_head,
+)
+from ..nn.layers import (
+    ACTIVATIONS,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    Residual,
+    RowKeys,
+    dropout,
+    fold_in,
+    row_keys,
+)
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.pooling import pool
+from ..nn.positions import Positions, make_positions
+from ..nn.stack import (
+    Layer,
+    LayerContext,
+    LayerInputs,
+    LayerOutputs,
+    make_layer_context,
+    prepare_inputs,
+    run_layers,
+)
+from ..nn.typing import Array, Bool, Float, Int
+from ..registry import AxisRules, one_token
+
+POOLING_HEAD = "sequence_classification"
+"""The head that may read more than the first token."""
+POOLERS = {**ACTIVATIONS, "tanh": jnp.tanh}
+"""The non-linearities of poolers."""
+ENCODER_HEADS = (
+    *("none", "masked_lm", "sequence_classification", "token_classification"),
+    *("multiple_choice", "question_answering"),
+)
+"""The heads that every encoder can have."""
+
+
+def head_field(heads: tuple[str, ...], default: str = "masked_lm") -> Any:
+    """Returns the field `head` of a family, whose models can have these heads."""
+    return dataclasses.field(default=default, metadata={"choices": heads})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TransformerConfig):
+    """The fields that the encoders share.
+
+    Raises:
+      UserError: a size is out of range, or the head needs labels and has none.
+    """
+
+    fewest_layers: ClassVar[int] = 0
+
+    norm_eps: float = 1e-12
+    """Added to the variance in layer normalization."""
+    dropout_rate: float = 0.1
+    """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
+    of classifiers."""
+    attention_dropout: float | None = None
+    """Dropout rate of attention weights, if not `dropout_rate`."""
+    classifier_dropout: float | None = None
+    """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
+    tie_output: bool = True
+    """Whether the matrix from hidden states to the vocabulary is the embedding; else it is one of
+    the head's own (heads that predict tokens)."""
+    pooling: Literal["cls", "mean", "max"] = "cls"
+    """The vector by which a sequence is classified. cls: the first token, after the pooler. mean,
+    max: the average of the hidden states of all real tokens, or the largest value of each
+    dimension; there is no pooler then."""
+    head: str = head_field(ENCODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
+    replaced tokens (replaced_token_detection); labels (sequence_classification,
+    token_classification); an answer (question_answering); one of several choices (multiple_choice);
+    next tokens (causal_lm); or none. Families have different heads."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of a classification head, in order of their ids; for question answering,
+    the name of the label "no answer" if questions may have none."""
+
+    # Properties in which families differ. A family whose models differ in one makes it a field.
+
+    d_embedding: ClassVar[int | None] = None
+    """Width of the embeddings, if not D; a linear map leads to D (ELECTRA)."""
+    body_pooler: ClassVar[bool] = False
+    """Whether a model without a head pools its first token (BERT)."""
+    pooler_activation: ClassVar[str] = "tanh"
+    """Non-linearity of the pooler: a name in `POOLERS`."""
+    head_activation: ClassVar[Activation | None] = None
+    """Non-linearity before the vocabulary matrix, if not `activation`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "labels", tuple(self.labels))
+        check_head(self)
+        if self.head_convolution is not None and self.head != "causal_lm":
+            raise UserError(
+                f"head_convolution {self.head_convolution} reads earlier tokens only, and head "
+                f"{self.head!r} sees later ones too: leave it out, or choose head 'causal_lm'"
+            )
+        if not self.tie_output and not self.head_spec.has_token_logits:
+            raise UserError(f"head {self.head!r} predicts no tokens: leave tie_output out")
+        for name in ("attention_dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, f"{name}_rate") < 1:
+                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        for name in ("num_token_types", "position_offset"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
+        if self.pooling != "cls" and self.head != POOLING_HEAD:
+            raise UserError(
+                f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
+                f"head {self.head!r}"
+            )
+        if self.d_embedding is not None and self.positions_at != "input":
+            raise UserError(
+                f"positions_at {self.positions_at!r} does not suit embeddings of another width "
+                f"(d_embedding {self.d_embedding}): leave either out"
+            )
+        if self.num_layers == 0 and self.head == "causal_lm":
+            raise UserError("num_layers 0 leaves nothing to cache: choose at least 1")
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Dropout rate of attention weights."""
+        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def classifier_dropout_rate(self) -> float:
+        """Dropout rate of the inputs of classifiers."""
+        usual = self.dropout_rate if self.head_spec.has_dropout else 0.0
+        return usual if self.classifier_dropout is None else self.classifier_dropout
+
+    @property
+    def head_spec(self) -> HeadSpec:
+        """The record of the head."""
+        return HEADS[self.head]
+
+    @property
+    def position_dim(self) -> int:
+        """Width of the vectors of positions, which are added before the map to D."""
+        return self.d_embedding or self.d_model
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the model can have."""
+        return self.__dataclass_fields__["head"].metadata["choices"]
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "EncoderConfig":
+        """Returns the configuration of the same body below another head."""
+        return dataclasses.replace(
+            self,
+            head=head,
+            labels=labels,
+            pooling=self.pooling if head == POOLING_HEAD else "cls",
+            tie_output=self.tie_output or not HEADS[head].has_token_logits,
+        )
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the model pools its first token."""
+        pools = self.body_pooler if self.head == "none" else self.head_spec.needs_pooler
+        return pools and self.pooling == "cls"
+
+
+class PostNormLayer(Layer[EncoderConfig]):
+    """Self-attention and feed-forward; each residual sum is normalized."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        rng = fold_in(context.rng, inputs.index)
+        x = context.positions.at_layer(x, inputs.index)
+
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
+            x,
+            context.mask_of(inputs.index),
+            cache=inputs.cache,
+            index=context.cache_index,
+            rng=rng,
+            output_attentions=context.output_attentions,
+            head_mask=context.head_mask_of(inputs.index),
+            earlier=context.earlier,
+            positions=context.positions,
+        )
+        y = dropout(y, c.dropout_rate, rng, "attention")
+        x = Residual(c, e, name="attention_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
+        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        return x, LayerOutputs(cache, weights)
+
+
+class Encoder(nn.Module):
+    """An encoder with its head; a family may name another layer.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: EncoderConfig
+    execution: Execution = Execution()
+
+    layer: ClassVar[type[Layer]] = PostNormLayer
+    """The class of one layer."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B *choices T"],
+        attention_mask: Int[AnyArray, "B *choices S"] | Bool[AnyArray, "B T S"] | None = None,
+        token_type_ids: Int[AnyArray, "B *choices T"] | None = None,
+        *,
+        position_ids: Int[AnyArray, "#B *choices #T"] | None = None,
+        segment_ids: Int[AnyArray, "B *choices T"] | None = None,
+        masked_positions: Int[AnyArray, "B M"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
+    ) -> ModelOutput:
+        """Computes the output of the head that `config.head` names.
+
+        Args:
+          input_ids: token ids; `[B, C, T]` for head "multiple_choice".
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, those written by this call
+            included. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, itself included.
+          token_type_ids: 0 in the first part of a sequence, 1 in the second; by
+            default 0.
+          position_ids: position of each token, from 0 (`position_offset` is added);
+            by default the index in the sequence, from 0 in every document of a
+            packed one; with head "causal_lm" counted over the real tokens.
+          segment_ids: number of the document that each token of a packed sequence
+            belongs to, 0 for padding. No document attends to another.
+          masked_positions: the positions whose logits are computed; by default all.
+          cache: with head "causal_lm", keys and values of earlier calls, continued
+            by `input_ids`. Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`) switches dropout on.
+          output_attentions: whether to return the attention weights too.
+          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
+            layer; 0 takes a head out.
+
+        Raises:
+          UserError: T is longer than a table of positions (`max_length`), a token type does not
+            exist, or the head does not take one of the inputs.
+        """
+        self._check(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            segment_ids=segment_ids,
+            masked_positions=masked_positions,
+            cache=cache,
+        )
+        num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
+        if input_ids.ndim == 3:
+            input_ids = input_ids.reshape(-1, input_ids.shape[-1])
+            attention_mask, token_type_ids, position_ids, segment_ids = (
+                None if x is None else x.reshape(-1, x.shape[-1])
+                for x in (attention_mask, token_type_ids, position_ids, segment_ids)
+            )
+        if rng is not None and num_choices > 1:
+            rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
+
+        c, e = self.config, self.execution
+        causal = c.head == "causal_lm"
+        position_ids, mask = prepare_inputs(
+            c,
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            cache=cache,
+            causal=causal,
+            skip_padding=causal,
+        )
+        positions = make_positions(
+            c, e, position_ids, input_ids.shape[1], cache=cache, causal=causal
+        )
+        x, table = self._embed(input_ids, token_type_ids, positions, rng)
+        context = make_layer_context(
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            head_mask=head_mask,
+            positions=positions,
+        )
+        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
+        if cache is not None:
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
+        inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
+        if c.head_spec.module is None:
+            return body
+        output = c.head_spec.module(c, e, name="head")(inputs)
+        if c.head == "causal_lm":
+            return CausalLMOutput(x, output.projection, cache, body.attentions)
+        return output
+
+    def _check(
+        self,
+        *,
+        input_ids: AnyArray,
+        token_type_ids: AnyArray | None,
+        segment_ids: AnyArray | None,
+        masked_positions: AnyArray | None,
+        cache: Cache | None,
+    ) -> None:
+        """Raises UserError if the head does not take one of the inputs."""
+        head, spec = self.config.head, self.config.head_spec
+        if (input_ids.ndim == 3) != spec.takes_choices:
+            axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
+            raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
+        if masked_positions is not None and not spec.predicts_masked:
+            raise UserError(f"head {head!r} predicts no masked tokens: leave masked_positions out")
+        if cache is not None and head != "causal_lm":
+            raise UserError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
+        if segment_ids is not None and head != "none" and spec.needs_pooler:
+            raise UserError(f"head {head!r} sees one text per row: leave segment_ids out")
+        if token_type_ids is not None:
+            number = self.config.num_token_types
+            if number == 0:
+                raise UserError("the model has no token types: leave token_type_ids out")
+            if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
+                return  # in a compiled call, a type that does not exist gives NaN
+            low, high = int(token_type_ids.min()), int(token_type_ids.max())
+            if low < 0 or high >= number:
+                wrong = low if low < 0 else high
+                raise UserError(
+                    f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}"
+                )
+
+    def _embed(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None,
+        positions: Positions,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "V W"]]:
+        """Returns the normalized sum of the embeddings, and the token embedding matrix."""
+        c, e = self.config, self.execution
+        width = c.d_embedding or c.d_model
+        tokens = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
+        x = positions.at_input(tokens(input_ids))
+        if c.num_token_types > 0:
+            types = Embedding(c.num_token_types, width, execution=e, name="token_type_embedding")
+            x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
+        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
+        x = dropout(x, c.dropout_rate, rng, "embedding")
+        if c.d_embedding is not None:
+            x = Linear((c.d_model,), c.init_std, execution=e, name="embedding_projection")(x)
+        return x, tokens.embedding
+
+    def _pool(
+        self, x: Float[Array, "B T D"], attention_mask: AnyArray | None
+    ) -> Float[Array, "B D"] | None:
+        """Returns the vector that the head reads: of all tokens, or of the first one."""
+        c, e = self.config, self.execution
+        if c.pooling != "cls":
+            if attention_mask is None:
+                attention_mask = jnp.ones(x.shape[:2], jnp.int32)
+            if attention_mask.ndim == 3:
+                raise UserError(
+                    f"attention_mask [B, T, S] does not say which tokens are real: pooling "
+                    f"{c.pooling!r} needs one [B, T]"
+                )
+            return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
+        if not c.has_pooler:
+            return None
+        pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])
+        return POOLERS[c.pooler_activation](pooled)
+
+
+def smallest_inputs(config: EncoderConfig) -> dict[str, np.ndarray]:
+    """Returns one token, or for multiple choice one choice of one token."""
+    if not config.head_spec.takes_choices:
+        return one_token(config)
+    return {"input_ids": np.zeros((1, 1, 1), np.int32)}
+
+
+ENCODER_AXES: AxisRules = {
+    **EMBEDDING_AXES,
+    **LAYER_AXES,
+    **HEAD_AXES,
+    r"embedding_norm/(scale|bias)": (None,),
+    r"embedding_projection/kernel": (None, "model"),
+    r"embedding_projection/bias": (None,),
+    r"pooler/kernel": ("model", None),
+    r"pooler/bias": (None,),
+}
+"""The logical axes of the parameters of every encoder."""

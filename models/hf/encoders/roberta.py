@@ -1,0 +1,55 @@
+"""RoBERTa in Hugging Face's form."""
+
+from ....data.common.json_text import JsonObject
+from ...encoders.roberta import RobertaConfig
+from ..config_mapping import ConfigMapping, HFConfig, Settings, with_defaults
+from ..tensor_mapping import WeightsError
+from .bert import IGNORED, IS_DECODER
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
+
+
+def _own_settings(hf_config: HFConfig, settings: Settings, source: str) -> None:
+    """Reads the number of unused rows at the beginning of the position embedding."""
+    pad_id = hf_config.get("pad_token_id", 1)
+    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or pad_id < 0:
+        raise WeightsError(
+            f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
+            "from this id, so give the one that it was trained with (usually 1)"
+        )
+    settings["position_offset"] = pad_id + 1
+    settings["max_length"] -= pad_id + 1
+
+
+def _own_fields(config: RobertaConfig) -> JsonObject:
+    offset = config.position_offset
+    if not offset:
+        raise WeightsError("Roberta has no position_offset 0: train the model with 2 to export it")
+    return {
+        "pad_token_id": offset - 1,
+        "max_position_embeddings": config.max_length + offset,
+    }
+
+
+FORM = EncoderForm(
+    config=RobertaConfig,
+    model_type="roberta",
+    name="Roberta",
+    fields=ConfigMapping((IS_DECODER, *with_defaults(BERT_FIELDS, vocab_size=50265)), IGNORED),
+    token_logits=TokenLogits(
+        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"
+    ),
+    head_parts={
+        "sequence_classification": {
+            "pooler": "classifier.dense",
+            "classifier": "classifier.out_proj",
+        }
+    },
+    classifier_rates={
+        "sequence_classification": CLASSIFIER_RATE,
+        "token_classification": CLASSIFIER_RATE,
+    },
+    own_settings=_own_settings,
+    own_fields=_own_fields,
+    generation_defaults={"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
+)
+MAPPING = FORM.mapping()

@@ -1,0 +1,58 @@
+"""Recipes of the encoders: any published size of a family, pretrained on the user's own text."""
+
+import dataclasses
+
+from ...data.tasks.bert_pretraining import PretrainingData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models import registry
+from ...models.config import Execution
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+
+def of_size(preset: str) -> TrainConfig:
+    """Returns the settings of any published size, on the user's own text."""
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    return TrainConfig(
+        model=model,
+        data=PretrainingData(
+            source="builtin:python-docs",
+            length=128,
+            next_sentence=model.head == "pretraining",
+            tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+        ),
+        optimizer=OptimizerConfig(
+            peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
+            schedule="linear",
+            final_fraction=0.0,
+            warmup_steps=500,
+            beta2=0.999,
+            epsilon=1e-6,
+            weight_decay=0.01,
+        ),
+        execution=Execution(remat="dots"),
+        steps=10_000,
+        batch_size=64,
+        evaluate_every=500,
+        checkpoint_every=500,
+    )
+
+
+def recipe_of_family(family: str) -> Recipe:
+    """Returns the recipe of a family of encoders that has no file of recipes of its own."""
+    smallest = next(iter(registry.families()[family].presets))
+    return Recipe(
+        summary=f"A {family} of any published size, pretrained on your own text.",
+        details=(
+            f"Run: flaxzoo train {family} --preset {smallest} --data.source "
+            "'text:books/*.txt#sentences'\n"
+            "Masked tokens. The vocabulary is trained on the text, and the size of the embedding "
+            "follows\n"
+            "from it. The learning rate is 1e-4 at a width of 768 and larger in proportion for "
+            "narrower\n"
+            "models."
+        ),
+        config=of_size(smallest),
+        of_preset=of_size,
+        preset=smallest,
+    )
