@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from ...data.common.errors import RunError, UserError
 from ..config import TrainConfig, to_dict
@@ -58,7 +57,7 @@ class Plan:
     """Bytes of the keys and values of a rollout, in reinforcement learning."""
     rollout_bytes: int | None = None
     """Bytes that a rollout takes at its peak beside the state, the cache included; None if there is
-    none, or it was not compiled."""
+    none."""
     reward_bytes: int = 0
     """Bytes of the parameters of reward models."""
     attention: str = ""
@@ -68,7 +67,7 @@ class Plan:
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None
-    """Bytes of temp buffers at the peak; None if the step was refused or was not compiled."""
+    """Bytes of temp buffers at the peak; None if the step does not fit."""
     code_bytes: int = 0
     """Bytes of the compiled program itself."""
     out_of_memory: str | None = None
@@ -100,7 +99,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes at the peak; None if the step was refused or was not compiled."""
+        """Bytes at the peak; None if the step does not fit."""
         if self.temp_bytes is None:
             return None
         # Rollouts and updates take turns.
@@ -166,35 +165,13 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
           needs too much memory raises nothing: its plan has `out_of_memory`.
         RunError: The compiler is not installed, or ended its process.
     """
-    plan = _plan_in_process([config], topology, compiled=True)[0]
-    if isinstance(plan, str):
-        raise UserError(plan)
-    return plan
-
-
-def plan_arguments(configs: Sequence[TrainConfig], topology: Topology) -> list[Plan | str]:
-    """Plans several runs without compilation, so that only the bytes of arguments are known.
-
-    Returns:
-        For each run, its plan or the reason why the run cannot be divided over the devices.
-    """
-    return _plan_in_process(configs, topology, compiled=False) if configs else []
-
-
-def _plan_in_process(
-    configs: Sequence[TrainConfig], topology: Topology, *, compiled: bool
-) -> list[Plan | str]:
     chip = topology.chip
     if chip is not None and importlib.util.find_spec(chip.package) is None:
         raise RunError(
             f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', "
             f"or do the arithmetic alone with --topology cpu:{topology.num_devices}"
         )
-    request = {
-        "topology": topology.name,
-        "configs": [to_dict(config) for config in configs],
-        "compiled": compiled,
-    }
+    request = {"topology": topology.name, "config": to_dict(config)}
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
@@ -205,19 +182,16 @@ def _plan_in_process(
         check=False,
     )
     seconds = time.monotonic() - started
-    # Libraries may print to standard output too; the worker's own lines are JSON objects.
+    # Libraries may print to standard output too; the worker's own line is a JSON object.
     replies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(replies) != len(configs):
+    if len(replies) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
         raise RunError(
             f"the compiler for {topology.name} ended with status {done.returncode} and printed: "
             f"{lines[-1][:500]}"
         )
-    plans: list[Plan | str] = []
-    for reply in replies:
-        if "error" in reply:
-            plans.append(reply["error"])
-        else:
-            collectives = tuple(Collective(**fields) for fields in reply.pop("collectives"))
-            plans.append(Plan(**{**reply, "collectives": collectives, "seconds": seconds}))
-    return plans
+    [reply] = replies
+    if "error" in reply:
+        raise UserError(reply["error"])
+    collectives = tuple(Collective(**fields) for fields in reply.pop("collectives"))
+    return Plan(**{**reply, "collectives": collectives, "seconds": seconds})

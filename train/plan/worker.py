@@ -1,4 +1,4 @@
-"""The process in which `plan` compiles: reads a request from standard input, prints JSON lines."""
+"""The process in which `plan` compiles: reads a request from standard input, prints a JSON line."""
 
 import dataclasses
 import json
@@ -43,19 +43,15 @@ def main() -> None:
     request = json.load(sys.stdin)
     topology = parse_topology(request["topology"])
     devices = topology.devices()
-    for fields in request["configs"]:
-        try:
-            plan = plan_run(from_dict(fields), topology, devices, compiled=request["compiled"])
-            reply = dataclasses.asdict(plan)
-        except ValueError as error:
-            reply = {"error": str(error)}
-        print(json.dumps(reply), flush=True)
+    try:
+        reply = dataclasses.asdict(plan_run(from_dict(request["config"]), topology, devices))
+    except ValueError as error:
+        reply = {"error": str(error)}
+    print(json.dumps(reply), flush=True)
 
 
-def plan_run(
-    config: TrainConfig, topology: Topology, devices: Sequence[Device], *, compiled: bool
-) -> Plan:
-    """Plans one run; without compilation, only the bytes of the step's arguments are known.
+def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device]) -> Plan:
+    """Compiles the step of a run for a topology, and describes it.
 
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices.
@@ -87,16 +83,12 @@ def plan_run(
         exchange=step.exchange,
     )
     if isinstance(config.data, PolicyData):
-        plan = _with_rollout(plan, config, config.data, step, compiled=compiled)
-    if not compiled:
-        return plan
+        plan = _with_rollout(plan, config, config.data, step)
     plan = dataclasses.replace(plan, model_flops=model_flops(config))
     return _with_compiled_step(plan, step, batch, mesh, topology=topology)
 
 
-def _with_rollout(
-    plan: Plan, config: TrainConfig, data: PolicyData, step: ShardedStep, *, compiled: bool
-) -> Plan:
+def _with_rollout(plan: Plan, config: TrainConfig, data: PolicyData, step: ShardedStep) -> Plan:
     """Returns the plan with the memory of sampling, and of the reward models that are here."""
     mesh, rows = step.mesh, config.batch_size * data.rollout.num_mini_batches
     config = dataclasses.replace(
@@ -114,8 +106,6 @@ def _with_rollout(
         cache_bytes=whole // (num_batch_shards(mesh) * heads),
         reward_bytes=sum(judges),
     )
-    if not compiled:
-        return plan
     programs = RolloutPrograms(
         model=model,
         apply_fn=model.apply,

@@ -17,7 +17,6 @@ from flaxzoo.train.plan.chips import GIB
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.plan.plan import Collective, Estimate, Plan
 from flaxzoo.train.plan.report import report
-from flaxzoo.train.plan.search import candidates, search
 from flaxzoo.train.plan.topology import Topology, parse_topology
 from flaxzoo.train.recipes import RECIPES
 
@@ -29,7 +28,7 @@ CPUS = parse_topology("cpu:8")
 @pytest.mark.slow
 def test_bytes_are_those_of_the_real_run(train_config, batches):
     config = train_config(mesh=train.MeshConfig(data=2, fsdp=2, tensor=2))
-    made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+    made = worker.plan_run(config, CPUS, jax.devices())
     program = compile_trainer(config, objective_of(config))
     state, _ = program.step(program.init(), batches[0])
 
@@ -44,11 +43,12 @@ def test_bytes_are_those_of_the_real_run(train_config, batches):
     assert {x.kind for x in made.collectives} >= {"all-gather", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_adapters_and_their_frozen_base_are_counted(train_config):
     fields = {"mesh": train.MeshConfig(data=1, fsdp=4, tensor=2)}
     lora = models.LoRAConfig(rank=4, targets=("attention",), frozen_dtype="bfloat16")
     whole, adapted = (
-        worker.plan_run(train_config(**fields, **more), CPUS, jax.devices(), compiled=False)
+        worker.plan_run(train_config(**fields, **more), CPUS, jax.devices())
         for more in ({}, {"lora": lora})
     )
     # Two factors for each of the four maps of both layers, each 32 wide.
@@ -64,7 +64,7 @@ def planned(train_config):
 
     @functools.cache
     def planned(**fields):
-        return worker.plan_run(train_config(**fields), CPUS, jax.devices(), compiled=True)
+        return worker.plan_run(train_config(**fields), CPUS, jax.devices())
 
     return planned
 
@@ -119,7 +119,7 @@ def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, mon
         monkeypatch.setattr(losses, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=1))
-        made = worker.plan_run(config, CPUS, jax.devices(), compiled=True)
+        made = worker.plan_run(config, CPUS, jax.devices())
         sent.append(sum(x.bytes_sent for x in made.collectives))
     assert config.data.length == 16
     assert sent[1] == pytest.approx(sent[0], rel=0.02)
@@ -211,38 +211,6 @@ def test_a_compiler_that_breaks_off_is_quoted(monkeypatch, train_config):
     monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
     with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):
         plan.make_plan(train_config(), CPUS)
-
-
-def test_a_search_refuses_a_mesh(train_config):
-    config = train_config(mesh=train.MeshConfig(fsdp=4))
-    with pytest.raises(ValueError, match="--search chooses the mesh: leave out"):
-        search(config, parse_topology("cpu:4"), 3, print)
-
-
-@pytest.mark.slow
-def test_a_search_prints_the_best_mesh_first(capfd):
-    arguments = "quickstart --topology cpu:4 --search --tries 3 --model.num-layers 1"
-    assert cli.main(["plan", *arguments.split()]) == 0
-    said = capfd.readouterr()
-    assert (
-        "10 meshes: over 0 the model cannot be sharded, on 0 its state does not fit, 10 are left"
-        in said.err
-    )
-    lines = said.out.splitlines()
-    assert lines[0].split() == ["mesh", "remat", "micro-batches", "peak"]
-    assert len(lines) == 4
-
-
-@pytest.mark.parametrize("name", ["cpu:8", "2*v5e:2x2"])
-def test_candidates_are_meshes_of_all_devices(train_config, name):
-    topology = parse_topology(name)
-    found = list(candidates(train_config(micro_batches=4), topology))
-    assert len({c.mesh for c in found}) == len(found) >= 4
-    for config in found:
-        mesh = config.mesh
-        assert mesh.data * mesh.fsdp * mesh.tensor * mesh.context == 8
-        assert mesh.data % topology.units == 0
-        assert config.batch_size % (mesh.data * mesh.fsdp * config.micro_batches) == 0
 
 
 def example(**fields):

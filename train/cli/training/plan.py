@@ -1,7 +1,5 @@
 """The command `flaxzoo plan`."""
 
-import argparse
-
 from ....data.common.errors import UserError
 from ...recipes import RECIPES
 from ..options import log
@@ -21,7 +19,7 @@ def plan_command(arguments: list[str]) -> int:
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(
-            "usage: flaxzoo plan RECIPE --topology h100:8 [--mesh.fsdp N] [--search] …\n\n"
+            "usage: flaxzoo plan RECIPE --topology h100:8 [--mesh.fsdp N] …\n\n"
             f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"
             "All options: flaxzoo plan quickstart --help"
         )
@@ -33,32 +31,16 @@ def plan_command(arguments: list[str]) -> int:
         help="Required: v5p:8x8x8, h100:8 and the like; several slices or hosts: 4*v6e:16x16, "
         "2*h100:8; virtual devices: cpu:512.",
     )
-    parser.add_argument(
-        "--search",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="Try several meshes and remat settings, and print a table, best first.",
-    )
-    parser.add_argument(
-        "--tries",
-        type=int,
-        default=6,
-        metavar="INT",
-        help="Candidates to compile in a search, at most. (default: 6)",
-    )
     parsed, config = parser.read_recipe()
     from ...plan.placeholders import without_data
     from ...plan.plan import make_plan
     from ...plan.report import report
-    from ...plan.search import search
     from ...plan.topology import parse_topology
 
     if not parsed.topology:
         raise UserError("plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8")
     topology = parse_topology(parsed.topology)
     config = without_data(config, log)
-    if parsed.search:
-        return search(config, topology, parsed.tries, log)
     plan = make_plan(config, topology)
     print("\n".join(report(plan, config, topology)))
     return 0 if plan.fits(topology) else 1
