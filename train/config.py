@@ -4,14 +4,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from ..data.common.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
-from .mesh import Gather, MeshConfig
+from .mesh import Gather, MeshConfig, Parallel
 from .optimizer_config import OptimizerConfig
 
 
@@ -24,7 +24,7 @@ class TrainConfig:
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
-    parallel: Literal["jit", "pmap"] = "jit"
+    parallel: Parallel = "jit"
     """jit: any mesh. pmap: data parallelism over the devices of one process."""
     gather: Gather = "auto"
     """How parameters that `mesh.fsdp` divides become whole: layer: layer by layer, forward and

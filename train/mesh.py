@@ -24,6 +24,8 @@ MESH_AXES: dict[str | None, tuple[str, ...]] = {
 """The axes of the mesh that each logical axis is sharded over, except for those over which an
 earlier dimension of the same parameter is sharded."""
 
+Parallel = Literal["jit", "pmap"]
+"""jit: any mesh. pmap: data parallelism over the devices of one process."""
 Gather = Literal["auto", "step", "layer"]
 """When parameters that are sharded over `fsdp` are gathered."""
 

@@ -67,12 +67,9 @@ class Exchange:
     them over devices too. None: there is one device."""
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
-    is_default: bool = False
-    """Whether `gather="auto"` chose to gather once a step. Only the compiled step can tell whether
-    that fits; if it does not, parameters are gathered per layer."""
 
 
-def choose_exchange(
+def choose_exchanges(
     gather: Gather,
     mesh: Mesh,
     *,
@@ -84,65 +81,59 @@ def choose_exchange(
     execution: Execution,
     device_memory: int | None,
     has_adapter: bool = False,
-) -> Exchange:
-    """Returns how the devices of a mesh exchange gradients.
+) -> tuple[Exchange, ...]:
+    """Returns how the devices of a mesh exchange gradients: the ways to try, in order.
 
     Args:
-        gather: what a person chose.
-        mesh: the mesh; its devices need not be at hand.
+        gather: when parameters are gathered, as in `TrainConfig`.
+        mesh: the mesh; its devices need not be present.
         state: arrays or their shapes.
-        state_bytes: what a device holds of it.
+        state_bytes: the bytes of the state on a device.
         shardings: of the state.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
         micro_batches: their number.
-        execution: that of the model.
+        execution: of the model.
         device_memory: the bytes of a device's memory; None: unknown.
         has_adapter: whether adapters to the layers are trained, which the layers do not know.
 
     Raises:
-        UserError: "step" is not for the mesh or the objective.
+        UserError: "step" does not suit the mesh or the objective.
     """
     # An adapter adds to kernels before they are cast.
     dtype = None if has_adapter else execution.dtype
     whole = whole_bytes(state, dtype, micro_batches)
-    needed, asked = state_bytes + whole, gather
-    gather = choose_gather(
+    needed = state_bytes + whole
+    gathers = gather_candidates(
         gather,
         mesh,
         whole_batch=whole_batch,
-        fits=lambda: device_memory is not None and needed <= LARGEST_PART * device_memory,
+        fits=device_memory is not None and needed <= LARGEST_PART * device_memory,
     )
-    # Without rematerialization the whole parameters of all layers would be kept for the backward
-    # pass. The compiler gathers them once more.
-    recomputed = execution.remat != "none"
-    gather_per_layer = (
-        gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
-    )
-    axes = (
-        ()
-        if whole_batch
-        else manual_axes(mesh, gather, micro_batches, gather_per_layer=gather_per_layer)
-    )
-    return Exchange(
-        functools.partial(
+
+    def exchange(gather: Gather) -> Exchange:
+        # Without rematerialization the whole parameters of all layers would be kept for the
+        # backward pass. The compiler gathers them once more.
+        recomputed = execution.remat != "none"
+        per_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
+        axes = manual_axes(mesh, gather, micro_batches, gather_per_layer=per_layer)
+        axes = () if whole_batch else axes
+        clause = describe(
+            mesh, gather, axes, whole=whole, micro_batches=micro_batches, gather_per_layer=per_layer
+        )
+        wrap = functools.partial(
             exchanged,
             mesh=mesh,
             shardings=shardings,
             axes=axes,
             dtype=dtype,
             micro_batches=micro_batches,
-            gather_per_layer=gather_per_layer,
-        ),
-        describe(
-            mesh,
-            gather,
-            axes,
-            whole=whole,
-            micro_batches=micro_batches,
-            gather_per_layer=gather_per_layer,
-        ),
-        is_default=asked == "auto" and gather == "step",
-    )
+            gather_per_layer=per_layer,
+        )
+        return Exchange(wrap, clause)
+
+    first, *others = map(exchange, gathers)
+    told = "gathered once a step they do not fit"
+    return first, *(Exchange(x.wrap, f"{x.description} ({told})") for x in others)
 
 
 def _bytes(tree: PyTree) -> int:
@@ -174,19 +165,20 @@ def compute_dtype(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLi
     return own if dtype is None or not LINEAR.fullmatch(name) else dtype
 
 
-def choose_gather(
-    gather: Gather, mesh: Mesh, *, whole_batch: bool, fits: Callable[[], bool]
-) -> Gather:
-    """Returns "step" or "layer" for "auto", and the others as they are.
+def gather_candidates(
+    gather: Gather, mesh: Mesh, *, whole_batch: bool, fits: bool
+) -> tuple[Gather, ...]:
+    """Returns when parameters are gathered: "step", "layer", or "step" and then "layer".
 
     Args:
-        gather: what a person chose.
+        gather: as in `TrainConfig`.
         mesh: the mesh.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
-        fits: whether state, whole parameters and gradients leave a device memory for the rest.
+        fits: whether state, whole parameters and gradients leave memory for activations. Only the
+            compiled step can tell whether these fit too.
 
     Raises:
-        UserError: "step" is not for the mesh or the objective.
+        UserError: "step" does not suit the mesh or the objective.
     """
     others = [f"mesh.{axis} {n}" for axis, n in mesh.shape.items() if n > 1 and axis not in ONCE]
     if gather == "step" and (others or whole_batch):
@@ -196,9 +188,9 @@ def choose_gather(
             f"parameters, but {f'here is {others[0]}' if others else reason}: choose gather layer"
         )
     if gather != "auto":
-        return gather
+        return (gather,)
     once = mesh.shape["fsdp"] > 1 and not others and not whole_batch
-    return "step" if once and fits() else "layer"
+    return ("step", "layer") if once and fits else ("layer",)
 
 
 def describe(

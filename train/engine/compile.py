@@ -16,11 +16,12 @@ from ...models.init import init_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
-from ..config import Gather, TrainConfig
+from ..config import Gather, Parallel, TrainConfig
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.expert_parallel import over_mesh
-from ..distributed.fsdp import Exchange, choose_exchange, reading
+from ..distributed.fsdp import Exchange, choose_exchanges, reading
 from ..distributed.multiprocess import greatest_everywhere
+from ..distributed.pmap import check_pmap, pmap_exchange
 from ..distributed.sharding import (
     CONTEXT,
     batch_sharding,
@@ -52,13 +53,24 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to run a step."""
+
+    step: jax.stages.Wrapped
+    """`step(state, batch, rng) -> (state, metrics)`; the state that it is given is consumed."""
+    exchange: str
+    """How gradients are exchanged, for a message; empty where they are not."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ShardedStep:
     """A train step over a mesh and its companions, compiled at their first call."""
 
     init: Callable[[Key[Array, ""]], TrainState]
     """Makes the sharded state before the first step from a key."""
-    step: jax.stages.Wrapped
-    """`step(state, batch, rng) -> (state, metrics)`; the state that it is given is consumed."""
+    candidates: tuple[Candidate, ...]
+    """The ways to run the step, which compute the same. Each needs less memory than the one before
+    it, and takes longer."""
     evaluate: jax.stages.Wrapped
     """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
     state: TrainState
@@ -66,43 +78,59 @@ class ShardedStep:
     mesh: Mesh
     attention: str = ""
     """The kernel that computes attention, for a message; empty if nobody chose one."""
-    exchange: str = ""
-    """How gradients are exchanged, for a message; empty where they are not."""
     device_memory: int | None = None
     """The bytes of a device's memory; None: unknown."""
-    smaller: "Callable[[], ShardedStep] | None" = None
-    """Makes the same step with parameters gathered layer by layer, which takes less memory, if they
-    are gathered once a step unasked."""
+
+    @property
+    def step(self) -> jax.stages.Wrapped:
+        """The step of the first candidate."""
+        return self.candidates[0].step
+
+    @property
+    def exchange(self) -> str:
+        """The exchange of the first candidate."""
+        return self.candidates[0].exchange
 
     def compile(
         self, batch: dict[str, jax.ShapeDtypeStruct]
     ) -> "tuple[ShardedStep, jax.stages.Compiled]":
-        """Compiles the step, or the `smaller` one if it does not fit into memory.
+        """Compiles the first candidate that fits into memory, or the last one.
 
-        All processes compile together.
+        All processes compile together and choose the same candidate.
 
         Args:
             batch: the global batch, each array with its sharding.
 
         Returns:
-            The step that was compiled, and the program.
+            The step with that candidate only, and the program.
         """
-        if self.smaller is None:
-            return self, self.trace(batch).lower().compile()
+        *larger, smallest = (dataclasses.replace(self, candidates=(c,)) for c in self.candidates)
+        for step in larger:
+            program = step._compile_if_it_fits(batch)
+            if program is not None:
+                return step, program
+        return smallest, smallest.trace(batch).lower().compile()
+
+    def change_from(self, other: "ShardedStep") -> str:
+        """Describes what `compile` changed to make a step fit, or returns an empty string."""
+        return "" if self.exchange == other.exchange else self.exchange
+
+    def _compile_if_it_fits(
+        self, batch: dict[str, jax.ShapeDtypeStruct]
+    ) -> jax.stages.Compiled | None:
+        """Returns the program, or None if it does not fit on a device of any process."""
         program = failure = None
         try:
             program = self.trace(batch).lower().compile()
         except Exception as error:
             failure = error
-        # Programs of different exchanges would wait for each other.
-        fits_here = program is not None and self._fits(program)
-        fits_everywhere = not greatest_everywhere(not fits_here)
+        # Programs with different exchanges would wait for each other forever, so all processes
+        # agree before one raises its error.
+        fits = program is not None and self._fits(program)
+        fits_everywhere = not greatest_everywhere(not fits)
         if failure is not None and not is_out_of_memory(failure):
-            raise failure  # the others have heard that this process has no program
-        if not fits_everywhere:
-            return self.smaller().compile(batch)
-        assert program is not None
-        return self, program
+            raise failure
+        return program if fits_everywhere else None
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
         """Returns whether a program fits; the compiler for TPUs accepts no other."""
@@ -112,7 +140,7 @@ class ShardedStep:
         return accepted or memory is None or peak_bytes(memory) <= self.device_memory
 
     def trace(self, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Traced:
-        """Traces the step with shapes only, to be compiled for devices that need not be at hand.
+        """Traces the first candidate with shapes only; its devices need not be present.
 
         Args:
             batch: the global batch, each array with its sharding.
@@ -129,6 +157,7 @@ def make_sharded_step(
     num_micro_batches: int = 1,
     adapter: LoRA | None = None,
     gather: Gather = "layer",
+    parallel: Parallel = "jit",
     device_memory: int | None = None,
 ) -> ShardedStep:
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
@@ -153,6 +182,8 @@ def make_sharded_step(
         num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
         adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
         gather: when the parameters that are sharded over `fsdp` are gathered, as in `TrainConfig`.
+        parallel: "pmap" computes gradients by `pmap` over the devices of the mesh, which has only
+            the axis `data`.
         device_memory: the bytes of a device's memory, for `gather="auto"`; None: unknown.
 
     Raises:
@@ -164,10 +195,15 @@ def make_sharded_step(
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
-    exchange = Exchange()
-    if mesh.size > 1:
-        apply_fn = reading(apply_fn)
-        exchange = choose_exchange(
+
+    if parallel == "pmap":
+        trained_fn = model.apply  # within pmap a model runs on one device
+        exchanges = (pmap_exchange(mesh, whole_batch=objective.whole_batch),)
+    elif mesh.size == 1:
+        trained_fn, exchanges = apply_fn, (Exchange(),)
+    else:
+        trained_fn = reading(apply_fn)
+        exchanges = choose_exchanges(
             gather,
             mesh,
             state=shapes,
@@ -180,36 +216,26 @@ def make_sharded_step(
             has_adapter=adapter is not None,
         )
 
-    def by_layer() -> ShardedStep:
-        made = make_sharded_step(
-            model,
+    def candidate(exchange: Exchange) -> Candidate:
+        step = make_train_step(
+            trained_fn,
             objective,
             tx,
-            mesh,
             num_micro_batches=num_micro_batches,
             adapter=adapter,
-            gather="layer",
+            exchange=exchange.wrap,
         )
-        told = f"{made.exchange} (gathered once a step they do not fit)"
-        return dataclasses.replace(made, exchange=told)
-
-    step = make_train_step(
-        apply_fn,
-        objective,
-        tx,
-        num_micro_batches=num_micro_batches,
-        adapter=adapter,
-        exchange=exchange.wrap,
-    )
-    step = _on_mesh(step, mesh)
-    return ShardedStep(
-        init=jax.jit(init, out_shardings=shardings),
-        step=jax.jit(
-            step,
+        compiled = jax.jit(
+            _on_mesh(step, mesh),
             in_shardings=(shardings, None, replicated),  # a batch keeps the shardings it has
             out_shardings=(shardings, replicated),
             donate_argnums=0,
-        ),
+        )
+        return Candidate(compiled, exchange.description)
+
+    return ShardedStep(
+        init=jax.jit(init, out_shardings=shardings),
+        candidates=tuple(map(candidate, exchanges)),
         evaluate=jax.jit(
             _on_mesh(make_evaluate_fn(apply_fn, objective, adapter=adapter), mesh),
             in_shardings=(shardings.params, None, shardings.frozen),
@@ -217,9 +243,7 @@ def make_sharded_step(
         ),
         state=with_shardings(shapes, shardings),
         mesh=mesh,
-        exchange=exchange.description,
         device_memory=device_memory,
-        smaller=by_layer if exchange.is_default else None,
     )
 
 
@@ -278,6 +302,7 @@ def configured_step(
     Raises:
         UserError: mesh, batch and parameters do not fit each other.
     """
+    check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
     config = with_kernel(config, chosen.kernel)
     if mesh.shape["expert"] > 1 and not config.model.num_experts:
@@ -295,6 +320,7 @@ def configured_step(
         num_micro_batches=config.micro_batches,
         adapter=None if config.lora is None else make_lora(config.lora, model),
         gather=config.gather,
+        parallel=config.parallel,
         device_memory=device_memory,
     )
     return dataclasses.replace(sharded, attention=chosen.description)
@@ -315,12 +341,8 @@ class CompiledTrainer:
     returns what was changed to make it fit, for a message, or an empty string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
-    to_global: Callable[[TrainState], TrainState]
-    """The state in the form in which checkpoints hold it, which is the same for all trainers."""
-    from_global: Callable[[TrainState], TrainState]
-    """The inverse of `to_global`."""
     shapes: TrainState
-    """Shapes, dtypes and shardings of the global form, to restore into."""
+    """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
     description: str
     """The devices, for a message."""
     memory_summary: str
@@ -342,10 +364,11 @@ def check_devices(config: TrainConfig) -> None:
     """Checks the mesh against the devices, which costs nothing, before data are read.
 
     Raises:
-        UserError: the sizes of the mesh do not multiply to the number of devices.
+        UserError: the sizes of the mesh do not multiply to the number of devices, or the run needs
+          what pmap does not do.
     """
-    if config.parallel == "jit":
-        make_mesh(config.mesh)
+    check_pmap(config)
+    make_mesh(config.mesh)
 
 
 def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:
@@ -354,10 +377,6 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
     Raises:
         UserError: mesh, batch and parameters do not fit each other.
     """
-    if config.parallel == "pmap":
-        from .pmap import compile_with_pmap
-
-        return compile_with_pmap(config, objective)
     return trainer_of(config, step_of_run(config, objective))
 
 
@@ -370,41 +389,39 @@ def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
     """Returns the functions of a run whose step is that of a mesh."""
     mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
-    chosen = [sharded]  # a smaller one takes its place if it does not fit
+    chosen = sharded
 
-    def place(batch: NumpyBatch) -> Batch:
+    def put(batch: NumpyBatch) -> Batch:
         return shard_batch(batch, mesh)
 
     def compile_step(batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
+        nonlocal chosen
         shardings = {name: batch_sharding(mesh, x.shape) for name, x in batch.items()}
-        chosen[0], program = sharded.compile(with_shardings(batch, shardings))
-        return program, "" if chosen[0] is sharded else chosen[0].exchange
+        chosen, program = sharded.compile(with_shardings(batch, shardings))
+        return program, chosen.change_from(sharded)
 
     return CompiledTrainer(
         init=lambda: sharded.init(init_rng),
-        step=lambda state, batch: chosen[0].step(state, place(batch), step_rng),
-        lower=lambda state, batch: chosen[0].step.lower(state, place(batch), step_rng),
+        step=lambda state, batch: chosen.step(state, put(batch), step_rng),
+        lower=lambda state, batch: chosen.step.lower(state, put(batch), step_rng),
         compile=compile_step,
-        evaluate=lambda state, batch: sharded.evaluate(state.params, place(batch), state.frozen),
-        to_global=lambda state: state,
-        from_global=lambda state: state,
+        evaluate=lambda state, batch: sharded.evaluate(state.params, put(batch), state.frozen),
         shapes=sharded.state,
-        description=_describe(mesh),
+        description=_describe(mesh, config.parallel),
         memory_summary=memory_summary(
-            config, sharded.state, num_batch_shards(mesh), _settings(sharded)
+            config,
+            sharded.state,
+            num_batch_shards(mesh),
+            "; ".join(filter(None, (sharded.attention, sharded.exchange))),
         ),
         shard=process_shard(mesh),
     )
 
 
-def _settings(sharded: ShardedStep) -> str:
-    return "; ".join(one for one in (sharded.attention, sharded.exchange) if one)
-
-
-def _describe(mesh: Mesh) -> str:
-    # Few models have experts.
-    shown = {name: size for name, size in mesh.shape.items() if name != "expert" or size > 1}
-    axes = ", ".join(f"{name} {size}" for name, size in shown.items())
-    number = jax.process_count()
+def _describe(mesh: Mesh, parallel: str) -> str:
+    number, over = jax.process_count(), f"{parallel} over {mesh.size} × "
     of = f" of {number} processes" if number > 1 else ""
-    return f"jit over {mesh.size} × {mesh.devices.flat[0].device_kind}{of} ({axes})"
+    # pmap has no other axis than `data`, and few models have experts.
+    shown = [name for name in mesh.shape if name != "expert" or mesh.shape[name] > 1]
+    axes = f" ({', '.join(f'{name} {mesh.shape[name]}' for name in shown)})"
+    return f"{over}{mesh.devices.flat[0].device_kind}{of}{axes if parallel == 'jit' else ''}"

@@ -447,11 +447,11 @@ def _start(
     shapes = trainer.shapes if base is None else dataclasses.replace(trainer.shapes, frozen=None)
     state, data = checkpoints.restore(newest, shapes)
     if base is not None:
-        state = dataclasses.replace(state, frozen=trainer.to_global(base).frozen)
+        state = dataclasses.replace(state, frozen=base.frozen)
     skipped, evaluation_due = Skipped(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
-    return trainer.from_global(state), newest, skipped, evaluation_due
+    return state, newest, skipped, evaluation_due
 
 
 def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
@@ -474,13 +474,12 @@ def _first_state(
         lora = make_lora(run.config.lora, create(run.config.model))
         kept = objective.reference or objective.keeps_initial
         return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
-    state = trainer.init()
-    whole = trainer.to_global(state)
+    whole = trainer.init()
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, whole.params, shardings, log)
     # The reference is the model as it was before the first step, in arrays of its own.
     frozen = None if whole.frozen is None else jax.tree.map(jnp.copy, params)
-    return trainer.from_global(dataclasses.replace(whole, params=params, frozen=frozen))
+    return dataclasses.replace(whole, params=params, frozen=frozen)
 
 
 def _with_base(
@@ -492,16 +491,14 @@ def _with_base(
     """
     shapes = trainer.shapes
     # The random base gives its memory to the one that is read.
-    whole = trainer.to_global(dataclasses.replace(trainer.init(), frozen=None))
+    whole = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
     # What is trained whole keeps its precision, and its random value where the base lacks it.
     fresh = join_params(shapes.frozen, without_adapters(whole.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
     own, frozen = lora.split(params, keep_initial=keep_initial)
-    return trainer.from_global(
-        dataclasses.replace(whole, params=join_params(whole.params, own), frozen=frozen)
-    )
+    return dataclasses.replace(whole, params=join_params(whole.params, own), frozen=frozen)
 
 
 def _run_steps(s: _Session, stop: StopRequest) -> int | None:
@@ -746,7 +743,7 @@ def _save(s: _Session) -> None:
     state = s.state
     if s.config.lora is not None:  # the base is where it was read from
         state = dataclasses.replace(state, frozen=None)
-    s.checkpoints.save(s.trainer.to_global(state), data, loss)
+    s.checkpoints.save(state, data, loss)
     if s.callbacks:
         s.checkpoints.wait()
         step, folder = s.step, s.run.folder / CHECKPOINTS / str(s.step)

@@ -338,8 +338,7 @@ class PolicyTrainer:
             for name, x in rows.items()
         }
         chosen, program = self.sharded.compile(part)
-        changed = "" if chosen is self.sharded else chosen.exchange
-        self.sharded = chosen
+        changed, self.sharded = chosen.change_from(self.sharded), chosen
         return program, changed
 
 

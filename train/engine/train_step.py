@@ -24,7 +24,6 @@ def make_train_step(
     tx: optax.GradientTransformation,
     *,
     num_micro_batches: int = 1,
-    axis_name: str | None = None,
     adapter: LoRA | None = None,
     exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> StepFn:
@@ -36,7 +35,6 @@ def make_train_step(
         tx: the optimizer.
         num_micro_batches: the number of equal parts that a batch is processed in, one after the
           other, to save memory; the result is that of the whole batch.
-        axis_name: the mapped axis under pmap, over which sums are taken.
         adapter: the adapters that are trained, from `models.make_lora`. The state's `params` are
           then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base, the adapters switched off.
@@ -52,26 +50,22 @@ def make_train_step(
     Raises:
         UserError: the objective needs the whole batch, and would see parts of it.
     """
-    if objective.whole_batch and (num_micro_batches > 1 or axis_name is not None):
-        parts = "under pmap" if axis_name is not None else f"in {num_micro_batches} micro-batches"
+    if objective.whole_batch and num_micro_batches > 1:
         raise UserError(
-            f"the objective compares the examples of a batch with each other, and {parts} it would "
-            "see parts of the batch: leave micro_batches and pmap out"
+            "the objective compares the examples of a batch with each other, and with "
+            f"micro_batches {num_micro_batches} it would see parts of the batch: leave "
+            "micro_batches and pmap out"
         )
 
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
 
-    def total(tree: T) -> T:
-        return tree if axis_name is None else jax.lax.psum(tree, axis_name)
-
     def step(state: TrainState, batch: Batch, rng: Key[Array, ""]) -> tuple[TrainState, Metrics]:
         num_examples = next(iter(batch.values())).shape[0]
-        first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * num_examples
         # One dropout key per example [B], by its index in the global batch.
-        keys = row_keys(jax.random.fold_in(rng, state.step), num_examples, first)
+        keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Counted before the batch is split, so that every way of splitting gives the same loss.
-        counts = total(objective.checked(objective.counts(batch), "counts"))
+        counts = objective.checked(objective.counts(batch), "counts")
 
         def sums_of_rows(
             params: Params, frozen: Params | None, counts: Terms, rows: tuple[Batch, Array]
@@ -98,7 +92,7 @@ def make_train_step(
 
         summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
         rows = batch, keys
-        gradients, means = total(summed(state.params, state.frozen, counts, rows))
+        gradients, means = summed(state.params, state.frozen, counts, rows)
         loss, norm = weigh(means, objective), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import jax
 import numpy as np
 
 from ...models.adapters.lora import LoRA
@@ -38,14 +37,12 @@ class Evaluation:
 def make_evaluate_fn(
     apply_fn: ApplyFn,
     objective: Objective,
-    axis_name: str | None = None,
     adapter: LoRA | None = None,
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
     It is to be compiled by the caller. `frozen` is for an objective with a `reference`, or what an
-    adapter belongs to. `axis_name` is the mapped axis under pmap, over which sums and counts are
-    added up; `adapter` is that of `make_train_step`.
+    adapter belongs to; `adapter` is that of `make_train_step`.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
@@ -58,8 +55,6 @@ def make_evaluate_fn(
         outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
         counts = objective.checked(objective.counts(batch), "counts")
         objective.check_counted(sums, counts)
-        if axis_name is not None:
-            sums, counts = jax.lax.psum((sums, counts), axis_name)
         return sums, counts, objective.predictions(outputs)
 
     return evaluate_fn

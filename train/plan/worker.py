@@ -156,8 +156,8 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        refused = step if step.smaller is None else step.smaller()
-        return dataclasses.replace(plan, exchange=refused.exchange, out_of_memory=str(error))
+        smallest = step.candidates[-1]
+        return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()
     assert memory is not None
     program = parse_hlo(executable.as_text() or "")

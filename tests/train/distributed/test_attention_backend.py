@@ -15,7 +15,6 @@ from flaxzoo.models.nn import fused_attention, stack
 from flaxzoo.models.nn.kernels import flash, flash_triton
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import pmap
 from flaxzoo.train.objectives.objectives import CAUSAL
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
@@ -196,8 +195,7 @@ def test_a_step_with_a_kernel_is_that_of_xla(kernel, way, run, monkeypatch):
     monkeypatch.setattr(stack, "refusal", recorded)
 
     def metrics(choice):
-        for module in (parallel, pmap):
-            monkeypatch.setattr(module, "choose_kernel", lambda *_: choice)
+        monkeypatch.setattr(parallel, "choose_kernel", lambda *_: choice)
         program = parallel.compile_trainer(config, CAUSAL)
         assert choice.description in program.memory_summary
         return program.step(program.init(), batch)[1]

@@ -313,7 +313,8 @@ BY_STEP, BY_LAYER = "gradients exchanged once a step; param", "parameters gather
 @pytest.mark.slow
 def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, monkeypatch):
     sharded, step, program = fitted(2_000_000)
-    assert sharded is step
+    assert len(sharded.candidates) == 2
+    assert step.exchange == sharded.exchange
     peak = peak_bytes(program.memory_analysis())
     for memory, expected in ((peak, BY_STEP), (peak - 1, BY_LAYER)):
         sharded, step, _ = fitted(memory)
@@ -325,7 +326,7 @@ def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, mon
     trace = ShardedStep.trace
 
     def refused(step, batch):
-        if step.smaller is not None:
+        if step.exchange.startswith(BY_STEP):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
         return trace(step, batch)
 
@@ -334,23 +335,17 @@ def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, mon
 
 
 @pytest.mark.parametrize(
-    ("sizes", "memory", "expected"),
+    ("sizes", "fits", "expected"),
     [
-        ({"fsdp": 8}, 4000, "step"),
-        ({"data": 2, "fsdp": 4}, 4000, "step"),
-        ({"fsdp": 8}, 3999, "layer"),
-        ({"fsdp": 8}, None, "layer"),
-        ({"data": 8}, 4000, "layer"),
-        ({"fsdp": 4, "tensor": 2}, 4000, "layer"),
+        ({"fsdp": 8}, True, ("step", "layer")),
+        ({"data": 2, "fsdp": 4}, True, ("step", "layer")),
+        ({"fsdp": 8}, False, ("layer",)),
+        ({"data": 8}, True, ("layer",)),
+        ({"fsdp": 4, "tensor": 2}, True, ("layer",)),
     ],
 )
-def test_parameters_are_gathered_whole_if_they_fit(sizes, memory, expected):
-    found = fsdp.choose_gather(
-        "auto",
-        mesh_of(**sizes),
-        whole_batch=False,
-        fits=lambda: memory is not None and memory >= 4000,
-    )
+def test_parameters_are_gathered_whole_if_they_fit(sizes, fits, expected):
+    found = fsdp.gather_candidates("auto", mesh_of(**sizes), whole_batch=False, fits=fits)
     assert found == expected
 
 

@@ -24,13 +24,13 @@ WAYS = {
 def run(config, batches):
     trainer = compile_trainer(config, OBJECTIVE)
     state, metrics = trainer.init(), []
-    first = jax.device_get(trainer.to_global(state))
+    first = jax.device_get(state)
     for batch in batches:
         state, values = trainer.step(state, batch)
         metrics.append({name: float(x) for name, x in values.items()})
     sums, counts, _ = trainer.evaluate(state, batches[0])
     metrics.append({name: float(sums[name] / counts[name]) for name in sums})
-    return first, jax.device_get(trainer.to_global(state)), metrics
+    return first, jax.device_get(state), metrics
 
 
 @pytest.fixture(scope="module")

@@ -178,11 +178,8 @@ def test_a_pmapped_step_that_does_not_fit_is_refused_before_it(
 
 
 @pytest.mark.usefixtures("on_one_device")
-@pytest.mark.parametrize(
-    ("parallel", "name", "number"),
-    [("jit", "step", 1), ("pmap", "_fun", 2)],  # pmap also compiles the copying of the state
-)
-def test_the_step_is_compiled_once(config, parallel, name, number):
+@pytest.mark.parametrize("parallel", ["jit", "pmap"])
+def test_the_step_is_compiled_once(config, parallel):
     compiled = []
     model = dataclasses.replace(config.model, vocab_size=32)
     trainer = compile_trainer(
@@ -202,7 +199,7 @@ def test_the_step_is_compiled_once(config, parallel, name, number):
         trainer.step(state, {name: np.zeros((8, 16), np.int32) for name in example})
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert sum(name in function for function in compiled) == number, compiled
+    assert sum("step" in function for function in compiled) == 1, compiled
 
 
 class Gpu:

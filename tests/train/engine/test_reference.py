@@ -42,13 +42,13 @@ WAYS = {
 def run(config, batches):
     trainer = compile_trainer(config, OBJECTIVE)
     state, metrics = trainer.init(), []
-    initial = jax.device_get(trainer.to_global(state).params)
+    initial = jax.device_get(state.params)
     for batch in batches:
         state, values = trainer.step(state, batch)
         metrics.append({name: float(x) for name, x in values.items()})
     sums, counts, _ = trainer.evaluate(state, batches[0])
     metrics.append({name: float(sums[name] / counts[name]) for name in sums})
-    return trainer, initial, trainer.to_global(state), metrics
+    return trainer, initial, state, metrics
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def run(config, batches):
         state, m = program.step(state, batch)
         metrics.append({name: float(x) for name, x in m.items()})
     evaluation = evaluate(program.evaluate, state, batches, CAUSAL, num_rows=16 * len(batches))
-    return Run(program, metrics, state, jax.device_get(program.to_global(state)), evaluation.means)
+    return Run(program, metrics, state, jax.device_get(state), evaluation.means)
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +172,9 @@ def test_parameters_and_moments_really_lie_in_parts(way, parts, runs):
 
 
 @pytest.mark.parametrize("way", ["pmap", "fsdp 8"])
-def test_the_global_state_is_what_shapes_promise_and_can_be_taken_back(way, runs, batches):
+def test_the_state_is_what_shapes_promise(way, runs):
     made = runs(way)
-    state = made.program.to_global(made.native)
+    state = made.native
     jax.tree.map(
         lambda x, s: (
             None
@@ -185,10 +185,6 @@ def test_the_global_state_is_what_shapes_promise_and_can_be_taken_back(way, runs
         state,
         made.program.shapes,
     )
-    again = made.program.from_global(state)
-    sums, *_ = made.program.evaluate(again, batches[0])
-    expected, *_ = made.program.evaluate(made.native, batches[0])
-    assert float(sums["next_token"]) == float(expected["next_token"])
 
 
 @pytest.mark.parametrize(
@@ -213,13 +209,13 @@ def test_what_a_step_is_for_each_device(way, rows, runs):
 @pytest.mark.parametrize("axis", ["fsdp", "expert", "context", "tensor"])
 def test_pmap_has_no_mesh(train_config, axis):
     config = train_config(parallel="pmap", mesh=MeshConfig(**{axis: 2}))
-    with pytest.raises(ValueError, match=f"mesh.{axis} 2 is for --parallel jit"):
+    with pytest.raises(ValueError, match=f"mesh.{axis} 2"):
         compile_trainer(config, CAUSAL)
 
 
 def test_pmap_gathers_nothing(train_config):
     config = train_config(parallel="pmap", gather="step")
-    with pytest.raises(ValueError, match=r"gather step is for --parallel jit, .*leave one of them"):
+    with pytest.raises(ValueError, match="gather step"):
         compile_trainer(config, CAUSAL)
 
 

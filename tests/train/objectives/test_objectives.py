@@ -151,7 +151,7 @@ def trained(head, way):
         # The last row only fills its batch.
         batches[-1] = {n: np.concatenate([x[:-1], 0 * x[-1:]]) for n, x in batches[-1].items()}
         evaluation = evaluate(program.evaluate, state, batches, objective, num_rows=3 * B - 1)
-        return metrics, jax.device_get(program.to_global(state).params), evaluation
+        return metrics, jax.device_get(state.params), evaluation
 
 
 @pytest.mark.slow

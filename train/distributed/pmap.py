@@ -1,0 +1,93 @@
+"""Data parallelism by `pmap`: every device has a copy of the model, and a part of each batch.
+
+It wraps the function that sums gradients, and computes what a mesh over `data` computes, which is
+the way to go; this one shows the older form.
+"""
+
+import functools
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from ...data.common.errors import UserError
+from ...models.nn.typing import Array, Params, PyTree
+from ..config import TrainConfig
+from ..mesh import MESH_AXIS_NAMES
+from .fsdp import Exchange, GradientFn
+
+AXIS = "devices"
+
+
+def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
+    """Returns the exchange of gradients by `pmap` over the devices of a mesh.
+
+    Args:
+        mesh: of one process; only `data` is larger than 1.
+        whole_batch: whether the loss of an example depends on the other examples of its batch.
+
+    Raises:
+        UserError: it does, and each device would see a part of the batch.
+    """
+    if whole_batch:
+        raise UserError(
+            "the objective compares the examples of a batch with each other, and under pmap it "
+            "would see parts of the batch: leave micro_batches and pmap out"
+        )
+    return Exchange(functools.partial(_pmapped, mesh=mesh))
+
+
+def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
+    """Returns `function` run by `pmap` on each device for its own rows, its results summed."""
+
+    def summed(
+        params: Params, frozen: Params | None, counts: PyTree, rows: tuple[PyTree, Array]
+    ) -> tuple[Params, PyTree]:
+        batch, keys = rows
+
+        def on_one(
+            params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, data: Array
+        ) -> tuple[Params, PyTree]:
+            rows = batch, jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
+            return jax.lax.psum(function(params, frozen, counts, rows), AXIS)
+
+        mapped = jax.pmap(
+            on_one,
+            AXIS,
+            in_axes=(None, None, None, 0, 0),
+            out_axes=None,
+            devices=mesh.devices.flatten().tolist(),
+        )
+        # [B, …] → [devices, B / devices, …]. pmap does not take typed keys apart.
+        parts = jax.tree.map(
+            lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), (batch, jax.random.key_data(keys))
+        )
+        # pmap makes a mesh with its own axis, which the one of the step must not hide.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return mapped(params, frozen, counts, *parts)
+
+    return summed
+
+
+def check_pmap(config: TrainConfig) -> None:
+    """Checks that a run by pmap needs nothing that only `jit` does.
+
+    Raises:
+        UserError: it does.
+    """
+    if config.parallel != "pmap":
+        return
+    if jax.process_count() > 1:
+        raise UserError(
+            f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
+            "leave it out (--parallel jit)"
+        )
+    settings: list[tuple[str, object, object]] = [
+        *((f"mesh.{name}", getattr(config.mesh, name), 1) for name in MESH_AXIS_NAMES[1:]),
+        ("gather", config.gather, "auto"),
+    ]
+    for name, value, needed in settings:
+        if value != needed:
+            raise UserError(
+                f"{name} {value} is for --parallel jit; under pmap every device has the whole "
+                "model: leave one of them out"
+            )
