@@ -17,6 +17,7 @@ from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
+from ..losses.eval_step import rows_at_once
 from ..losses.objective import Batch
 from ..objectives.preferences import answer_log_probs, dpo
 from .finite import load_finite
