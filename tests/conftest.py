@@ -62,19 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
     check_shapes()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives each test one of the three marks that `tests/README.md` states budgets for.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--all`."""
+    parser.addoption("--all", action="store_true", help="run all tests but those of full size")
 
-    Tests of full size run only with `-m full_size`. Modules of quick tests alone come last: a
-    worker of pytest-xdist that has nothing more to do takes tests from the end of another's, and
-    must not wait there for a long one.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives each test one of the three marks of `tests/README.md`, and deselects other tiers.
+
+    Modules of quick tests alone come last: a worker of pytest-xdist that has nothing more to do
+    takes tests from the end of another's, and must not wait there for a long one.
     """
     here = Path(__file__).parent
     modules_of_long_tests = set()
-    if "full_size" not in str(config.getoption("markexpr")):
-        full = [item for item in items if item.get_closest_marker("full_size") is not None]
-        config.hook.pytest_deselected(items=full)
-        items[:] = [item for item in items if item not in full]
     for item in items:
         room = item.path.relative_to(here).parts[0]
         if room in ("integration", "parity"):
@@ -83,7 +83,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("slow") is not None:
             modules_of_long_tests.add(item.path)
-    items.sort(key=lambda item: item.path not in modules_of_long_tests)
+    chosen = [item for item in items if _is_in_tier(item, config)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = sorted(chosen, key=lambda item: item.path not in modules_of_long_tests)
+
+
+def _is_in_tier(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether a test runs: by `-m`, by its name on the command line, by `--all`, or as quick."""
+    markers = {marker.name for marker in item.iter_markers()}
+    if any("::" in argument for argument in config.args):
+        return True
+    if "full_size" in markers:
+        return "full_size" in config.option.markexpr
+    return config.option.all or config.option.markexpr != "" or bool(markers & {"unit", "law"})
 
 
 CHECKED = (

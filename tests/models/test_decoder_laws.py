@@ -25,6 +25,8 @@ from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.expert_parallel import over_mesh
 
+from ..support.archetypes import cases
+
 SIZES = {
     "vocab_size": 32,
     "max_length": 16,
@@ -41,6 +43,7 @@ LONG = RotaryScaling(
     kind="longrope", original_length=6, short_factors=(1.0, 2.0), long_factors=(3.0, 4.0)
 )
 CONFIGS = {
+    "GPT": GPTConfig(**ALIKE),
     "Llama, dynamic": LlamaConfig(**{**SIZES, "max_length": 6}, rope_scaling=DYNAMIC),
     "Mistral": MistralConfig(**SIZES, window=3, d_head=6),
     "Qwen2": Qwen2Config(**SIZES, window=4, full_layers=(1,)),
@@ -66,7 +69,7 @@ BY_LENGTH = ("Llama, dynamic", "Phi-3")
 IDS = np.random.default_rng(0).integers(0, 32, (8, 12))
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=cases(CONFIGS))
 def case(request):
     config = CONFIGS[request.param]
     model = models.create(config)

@@ -13,6 +13,8 @@ from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.train.distributed import sharding
 
+from ..support.archetypes import cases
+
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 BUCKETS = {"position_buckets": 8, "position_distance": 12}
 CONFIGS = {
@@ -37,7 +39,7 @@ ENDS = {"source": ((0, 5), (5, 12)), "target": ((0, 6), (6, 10))}
 """The places of two pairs that share a row."""
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=cases(CONFIGS))
 def case(request):
     """The model, parameters that all count, its logits, and its inputs."""
     model = models.create(CONFIGS[request.param])

@@ -110,8 +110,9 @@ def test_a_run_resumes_where_jax_computes_in_64_bits(never_stopped, tmp_path):
         ("one device", [5]),  # a checkpoint
         ("one device", [7]),  # nothing
         ("one device", [8, 12]),  # an evaluation, the last one: neither is done before saving
-        ("one device", [3, 8, 11]),  # an evaluation, the last step but one
-        ("fsdp 2", [3, 8]),
+        # an evaluation, the last step but one
+        pytest.param("one device", [3, 8, 11], marks=pytest.mark.law),
+        pytest.param("fsdp 2", [3, 8], marks=pytest.mark.law),
         ("pmap", [3, 8]),
     ],
 )
