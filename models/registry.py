@@ -90,9 +90,11 @@ class Family:
     """From a configuration to the smallest arrays with which the model can be called."""
     parameter_axes: AxisRules
     """The logical axes of every parameter. Exactly one pattern matches each path."""
-    below_layers: str = r"(token|position|token_type)_embedding|position_bias|embedding_norm"
+    below_layers: str = (
+        r"(token|position|token_type)_embedding|position_bias|embedding_(norm|projection)"
+    )
     """Pattern of the top-level names below the layers, for layer-wise learning rates."""
-    above_layers: str = r"final_norm|pooler|head|output_embedding"
+    above_layers: str = r"final_norm|pooler|head|output_(embedding|projection)"
     """Pattern of the top-level names above the layers. A family whose parameters are neither
     below, nor above, nor in "layers" (an encoder-decoder) has no layer-wise learning rates."""
     hf_module: str | None = None

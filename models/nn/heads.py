@@ -165,7 +165,8 @@ class ClassifierOutput(_WithBody):
 
     body: EncoderOutput
     logits: Float[Array, "B *rest"]
-    """float32: `[B, 2]` next sentence, `[B, L]` sequence, `[B, T, L]` token, `[B, C]` choice."""
+    """float32: `[B, 2]` next sentence, `[B, L]` sequence, `[B, T, L]` token, `[B, C]` choice,
+    `[B, T]` replaced tokens."""
 
 
 @struct.dataclass
@@ -317,6 +318,20 @@ class ValueHead(_Head):
         return self._scores("value", 1, hidden, use_bias=False)[..., 0]
 
 
+class ReplacedTokenHead(_Head):
+    """Which tokens another model has put in place of the text's own (ELECTRA, section 2)."""
+
+    @nn.compact
+    def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
+        """Scores `[B, T]`, above 0 where a token is judged to be replaced."""
+        c, e = self.config, self.execution
+        x = Linear((c.d_model,), c.init_std, execution=e, name="dense")(
+            inputs.body.last_hidden_state
+        )
+        scores = self._scores("score", 1, ACTIVATIONS[c.activation](x))
+        return ClassifierOutput(inputs.body, scores[..., 0])
+
+
 class QuestionAnsweringHead(_Head):
     """Where an answer begins and ends."""
 
@@ -438,6 +453,19 @@ HEADS: dict[str, HeadSpec] = {
             hub_task="text-generation",
             default_recipe="quickstart",
             peft_task="CAUSAL_LM",
+        ),
+        HeadSpec(
+            name="replaced_token_detection",
+            module=ReplacedTokenHead,
+            output=ClassifierOutput,
+            own_params=("dense", "score"),
+            hf_tensors={
+                "dense": "discriminator_predictions.dense",
+                "score": "discriminator_predictions.dense_prediction",
+            },
+            hf_class_suffix="ForPreTraining",
+            hub_task="feature-extraction",
+            default_recipe="bert-quickstart",
         ),
         HeadSpec(
             name="next_sentence",

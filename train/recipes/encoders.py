@@ -6,13 +6,17 @@ from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
+from ...models.nn.heads import HEADS
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
 
 def of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    model = registry.preset(preset)
+    if not HEADS[model.head].predicts_masked:
+        model = model.with_head("masked_lm", ())
+    model = dataclasses.replace(model, vocab_size=1)  # grows to the tokenizer's
     return TrainConfig(
         model=model,
         data=PretrainingData(

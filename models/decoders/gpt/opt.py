@@ -88,7 +88,5 @@ FAMILY = Family(
         r"embedding_projection/kernel": (None, "model"),
         r"output_projection/kernel": ("model", None),
     },
-    below_layers=r"(token|position)_embedding|embedding_projection",
-    above_layers=r"final_norm|head|output_(projection|embedding)",
     hf_module="decoders.gpt.opt",
 )

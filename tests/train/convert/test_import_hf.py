@@ -80,7 +80,9 @@ def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params)
 
 @pytest.mark.slow
 def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_path):
-    body = DistilBertConfig(**SIZES)
+    body = DistilBertConfig(
+        vocab_size=16, max_length=32, num_layers=2, d_model=16, num_heads=2, head="none"
+    )
     params = models.init_params(models.create(body), jax.random.key(0))
     (tmp_path / "distil").mkdir()
     write_weights(tmp_path / "distil", body, params)
