@@ -28,6 +28,7 @@ FAMILIES = {
     "bert": "encoders",
     "roberta": "encoders",
     "distilbert": "encoders",
+    "electra": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",

@@ -11,6 +11,7 @@ from flaxzoo import models, train
 from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
+from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.train.distributed import sharding
 
 from ..support.archetypes import cases
@@ -32,6 +33,7 @@ CONFIGS = {
     ),
     "Transformer": models.EncoderDecoderConfig(**SIZES, d_ff=24),
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
+    "ELECTRA": ElectraConfig(**SIZES, d_embedding=8),
 }
 DRAW = np.random.default_rng(0)
 SOURCE, TARGET = DRAW.integers(1, 32, (8, 12)), DRAW.integers(1, 32, (8, 10))
@@ -49,7 +51,7 @@ def case(request):
     params = tree.unflatten([x + rng.normal(0, 0.1, x.shape).astype(np.float32) for x in leaves])
     apply = jax.jit(lambda params, inputs: model.apply({"params": params}, **inputs).logits)
     inputs = {"input_ids": SOURCE}
-    if request.param != "BERT":
+    if model.config.head == "seq2seq_lm":
         inputs["decoder_input_ids"] = TARGET
     return model, params, lambda **inputs: np.asarray(apply(params, inputs)), inputs
 

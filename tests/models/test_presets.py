@@ -42,6 +42,15 @@ ENCODERS = {
 }
 
 
+# (L, D, N, width of the embeddings) of table 6 of Clark et al. 2020, and the numbers of parameters
+# of transformers' ElectraModel and ElectraForPreTraining.
+ELECTRA = {
+    "electra-small": (12, 256, 4, 128, 13_483_008, 13_549_057),
+    "electra-base": (12, 768, 12, 768, 108_891_648, 109_483_009),
+    "electra-large": (24, 1024, 16, 1024, 334_092_288, 335_142_913),
+}
+
+
 # (V, L, D, N, F) of section 5.1 and table 3 of Vaswani et al. 2017.
 TRANSLATORS = {
     "transformer-base": (37000, 6, 512, 8, 2048),
@@ -79,7 +88,9 @@ def test_every_preset_is_checked_here():
     configs = {families()[name].config for name in ("gpt", "transformer", *ENCODER_FAMILIES)}
     presets = {name for name, p in models.presets().items() if type(p.config) in configs}
     variations = {f"transformer-{name}" for name in (*TABLE_3, "learned")}
-    assert presets == SIZES.keys() | ENCODERS.keys() | TRANSLATORS.keys() | variations
+    assert (
+        presets == SIZES.keys() | ENCODERS.keys() | ELECTRA.keys() | TRANSLATORS.keys() | variations
+    )
 
 
 def layer_size(D):
@@ -132,6 +143,17 @@ def test_parameter_count_of_encoders(name):
         assert f"{(body + pooler) / 1e6:.0f}M without" in preset.note
     if name == "distilbert-base":
         assert f"{body / 1e6:.0f}M without" in preset.note
+
+
+@pytest.mark.parametrize("name", ELECTRA)
+def test_parameter_count_of_electra(name):
+    preset, (L, D, N, E, body, total) = models.presets()[name], ELECTRA[name]
+    config = preset.config
+    assert (config.num_layers, config.d_model, config.num_heads) == (L, D, N)
+    assert config.position_dim == E
+    assert count(dataclasses.replace(config, head="none")) == body
+    assert count(config) == total
+    check_printed(preset, total, name == "electra-base")
 
 
 def translator_size(V, layers, D, F, keys, values):

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT against tiny random models of transformers, head by head."""
+"""Encoders against tiny random models of transformers, head by head."""
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,14 @@ FAMILIES = {
         "type_vocab_size": 1,
         "layer_norm_eps": 1e-5,
     },
+    "Electra": {
+        **USUAL,
+        "embedding_size": 12,
+        "max_position_embeddings": P,
+        "hidden_act": "silu",
+        "type_vocab_size": 2,
+        "summary_last_dropout": 0.0,
+    },
     "DistilBert": {
         "dim": D,
         "n_layers": L,
@@ -72,16 +80,23 @@ HEADS = {  # our head: the end of their class's name
     "multiple_choice": "ForMultipleChoice",
     "causal_lm": "ForCausalLM",
 }
+OF_ELECTRA = {"replaced_token_detection": "ForPreTraining"}
 ONLY_BERT = ("pretraining", "next_sentence")
 CASES = [
     *(("Bert", head) for head in HEADS),
     *(("Roberta", head) for head in HEADS if head not in ONLY_BERT),
-    *(("DistilBert", head) for head in HEADS if head not in (*ONLY_BERT, "causal_lm")),
+    *(
+        (family, head)
+        for family in ("DistilBert", "Electra")
+        for head in HEADS
+        if head not in (*ONLY_BERT, "causal_lm")
+    ),
+    *(("Electra", head) for head in OF_ELECTRA),
 ]
 
 
 def class_name(family, head):
-    name = family + HEADS[head]
+    name = family + (HEADS | OF_ELECTRA)[head]
     return "BertLMHeadModel" if name == "BertForCausalLM" else name
 
 
@@ -114,7 +129,7 @@ def inputs(family, head):
     mask = (np.arange(P) < np.broadcast_to(lengths, shape)).astype(np.int64)
     # RoBERTa's positions are counted by the padding id.
     given = {"input_ids": np.where(mask, ids, 1), "attention_mask": mask}
-    if family == "Bert":
+    if family in ("Bert", "Electra"):
         given["token_type_ids"] = rng.integers(0, 2, shape)
     return given
 
@@ -149,7 +164,7 @@ def test_answers(tmp_path, family, head):
     hidden = expected.hidden_states[-1].numpy()[rows]
     np.testing.assert_allclose(output.last_hidden_state[rows], hidden, rtol=0, atol=1e-5)
     for name in NAMES.get(head, ("logits",)):
-        if name == "pooler_output" and family == "DistilBert":
+        if name == "pooler_output" and family in ("DistilBert", "Electra"):
             assert output.pooler_output is None
             continue
         wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
@@ -219,7 +234,7 @@ def test_every_gradient(tmp_path, family, head):
     @jax.value_and_grad
     def loss_and_gradient(params):
         output = model.apply({"params": params}, **given, masked_positions=positions)
-        assert output.projection.hidden.shape == (3, 3, D)
+        assert output.projection.hidden.shape[:2] == (3, 3)
         masked = cross_entropy(
             output.projection, jnp.asarray(words), jnp.asarray(weights, jnp.float32)
         )

@@ -99,6 +99,7 @@ GEMMA = {
 FAMILIES = {
     "bert": ("wordpiece", "BertTokenizer"),
     "distilbert": ("wordpiece", "DistilBertTokenizer"),
+    "electra": ("wordpiece", "ElectraTokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
     "bart": ("roberta", "BartTokenizer"),
     "opt": ("roberta", "GPT2Tokenizer"),

@@ -85,6 +85,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "ForMaskedLM",
         {"dim": SIZE, "hidden_dim": SIZE, "n_layers": 2, "n_heads": 4},
     ),
+    "Electra": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
     "T5": ("ForConditionalGeneration", T5),
     "MT5": ("ForConditionalGeneration", T5),
     "Bart": ("ForConditionalGeneration", BOTH),
@@ -159,6 +160,7 @@ def modules_of(family, *kinds):
 
 def head_of(family):
     names = {"Bert": "decoder", "Roberta": "lm_head.decoder", "DistilBert": "vocab_projector"}
+    names["Electra"] = "generator_lm_head"
     return names.get(family, "lm_head")
 
 

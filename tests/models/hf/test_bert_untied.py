@@ -1,4 +1,4 @@
-"""Heads of BERT, RoBERTa and DistilBERT with a vocabulary matrix of their own, both directions."""
+"""Heads of encoders with a vocabulary matrix of their own, both directions."""
 
 from typing import Any
 
@@ -28,6 +28,7 @@ CLASSES = {
     "BertLMHeadModel": ("Bert", BERT | {"is_decoder": True}),
     "RobertaForMaskedLM": ("Roberta", BERT | {"pad_token_id": 1}),
     "DistilBertForMaskedLM": ("DistilBert", DISTIL),
+    "ElectraForMaskedLM": ("Electra", BERT | {"embedding_size": 6}),
 }
 
 

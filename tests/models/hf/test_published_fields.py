@@ -11,7 +11,18 @@ from flaxzoo.models.hf.tensor_mapping import WeightsError
 FAMILIES = (
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3Text"),
     *("Phi3", "GPTNeo", "GPTJ", "GPTNeoX", "OPT", "Bloom", "GPT2", "OpenAIGPT"),
-    *("T5", "MT5", "Bart", "MBart", "Marian", "Pegasus", "Bert", "Roberta", "DistilBert"),
+    *(
+        "T5",
+        "MT5",
+        "Bart",
+        "MBart",
+        "Marian",
+        "Pegasus",
+        "Bert",
+        "Roberta",
+        "DistilBert",
+        "Electra",
+    ),
 )
 OF_VERSION_4 = {
     **{name: values[0] for name, values in UNUSED.items()},

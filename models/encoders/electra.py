@@ -1,0 +1,76 @@
+"""ELECTRA: a BERT that learns to tell replaced tokens from the text's own.
+
+Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
+section 2 and table 6. A small generator, an ELECTRA with the head `masked_lm`, fills in masked
+words, and the discriminator finds them. Embeddings may be narrower than the layers. As in the
+authors' code there is no pooler; classifiers pool the first token with gelu.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from ..config import Activation
+from ..registry import Family, Preset
+from .encoder import (
+    ENCODER_AXES,
+    ENCODER_HEADS,
+    Encoder,
+    EncoderConfig,
+    head_field,
+    smallest_inputs,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ElectraConfig(EncoderConfig):
+    """An ELECTRA and its head.
+
+    Raises:
+      UserError: a size is out of range, or the head needs labels and has none.
+    """
+
+    pooler_activation: ClassVar[str] = "gelu"
+    head_activation: ClassVar[Activation | None] = "gelu"
+
+    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Number of token types, which tell the two parts of an input apart."""
+    d_embedding: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Width of the embeddings, if not D; a linear map leads to D."""
+    head: str = head_field(
+        (*ENCODER_HEADS, "replaced_token_detection"), default="replaced_token_detection"
+    )
+
+
+class ELECTRA(Encoder):
+    """An ELECTRA with its head."""
+
+
+def _preset(published: str, sizes: tuple[int, int, int], note: str = "", **fields: int) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads)."""
+    names = "num_layers", "d_model", "num_heads"
+    sized = dict(zip(names, sizes, strict=True)) | fields
+    config = ElectraConfig(vocab_size=30522, max_length=512, **sized)
+    return Preset(config, "Clark et al. 2020", published, note)
+
+
+PRESETS: dict[str, Preset] = {
+    "electra-small": _preset("14M", (12, 256, 4), d_embedding=128),
+    "electra-base": _preset("110M", (12, 768, 12), "the paper says 110M, its sizes make 109M"),
+    "electra-large": _preset("335M", (24, 1024, 16)),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "electra-small": 13_549_057, "electra-base": 109_483_009, "electra-large": 335_142_913,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=ElectraConfig,
+    module=ELECTRA,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    smallest_inputs=smallest_inputs,
+    parameter_axes=ENCODER_AXES,
+    hf_module="encoders.electra",
+)
