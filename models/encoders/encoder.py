@@ -1,8 +1,8 @@
 """The mechanism of the encoders: what lies around their layers.
 
-Embeddings of tokens, positions and token types, normalized; layers in which every token sees all
-others; and a head. A family derives its configuration and its module from the two classes here and
-states its differences (`electra.py` is an example).
+The sum of the embeddings (tokens, positions, token types) is normalized. In the layers every token
+attends to all others. A head reads the result. A family derives its configuration and its module
+from the two classes here and states its differences (`electra.py` is an example).
 
 The layer is that of Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
 language understanding", section 3: normalization after each residual sum. Difference from the
