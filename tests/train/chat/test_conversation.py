@@ -138,6 +138,9 @@ def test_the_command_reads_turns_and_commands_from_its_input(
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["content"] for row in rows if row["role"] != "assistant"] == ["Be brief.", "Who?"]
     assert rows[-1]["content"] in printed.out
+    before = (tmp_path / "t-1.jsonl").read_text()  # /reset loses nothing
+    assert '"Hello"' in before
+    assert "Who?" not in before
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 200 + "\n"))
     assert main(["chat", "x"]) == 2
     assert "shorten them" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The command `flaxzoo chat`."""
 
 import dataclasses
+import itertools
 import os
 import sys
 import unicodedata
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = """\
 /system TEXT  give the model other instructions; without a text none
-/reset        forget all turns
+/reset        forget all turns; with --transcript they are kept in a file NAME-1
 /save FILE    write the conversation as JSON lines
 /help         show these commands
 /exit         end (also Ctrl-D)"""
@@ -106,7 +107,7 @@ def chat_command(arguments: list[str]) -> None:
             if line.startswith("/"):
                 if line.split()[0] == "/exit":
                     return
-                _obey(conversation, line)
+                _obey(conversation, line, parsed.transcript)
             elif line.strip():
                 _answer(conversation, line, parsed.transcript)
         except UserError as error:
@@ -136,6 +137,12 @@ def _answer(conversation: "Conversation", line: str, transcript: Path | None) ->
         conversation.save(transcript)
 
 
+def _unused_name(path: Path) -> Path:
+    """Returns the first of `NAME-1.jsonl`, `NAME-2.jsonl`, … that does not exist."""
+    names = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
 def _printable(text: str) -> str:
     """Returns a text without control characters, which a terminal would obey."""
     kept = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "?" for c in text)
@@ -151,13 +158,18 @@ def _lines(interactive: bool) -> Iterator[str]:
             return
 
 
-def _obey(conversation: "Conversation", line: str) -> None:
+def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> None:
     """Carries out a line that begins with a slash."""
     command, _, text = line.partition(" ")
     text = text.strip()
     if command == "/system":
         conversation.instructions = text or None
     elif command == "/reset":
+        if transcript is not None and conversation.turns:
+            # The next turn overwrites the transcript.
+            kept = _unused_name(transcript)
+            conversation.save(kept)
+            log(f"kept the turns until here in {kept}")
         conversation.reset()
     elif command == "/save":
         if not text:
