@@ -45,6 +45,11 @@ class StepNotTaken(Exception):
     """
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a count with its noun: "1 file", "3,000 files"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def similar_names(name: str, valid: Sequence[str]) -> list[str]:
     """Returns up to three of `valid` that `name` may be a misspelling of."""
     return difflib.get_close_matches(name, valid, n=3, cutoff=0.4)

@@ -9,7 +9,7 @@ De Meulder 2003).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.files import Line
 from .labelled_names import LabelledSource
 from .labelled_records import source_lines
@@ -72,7 +72,7 @@ def _sentence(rows: list[tuple[str, int, list[str]]], column: int | None) -> Sen
     for _, number, row in rows:
         if column is not None and column > len(row):
             raise DataError(
-                f"{file} line {number} has {len(row)} columns, so there is no column "
+                f"{file} line {number} has {counted(len(row), 'column')}, so there is no column "
                 f"{column}: name the tags' column as #COLUMN, or leave it out for the last"
             )
     if len(cells) < 2:
@@ -118,8 +118,8 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
         width = width or len(cells)
         if len(cells) != width:
             raise DataError(
-                f"{file} line {number} has {len(cells)} columns where the first has {width}: "
-                f"give every word as many, separated by {'tabs' if tabs else 'blanks'}"
+                f"{file} line {number} has {counted(len(cells), 'column')} where the first "
+                f"has {width}: give every word as many, separated by {'tabs' if tabs else 'blanks'}"
             )
         rows.append((file, number, cells))
     if rows:

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.hashing import digest
 from .documents import HashSplit, SourceLike, Split, as_source, text_digest
 from .in_memory import KIND, Examples
@@ -223,15 +223,10 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
 def _open_files(name: str, rest: str) -> FilePairs:
     files = rest.split(",")
     if len(files) != 2 or not all(files):
-        number = _counted(len(list(filter(None, files))), "file")
+        number = counted(len(list(filter(None, files))), "file")
         raise DataError(f"source {name!r} names {number}: write {FORMS['pairs']}")
     source, target = (_existing(Path(file).expanduser(), name) for file in files)
     return FilePairs(name, source, target)
-
-
-def _counted(number: int, what: str) -> str:
-    """Formats a count with its noun: "1 file", "3 files"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _existing(path: Path, name: str) -> Path:
@@ -254,7 +249,7 @@ def _open_published(source: LabelledSource) -> PublishedRecords:
 def _with_two_fields(source: LabelledSource) -> LabelledSource:
     if len(source.fields) != 2:
         raise DataError(
-            f"{source.name!r} names {_counted(len(source.fields), 'field')}: name the source's "
+            f"{source.name!r} names {counted(len(source.fields), 'field')}: name the source's "
             f"and the target's, as {FORMS[source.kind]}"
         )
     return source

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.files import file_lines, matching_files
 from ..filters.conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
@@ -221,9 +221,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
 
 
 def _wrong_width(row: _Row, first: _Row, kind: str) -> str:
-    seen = (
-        f"{row.location} has {len(row.cells)} columns where the first line has {len(first.cells)}"
-    )
+    seen = f"{row.location} has {counted(len(row.cells), 'column')}, the first {len(first.cells)}"
     if kind == "csv":
         return f"{seen}: put a cell that contains a comma in double quotes"
     return f"{seen}: separate the columns by one tab each, and put none inside a text"
@@ -292,8 +290,8 @@ def _check_customary(
     if width != max(int(part) for field in source.fields for part in field.split("+")):
         named = f" ({', '.join(first.cells)})" if looks_like_names else ""
         raise DataError(
-            f"{first.location} has {width} columns{named}: name {roles.description} after a #, in "
-            "this order, as #2,4 or by the names in the first line"
+            f"{first.location} has {counted(width, 'column')}{named}: name {roles.description} "
+            "after a #, in this order, as #2,4 or by the names in the first line"
         )
 
 
@@ -306,7 +304,7 @@ def _column(field: str, first: _Row) -> int:
         return int(field) - 1
     if field.isdecimal():
         raise DataError(
-            f"{first.location} has {len(cells)} columns, so there is no column {field}: "
+            f"{first.location} has {counted(len(cells), 'column')}, so there is no column {field}: "
             "name others after a #, counted from 1"
         )
     raise DataError(

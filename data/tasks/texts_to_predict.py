@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.files import Line, input_lines
 from ..common.json_lines import parse_line, pick
 from ..filters.conditions import keeps
@@ -86,9 +86,9 @@ class TextReader:
             if len(texts) > 2 or (not self.imported and len(texts) != len(self.fields)):
                 reads = "1 or 2" if self.imported else str(len(self.fields))
                 raise DataError(
-                    f"{location} has {len(texts)} columns where this model reads {reads}: give "
-                    "its texts alone, separated by tabs, or name a file of labeled examples as "
-                    f"tsv:{file}#LABEL,TEXT[,TEXT_B]"
+                    f"{location} has {counted(len(texts), 'column')} where this model reads "
+                    f"{reads}: give its texts alone, separated by tabs, or name a file of labeled "
+                    f"examples as tsv:{file}#LABEL,TEXT[,TEXT_B]"
                 )
             yield Record(location, tuple(texts))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ...data.common.errors import counted
 from ..config import TrainConfig
 from .chips import DEFAULT_MEMORY_FRACTION, GIB, MEMORY_FRACTION, Gpu, memory_fraction
 from .plan import Estimate, Plan, used_bytes
@@ -28,7 +29,7 @@ def format_mesh(mesh: dict[str, int]) -> str:
 
 def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
     """Yields the lines that `flaxzoo plan` prints."""
-    yield f"{plan.topology}: {plan.num_devices:,} devices, {format_mesh(plan.mesh)}"
+    yield f"{plan.topology}: {counted(plan.num_devices, 'device')}, {format_mesh(plan.mesh)}"
     yield (
         f"a step: {config.batch_size:,} sequences of {config.data.length:,} tokens, micro-batches "
         f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
@@ -159,7 +160,7 @@ def _work(plan: Plan) -> Iterator[str]:
         ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
         why = ": recomputed or done on several" if ratio > 1 else ""
         if ratio < 1:
-            why = ": masked pairs are left out"
+            why = ": no masked pairs, no gradients of frozen parameters"
         yield (
             f"  each device  {plan.device_flops:.3g} FLOPs (all devices together {ratio:.2f} × the "
             f"model's{why}), HBM bytes read and written: {format_bytes(plan.hbm_bytes)}"
