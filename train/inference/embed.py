@@ -88,7 +88,7 @@ class TextEmbedder(TextModel):
 
         Args:
             texts: the texts; those longer than the model reads are truncated.
-            log: called with how many were truncated.
+            log: called with how many were truncated, and how many have no token.
             prompt_name: the name of one of the model's prompts, a text to stand before each text;
               by default that of the settings, if any.
 
@@ -109,6 +109,8 @@ class TextEmbedder(TextModel):
         if truncated:
             log(f"{truncated:,} of {len(ids):,} texts truncated: longer than {longest} tokens")
         ids = [frame.join(tokenizer.truncated(row, room)).ids for row in ids]
+        if empty := sum(not row for row in ids):
+            log(f"{empty:,} of {len(ids):,} texts have no token: their vector is 0")
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
