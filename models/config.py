@@ -7,10 +7,13 @@ rematerialization); it may change from one machine to the next without changing 
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ..data.common.errors import UserError, check_choices, check_types
 from .rotary_scaling import RotaryScaling
+
+if TYPE_CHECKING:
+    from .nn.typing import Array
 
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
@@ -287,6 +290,11 @@ class TransformerConfig:
     def scores_by_distance(self) -> bool:
         """Whether scores of attention depend on the distance of query and key."""
         return self.positions in BY_DISTANCE
+
+    def score_scale(self, layer: "int | Array") -> "float | Array":
+        """Returns the factor of the attention scores of a layer, counted from 0."""
+        del layer
+        return self.key_dim**-0.5 if self.scale_scores else 1.0
 
     @property
     def head_dim(self) -> int:

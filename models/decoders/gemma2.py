@@ -14,7 +14,7 @@ import flax.linen as nn
 from ...data.common.errors import UserError
 from ..config import Activation, Settings
 from ..nn.attention import MultiHeadAttention
-from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout, fold_in
+from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
@@ -54,6 +54,11 @@ class Gemma2Config(MixedDecoderConfig):
             if value is not None and not value > 0:
                 raise UserError(f"{name} {value} must be above 0, for example 50")
 
+    def score_scale(self, layer: int | Array) -> float:
+        """Returns the factor of the attention scores, the same in every layer."""
+        del layer
+        return self.score_divisor**-0.5
+
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Factor of the token embeddings, √D."""
@@ -74,29 +79,18 @@ class Gemma2Layer(Layer[Gemma2Config]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            y,
-            context.mask_of(inputs.index),
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            scale=c.score_divisor**-0.5,
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-            positions=context.positions_of(inputs.index),
-        )
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_output_norm")(y)
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_norm")(x)
-        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_output_norm")(y)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights)
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
-from ..nn.attention import MultiHeadAttention
-from ..nn.cache import Cache, LayerCache
+from ..nn.cache import Cache
 from ..nn.heads import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.layers import RowKeys, fold_in
 from ..nn.masks import AnyArray, AttentionMask, Size
 from ..nn.stack import (
     Layer,
     LayerContext,
-    LayerInputs,
     LayerOutputs,
     make_layer_context,
     prepare_inputs,
@@ -25,44 +23,6 @@ from ..nn.stack import (
 from ..nn.typing import Array, Bool, Float, Int
 
 Config = TypeVar("Config", bound=TransformerConfig)
-
-
-CROSS = 1
-"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
-
-
-def attend_to_source(
-    attention: MultiHeadAttention,
-    x: Float[Array, "B T D"],
-    inputs: LayerInputs,
-    context: LayerContext,
-    *,
-    rng: RowKeys | None,
-) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
-    """Attends to the source; returns its keys and values too where a cache is to keep them.
-
-    Args:
-      attention: the module of a decoder's layer.
-      x: its input.
-      inputs: the inputs of that layer.
-      context: the inputs that all layers share.
-      rng: keys of dropout in that layer.
-    """
-    # Keys and values of the source: those of an earlier call, or projected by this one.
-    source = context.encoder_hidden_states if inputs.cross is None else inputs.cross
-    assert source is not None
-    assert context.cross_mask is not None
-    head_mask = context.cross_head_mask
-    y, cross, weights = attention(
-        x,
-        context.cross_mask,
-        rng=fold_in(rng, CROSS),
-        output_attentions=context.output_attentions,
-        encoder_hidden_states=source,
-        head_mask=None if head_mask is None else head_mask[inputs.index],
-    )
-    # The cache keeps the projected source once; later calls only read it.
-    return y, cross if inputs.cache is not None and inputs.cross is None else None, weights
 
 
 class Stack(nn.Module, Generic[Config]):

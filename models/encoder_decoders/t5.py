@@ -22,7 +22,7 @@ import flax.linen as nn
 
 from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings, TransformerConfig
-from ..nn.attention import MultiHeadAttention
+from ..nn.attention import AttentionContext, MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
 from ..nn.heads import Projection
 from ..nn.layers import (
@@ -33,7 +33,6 @@ from ..nn.layers import (
     RMSNorm,
     RowKeys,
     dropout,
-    fold_in,
 )
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
@@ -41,7 +40,7 @@ from ..nn.positions import make_positions
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs, run_layers
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
-from .seq2seq_lm import Seq2SeqLM, Stack, attend_to_source, one_token_each
+from .seq2seq_lm import Seq2SeqLM, Stack, one_token_each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,33 +134,19 @@ class T5EncoderLayer(Layer[T5Config]):
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
-        rng = fold_in(context.rng, inputs.index)
-        x, outputs = self.self_attend(x, inputs, context, rng)
-        return self.transform(x, rng), outputs
+        own = context.self_attention(inputs)
+        x, outputs = self.self_attend(x, own)
+        return self.transform(x, own.rng), outputs
 
     def self_attend(
-        self,
-        x: Float[Array, "B T D"],
-        inputs: LayerInputs,
-        context: LayerContext,
-        rng: RowKeys | None,
+        self, x: Float[Array, "B T D"], own: AttentionContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Adds what each token reads from the tokens of its own side."""
         c, e = self.config, self.execution
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        y, cache, weights = MultiHeadAttention(c, e, output_std, name="attention")(
-            y,
-            context.mask,
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, cache, weights = MultiHeadAttention(c, e, output_std, name="attention")(y, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         return x, LayerOutputs(cache, weights)
 
@@ -184,18 +169,18 @@ class T5DecoderLayer(T5EncoderLayer):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
-        x, outputs = self.self_attend(x, inputs, context, rng)
+        own = context.self_attention(inputs)
+        x, outputs = self.self_attend(x, own)
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
         attention = MultiHeadAttention(c, e, output_std, name="cross_attention")
-        y, cross, weights = attend_to_source(attention, y, inputs, context, rng=rng)
-        y = dropout(y, c.dropout_rate, rng, "cross_attention")
+        y, cross, weights = attention(y, context.cross_attention(inputs))
+        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 
         outputs = dataclasses.replace(outputs, cross=cross, cross_attentions=weights)
-        return self.transform(x, rng), outputs
+        return self.transform(x, own.rng), outputs
 
 
 class T5Stack(Stack[T5Config]):

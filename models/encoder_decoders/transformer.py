@@ -38,7 +38,6 @@ from ..nn.layers import (
     LayerNorm,
     Residual,
     dropout,
-    fold_in,
 )
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
@@ -52,7 +51,7 @@ from ..nn.stack import (
 )
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
-from .seq2seq_lm import Seq2SeqLM, Stack, attend_to_source, one_token_each
+from .seq2seq_lm import Seq2SeqLM, Stack, one_token_each
 from .transformer_table3 import BASE, TABLE_3
 
 
@@ -173,23 +172,16 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            x,
-            context.mask,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(None, weights)
@@ -204,24 +196,17 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            y,
-            context.mask,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(None, weights)
 
@@ -235,32 +220,22 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            x,
-            context.mask,
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(attention, x, inputs, context, rng=rng)
-        y = dropout(y, c.dropout_rate, rng, "cross_attention")
+        y, cross, cross_weights = attention(x, context.cross_attention(inputs))
+        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
 
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
@@ -275,33 +250,23 @@ class PreNormDecoderLayer(DecoderLayer):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            y,
-            context.mask,
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
-        y, cross, cross_weights = attend_to_source(attention, y, inputs, context, rng=rng)
-        y = dropout(y, c.dropout_rate, rng, "cross_attention")
+        y, cross, cross_weights = attention(y, context.cross_attention(inputs))
+        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 

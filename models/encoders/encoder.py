@@ -40,7 +40,6 @@ from ..nn.layers import (
     Residual,
     RowKeys,
     dropout,
-    fold_in,
     row_keys,
 )
 from ..nn.masks import AnyArray
@@ -203,26 +202,16 @@ class PostNormLayer(Layer[EncoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(
-            x,
-            context.mask_of(inputs.index),
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-            positions=context.positions,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)

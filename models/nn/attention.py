@@ -6,10 +6,12 @@ decoding").
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from ..config import Execution, TransformerConfig
 from .cache import Keys, LayerCache, write_tokens
@@ -26,11 +28,9 @@ from .typing import Array, Bool, Float, Int
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""With so few queries, those of the heads that share keys are the rows of one product with these:
-XLA's CPU backend would otherwise copy all keys to another layout for every token. That is also the
-only form in which this backend has the product of a batch of bfloat16."""
-
-NO_POSITIONS = Positions()
+"""Up to this number of queries, the heads that share keys become rows of one matrix product. XLA's
+CPU backend would otherwise copy all keys to another layout for every token. It also has no other
+form of the batched product of bfloat16."""
 
 Scale = Float[Array, ""] | float | None
 """The factor of attention scores; None: 1 / √H."""
@@ -93,22 +93,59 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
     return (query * factor).astype(query.dtype)
 
 
-def _masked(
-    context: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
-) -> Float[Array, "B T N V"]:
-    """Multiplies each head's output by its factor: as if its weights had been multiplied."""
-    return context if head_mask is None else (context * head_mask[:, None]).astype(context.dtype)
+@struct.dataclass
+class AttentionContext:
+    """What a layer tells its attention about the tokens of a call.
+
+    `LayerContext.self_attention` and `LayerContext.cross_attention` make it.
+    """
+
+    mask: AttentionMask
+    """The keys that each query may attend to. If it is not materialized, a kernel computes
+    attention; there are then no cache, score terms or returned weights."""
+    positions: Positions = struct.field(default_factory=Positions)
+    """Positions of the tokens, for self-attention. Cached keys contain their positions, unless
+    these are relative."""
+    layer: Int[Array, ""] | int = 0
+    """Index of the layer."""
+    cache: LayerCache | None = None
+    """Keys and values of earlier calls."""
+    cache_index: Int[Array, ""] | int = 0
+    """The next slot of the cache to write."""
+    source: Float[Array, "B S D"] | LayerCache | None = None
+    """For cross-attention, the encoder's output, or keys and values projected from it."""
+    rng: RowKeys | None = None
+    """Dropout keys; None: no dropout."""
+    head_mask: Float[Array, " N"] | None = None
+    """Factor of each head's weights; 0 removes the head."""
+    earlier: EarlierTokens | None = None
+    """The tokens that the head convolution may read; None: there is no convolution."""
+    output_attentions: bool = struct.field(pytree_node=False, default=False)
+    """Whether to return the weights."""
+
+
+class Attended(NamedTuple):
+    """The result of attention."""
+
+    output: Float[Array, "B T D"]
+    cache: LayerCache | None
+    """The cache with the new tokens written; for cross-attention, the keys and values of the
+    source that this call projected. None: the call has no cache."""
+    weights: Float[Array, "B N T S"] | None
+    """Attention weights, if requested."""
 
 
 class MultiHeadAttention(nn.Module):
     """Attention of a sequence to itself, or to an encoder's output.
 
+    A subclass that overrides `score_terms` adds terms to the scores.
+
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
         `value_dim`); `attention_bias` adds biases to the four projections, `head_convolution` a
         convolution to three; with `attention` "simple" there are none, and queries, keys and values
-        are N parts of the input. `scale_scores` says whether scores are divided by √H, `score_cap`
-        how large they may be, `query_key_norm` whether queries and keys are normalized.
+        are N parts of the input. `score_cap` bounds the scores, `query_key_norm` normalizes queries
+        and keys.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -118,117 +155,120 @@ class MultiHeadAttention(nn.Module):
     output_init_std: float | None
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        mask: AttentionMask,
-        *,
-        cache: LayerCache | None = None,
-        index: Int[Array, ""] | int = 0,
-        rng: RowKeys | None = None,
-        output_attentions: bool = False,
-        encoder_hidden_states: Float[Array, "B S D"] | LayerCache | None = None,
-        scale: Scale = None,
-        positions: Positions = NO_POSITIONS,
-        bias: Float[Array, "#B N #T S"] | None = None,
-        head_mask: Float[Array, " N"] | None = None,
-        earlier: EarlierTokens | None = None,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None, Float[Array, "B N T S"] | None]:
-        """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output.
-
-        Args:
-          x: input of the sublayer.
-          mask: the keys that each query may attend to. If it is not materialized, a kernel
-            computes attention; there is then no cache, bias, or output of weights.
-          cache: keys and values of earlier calls.
-          index: the next slot of the cache to write.
-          rng: keys of dropout; None: no dropout.
-          output_attentions: whether to return the weights too.
-          encoder_hidden_states: the output of an encoder, or its projected keys and values.
-          scale: factor of the scores; by default 1 / √H, or 1 without `config.scale_scores`.
-          positions: of the tokens of `x`, for self-attention; cached keys contain theirs, unless
-            they are relative.
-          bias: added to the scaled scores.
-          head_mask: factor of each head's weights: 0 takes the head out.
-          earlier: the tokens that the convolution of heads may read; None: there is none.
-
-        Returns:
-          The output; the cache with slots `index … index + T` written, or the keys and values of
-          `encoder_hidden_states`; the weights if requested.
-        """
-        c = self.config
-        if scale is None and not c.scale_scores:
-            scale = 1.0
-        history = (None,) * 3 if cache is None or cache.recent is None else cache.recent
+    def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
+        """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output."""
+        c, positions = self.config, context.positions
+        history = (None,) * 3 if context.cache is None else context.cache.recent or (None,) * 3
         placed = positions.at_queries_keys(x)
         query = self._project("query", c.num_heads, c.key_dim, placed)
-        query, recent_query = self._convolve("query", query, earlier, history[0])
-        query = self._normalize("query_norm", query)
-        query = positions.at_projections(query)
-        query = query if positions.rotary is None else positions.rotary.rotate(query)
+        query, recent_query = self._convolve("query", query, context.earlier, history[0])
+        query = self._placed("query_norm", query, positions)
+        if isinstance(context.source, LayerCache):  # projected by an earlier call
+            keys = Keys(context.source.key, context.source.value)
+            return self._attend(query, keys, None, context)
 
-        if isinstance(encoder_hidden_states, LayerCache):
-            written = encoder_hidden_states
-            keys = Keys(written.key, written.value)
-        else:
-            own = encoder_hidden_states is None
-            source = placed if own else encoder_hidden_states
-            key = self._project("key", c.kv_heads, c.key_dim, source)
-            key, recent_key = self._convolve("key", key, earlier, history[1])
-            key = self._normalize("key_norm", key)
-            key = positions.at_projections(key)
-            key = key if positions.rotary is None else positions.rotary.rotate(key)
-            source = x if own else encoder_hidden_states
-            value = self._project("value", c.kv_heads, c.value_dim, source)
-            value, recent_value = self._convolve("value", value, earlier, history[2])
-            value = positions.at_projections(value)
-            if mask.values is None:
-                rate = c.attention_dropout_rate
-                fused = FusedAttention(
-                    self.execution.attention,
-                    mask.causal,
-                    mask.window,
-                    c.score_cap,
-                    dropout_rate=rate,
-                    name="fused",
-                )
-                context = fused(
-                    _scaled(query, scale),
-                    key,
-                    value,
-                    segments=mask.segments(),
-                    use_window=mask.use_window,
-                    keys=None if rng is None or rate == 0 else head_keys(rng, c.num_heads),
-                )
-                return self._output(_masked(context, head_mask)), None, None
-            key = jnp.einsum("BSKH->BKHS", key)
-            value = jnp.einsum("BSKH->BKSH", value)
-            keys, written = Keys(key, value), None if own else LayerCache(key, value)
-            if cache is not None:
-                written, keys = write_tokens(cache, key, value, index)
-            if recent_query is not None and recent_key is not None and recent_value is not None:
-                recent = recent_query, recent_key, recent_value
-                written = None if written is None else dataclasses.replace(written, recent=recent)
+        own = context.source is None
+        source = placed if context.source is None else context.source
+        key = self._project("key", c.kv_heads, c.key_dim, source)
+        key, recent_key = self._convolve("key", key, context.earlier, history[1])
+        key = self._placed("key_norm", key, positions)
+        source = x if context.source is None else context.source
+        value = self._project("value", c.kv_heads, c.value_dim, source)
+        value, recent_value = self._convolve("value", value, context.earlier, history[2])
+        value = positions.at_projections(value)
+        if context.mask.values is None:
+            return self._attend_fused(query, key, value, context)
 
-        visible = mask.materialize()
-        if keys.columns is not None:  # a ring has some of the slots
-            positions, visible = positions.of_keys(keys), keys.mask(visible)
-            bias = None if bias is None else keys.of_columns(bias)
-        for more in (positions.bias, self._relative_scores(query, scale, positions)):
-            bias = more if bias is None else bias if more is None else bias + more
+        key = jnp.einsum("BSKH->BKHS", key)
+        value = jnp.einsum("BSKH->BKSH", value)
+        keys, written = Keys(key, value), None
+        if context.cache is not None:
+            if own:
+                written, keys = write_tokens(context.cache, key, value, context.cache_index)
+            else:
+                written = LayerCache(key, value)
+        if recent_query is not None and recent_key is not None and recent_value is not None:
+            recent = recent_query, recent_key, recent_value
+            written = None if written is None else dataclasses.replace(written, recent=recent)
+        return self._attend(query, keys, written, context)
+
+    def score_terms(
+        self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
+    ) -> Float[Array, "#B #N #T S"] | None:
+        """Returns terms to add to the scores, or None: the seam for relative positions.
+
+        Args:
+          query: scaled queries.
+          keys: keys and values that are attended to.
+          context: with the positions of these keys.
+        """
+        del keys
+        positions = context.positions
+        if positions.distances is None:
+            return positions.bias
+        vectors = self._relative("keys", positions.distances, self.config.key_dim)
+        return relative_scores(query, positions.distances, vectors)
+
+    def _attend(
+        self,
+        query: Float[Array, "B T N H"],
+        keys: Keys,
+        written: LayerCache | None,
+        context: AttentionContext,
+    ) -> Attended:
+        """Computes attention by XLA, from the weights of all queries and keys."""
+        c = self.config
+        visible = context.mask.materialize()
+        if keys.columns is not None:  # a ring holds some of the slots
+            context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
+            visible = keys.mask(visible)
+        query = _scaled(query, c.score_scale(context.layer))
+        terms = self.score_terms(query, keys, context)
         weights = attention_weights(
-            query, keys.key, visible, scale=scale, bias=bias, cap=c.score_cap
+            query, keys.key, visible, scale=1.0, bias=terms, cap=c.score_cap
         )
-        dropped = drop_weights(weights, c.attention_dropout_rate, rng)
+        dropped = drop_weights(weights, c.attention_dropout_rate, context.rng)
         dropped = dropped.astype(keys.value.dtype)
-        context = weighted_values(dropped, keys.value)
-        if positions.distances is not None:
-            vectors = self._relative("values", positions.distances, c.value_dim)
-            context += relative_values(dropped, positions.distances, vectors)
-        if head_mask is not None:
-            weights = weights * head_mask[:, None, None]
-        context = _masked(context, head_mask)
-        return self._output(context), written, weights if output_attentions else None
+        attended = weighted_values(dropped, keys.value)
+        distances = context.positions.distances
+        if distances is not None:
+            vectors = self._relative("values", distances, c.value_dim)
+            attended += relative_values(dropped, distances, vectors)
+        if context.head_mask is not None:
+            weights = weights * context.head_mask[:, None, None]
+        output = self._output(attended, context.head_mask)
+        return Attended(output, written, weights if context.output_attentions else None)
+
+    def _attend_fused(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K V"],
+        context: AttentionContext,
+    ) -> Attended:
+        """Computes attention by the kernel of `execution`, which never holds all weights."""
+        c, mask = self.config, context.mask
+        rate = c.attention_dropout_rate
+        fused = FusedAttention(
+            self.execution.attention,
+            mask.causal,
+            mask.window,
+            c.score_cap,
+            dropout_rate=rate,
+            name="fused",
+        )
+        dropout_keys = None
+        if context.rng is not None and rate > 0:
+            dropout_keys = head_keys(context.rng, c.num_heads)
+        attended = fused(
+            _scaled(query, c.score_scale(context.layer)),
+            key,
+            value,
+            segments=mask.segments(),
+            use_window=mask.use_window,
+            keys=dropout_keys,
+        )
+        return Attended(self._output(attended, context.head_mask), None, None)
 
     def _convolve(
         self,
@@ -243,19 +283,15 @@ class MultiHeadAttention(nn.Module):
         convolution = HeadConvolution(width, self.execution, name=f"{name}_convolution")
         return convolution(x, earlier, history)
 
-    def _normalize(self, name: str, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+    def _placed(
+        self, norm: str, x: Float[Array, "B T N H"], positions: Positions
+    ) -> Float[Array, "B T N H"]:
+        """Normalizes queries or keys if the family does, and puts positions into them."""
         c = self.config
-        if not c.query_key_norm:
-            return x
-        return RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=name)(x)
-
-    def _relative_scores(
-        self, query: Float[Array, "B T N H"], scale: Scale, positions: Positions
-    ) -> Float[Array, "B N T S"] | None:
-        if positions.distances is None:
-            return None
-        vectors = self._relative("keys", positions.distances, self.config.key_dim)
-        return relative_scores(_scaled(query, scale), positions.distances, vectors)
+        if c.query_key_norm:
+            x = RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=norm)(x)
+        x = positions.at_projections(x)
+        return x if positions.rotary is None else positions.rotary.rotate(x)
 
     def _relative(
         self, name: str, distances: Float[Array, "#B #T S R"], size: int
@@ -275,7 +311,11 @@ class MultiHeadAttention(nn.Module):
         std = c.query_init_std if name == "query" else c.init_std
         return Linear(features, std, use_bias=c.attention_bias, execution=e, name=name)(x)
 
-    def _output(self, context: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
+    def _output(
+        self, context: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
+    ) -> Float[Array, "B T D"]:
+        if head_mask is not None:  # the same as multiplying the weights
+            context = (context * head_mask[:, None]).astype(context.dtype)
         if self.config.attention == "simple":
             return context.reshape(*context.shape[:2], -1)
         return Linear(

@@ -14,11 +14,12 @@ from jax.extend.core import Primitive
 
 from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
+from .attention import AttentionContext
 from .cache import Cache, LayerCache, LayerCaches
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .head_convolution import EarlierTokens, earlier_tokens
-from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys
+from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys, fold_in
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int, Params
@@ -26,6 +27,9 @@ from .typing import Array, Bool, Float, Int, Params
 Config = TypeVar("Config", bound=TransformerConfig)
 RematPolicy = Callable[..., bool]
 policies = jax.checkpoint_policies
+
+CROSS = 1
+"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
@@ -168,19 +172,39 @@ class LayerContext:
             return self.windowed_mask is not None and flags[0]
         return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
-    def mask_of(self, layer: int | Array) -> AttentionMask:
-        """Returns the mask of a layer."""
-        if self.windowed_mask is None:
-            return self.mask
-        return select_mask(self.is_windowed(layer), self.windowed_mask, self.mask)
+    def self_attention(self, inputs: LayerInputs) -> AttentionContext:
+        """Returns the context of a layer's self-attention; its `rng` serves the whole layer."""
+        layer = inputs.index
+        windowed = self.is_windowed(layer)
+        mask = self.mask
+        if self.windowed_mask is not None:
+            mask = select_mask(windowed, self.windowed_mask, mask)
+        return AttentionContext(
+            mask=mask,
+            positions=self.positions.of_layer(windowed),
+            layer=layer,
+            cache=inputs.cache,
+            cache_index=self.cache_index,
+            rng=fold_in(self.rng, layer),
+            head_mask=None if self.head_mask is None else self.head_mask[layer],
+            earlier=self.earlier,
+            output_attentions=self.output_attentions,
+        )
 
-    def positions_of(self, layer: int | Array) -> Positions:
-        """Returns the positions of the tokens as a layer uses them."""
-        return self.positions.of_layer(self.is_windowed(layer))
-
-    def head_mask_of(self, layer: int | Array) -> Float[Array, " N"] | None:
-        """Returns the factors of a layer's heads of self-attention, if there are any."""
-        return None if self.head_mask is None else self.head_mask[layer]
+    def cross_attention(self, inputs: LayerInputs) -> AttentionContext:
+        """Returns the context of a decoder layer's attention to the encoder's output."""
+        layer, head_mask = inputs.index, self.cross_head_mask
+        assert self.cross_mask is not None
+        return AttentionContext(
+            mask=self.cross_mask,
+            layer=layer,
+            # The first call with a cache projects the source; later calls only read it.
+            cache=inputs.cache if inputs.cross is None else None,
+            source=self.encoder_hidden_states if inputs.cross is None else inputs.cross,
+            rng=fold_in(fold_in(self.rng, layer), CROSS),
+            head_mask=None if head_mask is None else head_mask[layer],
+            output_attentions=self.output_attentions,
+        )
 
 
 def make_layer_context(

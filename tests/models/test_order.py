@@ -12,7 +12,7 @@ from flaxzoo import models
 from flaxzoo.data import TokenizerConfig, train_tokenizer
 from flaxzoo.data.tasks.template_reviews import template_reviews
 from flaxzoo.models.encoders.bert import BertLayer
-from flaxzoo.models.nn.attention import MultiHeadAttention
+from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.layers import FeedForward, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.stack import LayerInputs, make_layer_context
@@ -97,7 +97,8 @@ def test_a_permuted_input_gives_the_permuted_output(tiny, attention, part):
     def apply(x):
         if part == "attention":
             module = MultiHeadAttention(config, execution, None)
-            return module.apply({"params": params.get("attention", {})}, x, mask)[0]
+            context = AttentionContext(mask)
+            return module.apply({"params": params.get("attention", {})}, x, context)[0]
         context = make_layer_context(
             config, execution, mask, cache=None, rng=None, output_attentions=False
         )
@@ -118,7 +119,9 @@ def test_only_attention_carries_information_over_time(tiny):
     parts = {
         "feed_forward": lambda p, x: FeedForward(config, execution, None).apply(p, x),
         "attention_norm": lambda p, x: LayerNorm(1e-5, execution).apply(p, x),
-        "attention": lambda p, x: MultiHeadAttention(config, execution, None).apply(p, x, mask)[0],
+        "attention": lambda p, x: MultiHeadAttention(config, execution, None).apply(
+            p, x, AttentionContext(mask)
+        )[0],
     }
     for name, apply in parts.items():
         second = jax.jacobian(lambda x, a=apply, n=name: a({"params": params[n]}, x)[0, 1])(x)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models
-from flaxzoo.models.nn.attention import MultiHeadAttention
+from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.parameter_free_attention import simple_attention_weights
 from flaxzoo.models.registry import config_from_dict, config_to_dict
@@ -193,8 +193,9 @@ def test_heads_are_parts_of_the_input():
     attention = MultiHeadAttention(config, models.Execution(), None)
     x = jnp.asarray(RNG.normal(size=(2, 5, 12)), jnp.float32)
     mask = AttentionMask(5, 5, causal=True).materialized()
-    assert attention.init(jax.random.key(0), x, mask) == {}
-    found, _, weights = attention.apply({}, x, mask, output_attentions=True)
+    context = AttentionContext(mask, output_attentions=True)
+    assert attention.init(jax.random.key(0), x, context) == {}
+    found, _, weights = attention.apply({}, x, context)
     for head in range(3):
         part = x[..., 4 * head : 4 * head + 4]
         expected = models.simple_attention_weights(part, scale=0.5, causal=True)

@@ -50,7 +50,6 @@ from ...nn.layers import (
     Residual,
     RowKeys,
     dropout,
-    fold_in,
 )
 from ...nn.masks import AnyArray
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
@@ -174,7 +173,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
         """Returns the factor of the attention scores of a layer, counted from 0."""
-        scale = self.key_dim**-0.5 if self.scale_scores else 1.0
+        scale = super().score_scale(layer)
         return scale / (layer + 1) if self.scale_scores_by_layer else scale
 
     @property
@@ -208,28 +207,18 @@ class PreNormLayer(Layer[GPTConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
-            normed,
-            context.mask_of(inputs.index),
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            positions=context.positions,
-            scale=c.score_scale(inputs.index),
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        attention = MultiHeadAttention(c, e, c.output_init_std, name="attention")
+        y, cache, weights = attention(normed, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(normed if c.residual_of_norm else x, y)
 
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
-        y, router = feed_forward(c, e, normed, context=context, rng=rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y, router = feed_forward(c, e, normed, context=context, rng=own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(normed if c.residual_of_norm else x, y)
         return x, LayerOutputs(cache, weights, router=router)
 
@@ -243,27 +232,16 @@ class PostNormLayer(Layer[GPTConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
-            x,
-            context.mask_of(inputs.index),
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            positions=context.positions,
-            scale=c.score_scale(inputs.index),
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
+        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(x, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        y, router = feed_forward(c, e, x, context=context, rng=rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
+        y, router = feed_forward(c, e, x, context=context, rng=own.rng)
+        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="feed_forward_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, router=router)

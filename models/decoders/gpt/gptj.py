@@ -70,25 +70,15 @@ class GPTJLayer(Layer[GPTJConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        rng = fold_in(context.rng, inputs.index)
+        own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(
-            normed,
-            context.mask_of(inputs.index),
-            cache=inputs.cache,
-            index=context.cache_index,
-            rng=rng,
-            output_attentions=context.output_attentions,
-            positions=context.positions,
-            scale=c.score_scale(inputs.index),
-            head_mask=context.head_mask_of(inputs.index),
-            earlier=context.earlier,
-        )
-        y = dropout(y, c.dropout_rate, rng, "attention")
-        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(normed, rng)
-        z = dropout(z, c.dropout_rate, rng, "feed_forward")
+        attention = MultiHeadAttention(c, e, c.output_init_std, name="attention")
+        y, cache, weights = attention(normed, own)
+        y = dropout(y, c.dropout_rate, own.rng, "attention")
+        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(normed, own.rng)
+        z = dropout(z, c.dropout_rate, own.rng, "feed_forward")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = Residual(c, e, name="feed_forward_residual")(x, z)
         return x, LayerOutputs(cache, weights)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.decoders.llama import LlamaConfig
-from flaxzoo.models.nn.attention import MultiHeadAttention, attention_weights
+from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention, attention_weights
 from flaxzoo.models.nn.masks import AttentionMask
+from flaxzoo.models.nn.positions import Positions
 from flaxzoo.models.nn.relative_positions import RelativePositionBias, relative_buckets
 
 LLAMA = LlamaConfig(
@@ -65,9 +66,10 @@ def test_relative_biases_reach_the_scores():
 
     attention = MultiHeadAttention(LLAMA, models.Execution(), None)
     mask = AttentionMask(6, 6, None, None, causal=True).materialized()
-    variables = attention.init(jax.random.key(1), x, mask)
+    context = AttentionContext(mask, Positions(bias=bias), output_attentions=True)
+    variables = attention.init(jax.random.key(1), x, context)
     kernels = {name: p["kernel"] for name, p in variables["params"].items()}
-    found, _, weights = attention.apply(variables, x, mask, output_attentions=True, bias=bias)
+    found, _, weights = attention.apply(variables, x, context)
     expected = np.zeros(x.shape)
     for head in range(4):
         group = head // 2

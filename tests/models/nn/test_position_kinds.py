@@ -18,7 +18,7 @@ from flaxzoo.models.config import NOT_ADDED
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.nn.attention import MultiHeadAttention
+from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions, position_vectors
 from flaxzoo.train.distributed import sharding
@@ -228,7 +228,14 @@ def test_values_and_residual_stream_contain_no_positions_of_queries_and_keys(tin
 def attend(x, positions, kernels, **fields):
     """One head of attention with the given maps; the output map changes nothing."""
     config = models.GPTConfig(
-        vocab_size=2, max_length=8, num_layers=1, d_model=4, num_heads=1, use_bias=False, **fields
+        vocab_size=2,
+        max_length=8,
+        num_layers=1,
+        d_model=4,
+        num_heads=1,
+        use_bias=False,
+        scale_scores=False,
+        **fields,
     )
     attention = MultiHeadAttention(config, models.Execution(), None)
     params = {name: {"kernel": kernels[name][:, None]} for name in ("query", "key", "value")}
@@ -236,7 +243,7 @@ def attend(x, positions, kernels, **fields):
     params |= {k: {"embedding": v} for k, v in kernels.items() if k.startswith("relative")}
     mask = AttentionMask(x.shape[1], x.shape[1]).materialized()
     x = jnp.asarray(x)
-    return attention.apply({"params": params}, x, mask, positions=positions, scale=1.0)[0]
+    return attention.apply({"params": params}, x, AttentionContext(mask, positions))[0]
 
 
 def softmax(x):

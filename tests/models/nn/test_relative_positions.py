@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flaxzoo import models
-from flaxzoo.models.nn.attention import MultiHeadAttention
+from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions
 from flaxzoo.models.nn.relative_positions import clipped_distances, relative_buckets
@@ -41,10 +41,10 @@ def test_clipped_distances_are_vectors_of_shaw(causal):
     )
     attention = MultiHeadAttention(config, models.Execution(), 0.3)
     mask = AttentionMask(6, 6, causal=causal).materialized()
-    inputs = {"positions": Positions(distances=distances)}
-    variables = attention.init(jax.random.key(0), x, mask, **inputs)
+    inputs = AttentionContext(mask, Positions(distances=distances))
+    variables = attention.init(jax.random.key(0), x, inputs)
     params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), variables)
-    found, _, _ = attention.apply(params, x, mask, **inputs)
+    found, _, _ = attention.apply(params, x, inputs)
 
     params = params["params"]
     keys, values = (params[f"relative_{name}"]["embedding"] for name in ("keys", "values"))
