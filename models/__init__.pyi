@@ -35,7 +35,7 @@ from .init import init_params as init_params
 from .loading import load as load
 from .nn.cache import Cache as Cache
 from .nn.cache import init_cache as init_cache
-from .nn.layers import row_keys as row_keys
+from .nn.dropout import row_keys as row_keys
 from .nn.pooling import mean_pool as mean_pool
 from .nn.positions import binary_positions as binary_positions
 from .nn.positions import sinusoidal_positions as sinusoidal_positions

@@ -22,7 +22,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ...data.common.errors import UserError, suggest
 from ..init import init_params, parameter_shapes
 from ..model import Model
-from ..nn.layers import Linear, dropout, fold_in, row_keys
+from ..nn.dropout import dropout, fold_in, row_keys
+from ..nn.layers import Linear
 from ..nn.typing import Array, Float, Key, Params, PyTree
 from ..registry import create
 

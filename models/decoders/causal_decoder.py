@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ...data.common.errors import UserError
 from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
 from ..nn.cache import Cache, advance_cache
+from ..nn.dropout import RowKeys, dropout
 from ..nn.experts import config_of_call, real_tokens, stack_statistics
 from ..nn.heads import (
     CAUSAL_HEADS,
@@ -27,7 +28,7 @@ from ..nn.heads import (
     ValueHead,
     check_head,
 )
-from ..nn.layers import Embedding, RMSNorm, RowKeys, dropout
+from ..nn.layers import Embedding, RMSNorm
 from ..nn.masks import AnyArray
 from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions

@@ -14,7 +14,8 @@ import flax.linen as nn
 from ...data.common.errors import UserError
 from ..config import Activation, Settings
 from ..nn.attention import MultiHeadAttention
-from ..nn.layers import GatedFeedForward, Residual, RMSNorm, dropout
+from ..nn.dropout import dropout
+from ..nn.layers import GatedFeedForward, Residual, RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float

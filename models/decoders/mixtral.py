@@ -13,8 +13,9 @@ import flax.linen as nn
 from ...data.common.errors import UserError
 from ..config import MixtureConfig, Settings
 from ..nn.attention import MultiHeadAttention
+from ..nn.dropout import dropout
 from ..nn.experts import Experts
-from ..nn.layers import Residual, RMSNorm, dropout
+from ..nn.layers import Residual, RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float

@@ -12,7 +12,7 @@ from ...data.common.errors import UserError
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.cache import Cache, grow_cache, init_cache
-from ..nn.layers import RowKeys, fold_in
+from ..nn.dropout import RowKeys, fold_in
 from ..nn.typing import Array, Bool, Float, Int, Params
 from .banned_sequences import append_recent, last_tokens
 from .beam_adapters import last_logits

@@ -13,8 +13,8 @@ import numpy as np
 from ...data.common.errors import UserError, check_whole
 from ..config import TransformerConfig
 from ..model import Model
+from ..nn.dropout import RowKeys, row_keys
 from ..nn.heads import CAUSAL_HEADS, require_head
-from ..nn.layers import RowKeys, row_keys
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, beams_of

@@ -14,7 +14,7 @@ from flax import struct
 
 from ..model import Model
 from ..nn.cache import Cache, init_cache
-from ..nn.layers import RowKeys, fold_in
+from ..nn.dropout import RowKeys, fold_in
 from ..nn.typing import Array, Bool, Float, Int, Params
 from .beam_adapters import last_logits
 from .sample import SMALLEST_TEMPERATURE

@@ -15,8 +15,8 @@ from ...data.common.errors import UserError
 from ..model import Model
 from ..nn.attention import HIDDEN
 from ..nn.cache import Cache, grow_cache, init_cache
+from ..nn.dropout import fold_in
 from ..nn.heads import CausalLMOutput
-from ..nn.layers import fold_in
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .banned_sequences import BannedSequences, append_recent, banned_sequences, hide_banned

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings
+from ..nn.dropout import RowKeys, dropout
 from ..nn.heads import (
     HEADS,
     EncoderOutput,
@@ -28,7 +29,7 @@ from ..nn.heads import (
     Seq2SeqLMOutput,
     check_head,
 )
-from ..nn.layers import Linear, RowKeys, dropout
+from ..nn.layers import Linear
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.typing import Array, Int

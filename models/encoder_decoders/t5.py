@@ -24,16 +24,9 @@ from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings, TransformerConfig
 from ..nn.attention import AttentionContext, MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
+from ..nn.dropout import RowKeys, dropout
 from ..nn.heads import Projection
-from ..nn.layers import (
-    Embedding,
-    FeedForward,
-    GatedFeedForward,
-    Residual,
-    RMSNorm,
-    RowKeys,
-    dropout,
-)
+from ..nn.layers import Embedding, FeedForward, GatedFeedForward, Residual, RMSNorm
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from ..nn.positions import make_positions

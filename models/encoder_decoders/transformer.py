@@ -31,14 +31,9 @@ from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, TransformerConfig, divisors
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
+from ..nn.dropout import dropout
 from ..nn.heads import Projection
-from ..nn.layers import (
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    Residual,
-    dropout,
-)
+from ..nn.layers import Embedding, FeedForward, LayerNorm, Residual
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from ..nn.positions import make_positions

@@ -22,6 +22,7 @@ from ...data.common.errors import UserError
 from ..config import Activation, Execution, TransformerConfig
 from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
+from ..nn.dropout import RowKeys, dropout, row_keys
 from ..nn.heads import (
     HEADS,
     CausalLMOutput,
@@ -31,17 +32,7 @@ from ..nn.heads import (
     ModelOutput,
     check_head,
 )
-from ..nn.layers import (
-    ACTIVATIONS,
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    Residual,
-    RowKeys,
-    dropout,
-    row_keys,
-)
+from ..nn.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, Residual
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.pooling import pool

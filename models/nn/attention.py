@@ -15,9 +15,10 @@ from flax import struct
 
 from ..config import Execution, TransformerConfig
 from .cache import Keys, LayerCache, write_tokens
+from .dropout import RowKeys, drop_weights, head_keys
 from .fused_attention import FusedAttention
 from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RMSNorm, RowKeys, drop_weights, head_keys
+from .layers import Embedding, Linear, RMSNorm
 from .masks import AttentionMask
 from .positions import Positions
 from .relative_positions import relative_scores, relative_values

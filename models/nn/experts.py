@@ -26,7 +26,8 @@ from flax import struct
 
 from ..config import Execution, TransformerConfig
 from .cache import Cache
-from .layers import ACTIVATIONS, FeedForward, GatedFeedForward, RowKeys, fold_in
+from .dropout import RowKeys, fold_in
+from .layers import ACTIVATIONS, FeedForward, GatedFeedForward
 from .masks import AnyArray
 from .typing import Array, Bool, Float, Int
 

@@ -17,13 +17,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from .dropout import GROUP, HeadKeys
+from .kernels import KERNEL_RESIDUALS
 from .kernels.blockwise import (
     LARGEST_BLOCK,
     SMALLEST_BLOCK,
     block_size,
     blockwise_attention,
 )
-from .layers import GROUP, KERNEL_RESIDUALS, HeadKeys
 from .masks import Segments, Size
 from .typing import Array, Bool, Float
 

@@ -19,8 +19,9 @@ from flax import struct
 from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from .cache import Cache
+from .dropout import RowKeys, dropout
 from .experts import RouterStatistics
-from .layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RowKeys, affine, dropout
+from .layers import ACTIVATIONS, Embedding, LayerNorm, Linear, affine
 from .masks import AnyArray
 from .typing import Array, Float, Int
 

@@ -1,22 +1,18 @@
-"""The parts of a layer: affine maps and embeddings, norms, dropout, feed-forward blocks."""
+"""The parts of a layer: affine maps and embeddings, norms, feed-forward blocks."""
 
 import functools
 import math
-import zlib
 from collections.abc import Callable
-from typing import TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
-from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
-from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
-from .typing import Array, Bool, Float, Int, Key, UInt
+from .dropout import RowKeys, dropout
+from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
 """Numbers of rows for which the order of the operands on CPU was measured to matter (`affine`)."""
@@ -217,224 +213,6 @@ class Residual(nn.Module):
             return x + output
         scalar = self.param("scalar", nn.initializers.ones, (), self.execution.param_dtype)
         return x + scalar.astype(output.dtype) * output
-
-
-DROPOUT_MASK = "dropout_mask"
-"""The name under which rematerialization may keep the masks, one byte per element."""
-KERNEL_RESIDUALS = "kernel_residuals"
-"""The name under which it may keep what the backward pass of an attention kernel reads."""
-
-RowKeys = Key[Array, " B"]
-"""One key per sequence of a batch."""
-Keys = TypeVar("Keys", bound=RowKeys | None)
-
-
-def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> RowKeys:
-    """Returns one key per sequence, for `num_rows` sequences of a batch from `first_row` on."""
-    rows = jnp.arange(num_rows) + first_row
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, rows)
-
-
-def fold_in(rng: Keys, data: int | Array) -> Keys:
-    """Derives the keys of one layer, or of one dropout in it, by its number; None stays None."""
-    if rng is None:
-        return rng
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
-
-
-def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Array, "*shape 2"]:
-    """Returns the two words of each key of Threefry-2x32, by which this module draws.
-
-    Raises:
-      UserError: the keys are of another generator.
-    """
-    implementation = jax.random.key_impl(keys)
-    if str(implementation) != "threefry2x32":
-        raise UserError(
-            f"keys of {implementation} cannot draw what is dropped: give "
-            "jax.random.key(seed, impl='threefry2x32'), or no keys"
-        )
-    return jax.random.key_data(keys)
-
-
-def dropout(
-    x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, place: str
-) -> Float[Array, "B *rest"]:
-    """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
-
-    Srivastava et al. 2014. The mask depends on the sequence, not on the layout of the batch: every
-    sequence of the global batch has its own key, a function of seed, step and index. The mask is
-    therefore the same on one device and on many, for a whole batch and for micro-batches: all of
-    them train the same model. Without a key there is no dropout; there is no `deterministic`
-    switch.
-
-    The probability is rounded to a multiple of 2⁻¹⁶, so that one word of Threefry decides about
-    two elements.
-
-    Args:
-      x: any array whose first axis is the sequences.
-      rate: in [0, 1); 0 changes nothing.
-      rng: one key per sequence; None changes nothing.
-      place: the name of this dropout in its layer.
-
-    Raises:
-      UserError: the keys are not of Threefry-2x32.
-    """
-    if rate == 0 or rng is None:
-        return x
-    keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
-    size = x[0].size
-    counters = jnp.arange(-(-size // 2), dtype=jnp.uint32)
-    words = jax.vmap(lambda key: threefry_2x32(key, counters))(keys)
-    drawn = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape[0], -1)[:, :size]
-    keep = checkpoint_name(drawn.reshape(x.shape) >= dropped_below(rate), DROPOUT_MASK)
-    return jnp.where(keep, x / (1 - rate), 0)
-
-
-# Which attention weights are dropped is drawn by a function of (key of the head, query, key) that a
-# kernel can compute too, for any block, in any order and more than once.
-#
-# One block of Threefry-2x32 has 64 bits and decides about four keys of a query. They lie 8 apart,
-# because a TPU's registers have 8 rows: keys r, r + 8, r + 16 and r + 24 of each 32 keys have the
-# number g = 8 · (32 keys before) + r in common, and the counter is (query, g).
-
-GROUP = 32
-"""Keys of a query whose bits come from the same 8 Threefry blocks."""
-ROWS = 8
-"""Distance of the keys that share a block."""
-ROUNDS = 13
-"""Salmon et al., table 2: the fewest with which Threefry-2x32 passes BigCrush. (jax draws with 20,
-which here would be paid two or three times, once for each pass of a kernel.)"""
-
-_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-_PARITY = 0x1BD11BDA
-
-HeadKeys = UInt[Array, "B N 2"]
-"""One key of Threefry-2x32 for each head of each sequence: two words, uint32."""
-Word = UInt[Array, "..."]
-"""Words of 32 bits, uint32."""
-
-
-def threefry(
-    key: tuple[Word, Word], counter: tuple[Word, Word], rounds: int = ROUNDS
-) -> tuple[Word, Word]:
-    """Returns the words of Threefry-2x32 (Salmon et al. 2011, section 4), element by element."""
-    parity = key[0] ^ key[1] ^ np.uint32(_PARITY)
-    schedule = *key, parity
-    x, y = counter[0] + key[0], counter[1] + key[1]
-    for i in range(rounds):
-        left = _ROTATIONS[i // 4 % 2][i % 4]
-        x = x + y
-        y = x ^ (jax.lax.shift_left(y, np.uint32(left)) | _shift_right(y, 32 - left))
-        if i % 4 == 3:
-            step = i // 4 + 1
-            x = x + schedule[step % 3]
-            y = y + (schedule[(step + 1) % 3] + np.uint32(step))
-    return x, y
-
-
-def _shift_right(x: Word, by: int) -> Word:
-    return jax.lax.shift_right_logical(x, np.uint32(by))
-
-
-def dropped_below(rate: float) -> int:
-    """Returns the number that a draw of 16 bits must reach for its element to be kept."""
-    return min(round(rate * 2**16), 2**16 - 1)
-
-
-def draws(words: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Returns the 16 bits of the first, second, third and fourth key of a Threefry block."""
-    low, high = np.uint32(0xFFFF), 16
-    first, second = words
-    return first & low, _shift_right(first, high), second & low, _shift_right(second, high)
-
-
-def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
-    """Returns the keys of the heads' draws, from a layer's key for each sequence.
-
-    Raises:
-      UserError: the keys are not of Threefry-2x32, whose blocks the draws are.
-    """
-    rng = fold_in(rng, zlib.crc32(b"attention_weights"))
-    per_head = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-    return key_words(per_head(rng, jnp.arange(num_heads)))
-
-
-def kept_weights(
-    keys: HeadKeys,
-    num_queries: int,
-    num_keys: int,
-    rate: float,
-    *,
-    places: tuple[Int[Array, "B {num_queries}"], Int[Array, "B {num_keys}"]] | None = None,
-) -> Bool[Array, "B N {num_queries} {num_keys}"]:
-    """Returns whether each attention weight is kept, for all queries and keys or for some.
-
-    Args:
-      keys: from `head_keys`.
-      num_queries: T.
-      num_keys: S.
-      rate: probability that a weight is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
-      places: those of the queries and of the keys in their row. Each `GROUP` keys of the call
-        follow each other, from a multiple of `GROUP` on. None: the call has whole rows.
-    """
-    shape = num_queries, -(-num_keys // GROUP) * ROWS
-    query, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
-    if places is not None:
-        queries, firsts = places[0].astype(jnp.uint32), places[1][:, ::GROUP].astype(jnp.uint32)
-        query = queries[:, None, :, None]
-        number = firsts[..., None] // np.uint32(GROUP // ROWS) + jnp.arange(ROWS, dtype=jnp.uint32)
-        number = number.reshape(-1, 1, 1, shape[1])
-        query, number = jnp.broadcast_arrays(query, number)
-    first, second = (keys[..., word, None, None] for word in (0, 1))
-    words = threefry((first, second), (query, number))
-    # Without the barrier, XLA would compute a block anew for each of its four keys.
-    words = (x.reshape(*x.shape[:-1], -1, ROWS) for x in jax.lax.optimization_barrier(words))
-    below = dropped_below(rate)
-    kept = jax.lax.platform_dependent(
-        *words,
-        cpu=functools.partial(_kept_elementwise, below=below),
-        default=functools.partial(_kept_stacked, below=below),
-    )
-    return kept[..., :num_keys]
-
-
-def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "B N T S"]:
-    """Returns whether the elements are kept, from words [B, N, T, S / 32, 8]."""
-    # Flat, and bytes up to the barrier: with the axes of the weights, or as booleans, the compiler
-    # for TPUs (libtpu 0.0.42) ends with a segmentation fault for a scan of layers of 1,024 tokens
-    # whose masks are kept for the backward pass.
-    words = (x.reshape(-1, *x.shape[-2:]) for x in (first, second))
-    bytes_ = [(x >= below).astype(jnp.int8) for x in draws((next(words), next(words)))]
-    kept = jax.lax.optimization_barrier(jnp.stack(bytes_, axis=-2))
-    return kept.reshape(*first.shape[:3], -1) != 0
-
-
-def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "B N T S"]:
-    """Returns the same, in a sixth of the time on a CPU; a TPU would write words for each key."""
-    part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
-    both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
-    kept = jnp.where(part % 2 == 0, both & 0xFFFF, _shift_right(both, 16)) >= below
-    return kept.reshape(*kept.shape[:3], -1)
-
-
-def drop_weights(
-    weights: Float[Array, "B N T S"], rate: float, rng: RowKeys | None
-) -> Float[Array, "B N T S"]:
-    """Sets attention weights to 0 with probability `rate` and divides the others by 1 - rate.
-
-    The laws of `dropout` hold here too. The draws are those that a kernel can repeat.
-
-    Args:
-      weights: of all queries and keys.
-      rate: in [0, 1); 0 changes nothing.
-      rng: a layer's key for each sequence; None changes nothing.
-    """
-    if rate == 0 or rng is None:
-        return weights
-    _, num_heads, num_queries, num_keys = weights.shape
-    kept = kept_weights(head_keys(rng, num_heads), num_queries, num_keys, rate)
-    return jnp.where(checkpoint_name(kept, DROPOUT_MASK), weights / (1 - rate), 0)
 
 
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

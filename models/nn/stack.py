@@ -16,10 +16,11 @@ from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
 from .attention import AttentionContext
 from .cache import Cache, LayerCache, LayerCaches
+from .dropout import DROPOUT_MASK, RowKeys, fold_in
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .head_convolution import EarlierTokens, earlier_tokens
-from .layers import DROPOUT_MASK, KERNEL_RESIDUALS, RowKeys, fold_in
+from .kernels import KERNEL_RESIDUALS
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int, Params

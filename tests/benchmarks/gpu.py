@@ -234,8 +234,8 @@ def attention_functions(tiny: bool) -> dict[str, dict[str, Callable[..., Any]]]:
     import jax.numpy as jnp
     from flaxzoo import models
     from flaxzoo.models.nn.attention import attention_weights, weighted_values
+    from flaxzoo.models.nn.dropout import drop_weights, head_keys
     from flaxzoo.models.nn.fused_attention import FusedAttention
-    from flaxzoo.models.nn.layers import drop_weights, head_keys
     from flaxzoo.models.nn.masks import AttentionMask
 
     _, batch, length, heads, _ = attention_inputs(tiny).shape

@@ -37,7 +37,7 @@ def ours(layers: int, batches: dict[str, Any]) -> dict[str, Callable[[], float]]
     from flaxzoo import models, train
     from flaxzoo.models.decoding.rollout import sample_answers
     from flaxzoo.models.decoding.unstack_layers import unstack_layers
-    from flaxzoo.models.nn.layers import row_keys
+    from flaxzoo.models.nn.dropout import row_keys
 
     config = dataclasses.replace(models.preset("gpt2"), dropout_rate=0.0, num_layers=layers)
     model = models.create(config, models.Execution(remat="dots"))

@@ -35,8 +35,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from ...models.nn.dropout import GROUP, HeadKeys
 from ...models.nn.fused_attention import AttentionCall, refusal
-from ...models.nn.kernels import blockwise, splash_parts
+from ...models.nn.kernels import KERNEL_RESIDUALS, blockwise, splash_parts
 from ...models.nn.kernels.blockwise import (
     Attended,
     Band,
@@ -45,7 +46,6 @@ from ...models.nn.kernels.blockwise import (
     Inputs,
     merge,
 )
-from ...models.nn.layers import GROUP, KERNEL_RESIDUALS, HeadKeys
 from ...models.nn.masks import Segments
 from ...models.nn.typing import Array, Float, Int
 

@@ -26,8 +26,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ...data.common.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
+from ...models.nn.dropout import HeadKeys
 from ...models.nn.fused_attention import AttentionCall, FusedAttention
-from ...models.nn.layers import HeadKeys
 from ...models.nn.masks import Segments
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Array, Params, PyTree

@@ -19,7 +19,7 @@ from ...models.adapters.lora import LoRA
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
-from ...models.nn.layers import row_keys
+from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
 from ..distributed.expert_parallel import over_mesh
 from ..losses.cross_entropy import token_log_probs

@@ -9,7 +9,7 @@ import optax
 
 from ...data.common.errors import UserError
 from ...models.adapters.lora import LoRA
-from ...models.nn.layers import row_keys
+from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..distributed.fsdp import GradientFn
 from ..losses.objective import ApplyFn, Batch, Objective, Terms

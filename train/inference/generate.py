@@ -20,8 +20,8 @@ from ...models.decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
 from ...models.hf.generate import search_all
 from ...models.hf.generation_config import request_from_hf
 from ...models.model import Model
+from ...models.nn.dropout import RowKeys
 from ...models.nn.heads import CAUSAL_HEADS
-from ...models.nn.layers import RowKeys
 from ...models.nn.typing import Params
 from ..runs.load_run import generation_defaults
 from .bucketing import batches_by_length

@@ -16,7 +16,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
-from ...models.nn.layers import row_keys
+from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Int, Key, Params
 from ..config import TrainConfig
 from ..losses.eval_step import rows_at_once

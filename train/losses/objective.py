@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import UserError
-from ...models.nn.layers import fold_in
+from ...models.nn.dropout import fold_in
 from ...models.nn.typing import Array, Float, Params
 
 Batch = Mapping[str, Array]

@@ -23,6 +23,7 @@ from ....data.common.errors import UserError
 from ...config import Activation, Execution, MixtureConfig, TransformerConfig
 from ...nn.attention import MultiHeadAttention
 from ...nn.cache import Cache, advance_cache
+from ...nn.dropout import RowKeys, dropout
 from ...nn.experts import (
     Experts,
     RouterStatistics,
@@ -42,15 +43,7 @@ from ...nn.heads import (
     ValueHead,
     check_head,
 )
-from ...nn.layers import (
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    Residual,
-    RowKeys,
-    dropout,
-)
+from ...nn.layers import Embedding, FeedForward, LayerNorm, Linear, Residual
 from ...nn.masks import AnyArray
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.positions import make_positions

@@ -12,7 +12,8 @@ import flax.linen as nn
 from ....data.common.errors import UserError
 from ...config import Activation, PositionKind
 from ...nn.attention import MultiHeadAttention
-from ...nn.layers import FeedForward, LayerNorm, Residual, dropout, fold_in
+from ...nn.dropout import dropout
+from ...nn.layers import FeedForward, LayerNorm, Residual
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ...nn.typing import Array, Float

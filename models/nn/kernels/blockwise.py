@@ -19,9 +19,10 @@ import numpy as np
 from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
-from ..layers import GROUP, KERNEL_RESIDUALS, HeadKeys, kept_weights
+from ..dropout import GROUP, HeadKeys, kept_elements
 from ..masks import Segments
 from ..typing import Array, Bool, Float, Int
+from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
 """The score of a hidden key, and the logarithm of the sum of a query without keys. Finite, so that
@@ -181,7 +182,7 @@ class _Blocks(NamedTuple):
             _take(dropped.queries, i * rows, rows, 1),
             _take(dropped.keys, j * columns, columns, 1),
         )
-        kept = kept_weights(dropped.head_keys, rows, columns, dropped.rate, places=places)
+        kept = kept_elements(dropped.head_keys, rows, columns, dropped.rate, places=places)
         kept = kept.reshape(*self.query.shape[:3], rows, columns)
         return lambda weights: jnp.where(kept, weights / (1 - dropped.rate), 0)
 

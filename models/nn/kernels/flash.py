@@ -23,17 +23,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ..layers import (
-    GROUP,
-    KERNEL_RESIDUALS,
-    ROWS,
-    HeadKeys,
-    draws,
-    dropped_below,
-    threefry,
-)
+from ..dropout import GROUP, ROWS, HeadKeys, draws, dropped_below, threefry
 from ..masks import Segments
 from ..typing import Array, Float, Int
+from . import KERNEL_RESIDUALS
 
 BLOCKS = (512, 384, 256, 128)
 """Numbers of queries, and of keys, of a block: the first that divides them is taken."""

@@ -25,9 +25,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from ..layers import GROUP, KERNEL_RESIDUALS, ROWS, HeadKeys, draws, dropped_below, threefry
+from ..dropout import GROUP, ROWS, HeadKeys, draws, dropped_below, threefry
 from ..masks import Segments
 from ..typing import Array, Bool, Float, Int
+from . import KERNEL_RESIDUALS
 
 QUERIES = 64
 """Queries of a block of the forward pass, and of the gradients of queries."""

@@ -12,10 +12,10 @@ from flaxzoo import models
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.nn import fused_attention as attention_kernels
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
+from flaxzoo.models.nn.dropout import drop_weights, head_keys, kept_elements
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention, refusal
 from flaxzoo.models.nn.kernels import blockwise, flash_triton
 from flaxzoo.models.nn.kernels import flash as flash_kernel
-from flaxzoo.models.nn.layers import drop_weights, head_keys, kept_weights
 from flaxzoo.models.nn.masks import AttentionMask
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas
@@ -193,7 +193,7 @@ def test_a_kernel_drops_the_very_weights_that_xla_drops(kernel, request):
     mask = AttentionMask(T, 2 * T)
     attend = jax.jit(functools.partial(by_kernel, kernel, rate))
     weights = jnp.einsum("BTNS->BNTS", attend(query, key, value, mask))
-    kept = kept_weights(head_keys(ROWS, N), T, 2 * T, rate)
+    kept = kept_elements(head_keys(ROWS, N), T, 2 * T, rate)
     np.testing.assert_array_equal(weights != 0, kept)
     np.testing.assert_allclose(weights, kept / (2 * T * (1 - rate)), rtol=1e-5)
 

@@ -12,9 +12,9 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data import CausalLMData, TokenizerConfig
 from flaxzoo.models.nn.attention import attention_weights, weighted_values
+from flaxzoo.models.nn.dropout import drop_weights, head_keys
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
-from flaxzoo.models.nn.layers import drop_weights, head_keys
 from flaxzoo.models.nn.masks import causal_mask
 from flaxzoo.models.nn.stack import REMAT_POLICIES
 from flaxzoo.train.distributed import sharding

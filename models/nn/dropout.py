@@ -1,0 +1,226 @@
+"""Dropout of activations and of attention weights, drawn by counter.
+
+Srivastava et al. 2014. Whether an element is dropped is a function of (seed, step, sequence, layer
+and place, row, column). For activations, the row is the token and the column the feature; for
+attention weights, they are the query and the key. The draw therefore does not depend on the batch,
+its micro-batches or its devices, so that all of them train the same model. A device draws its part
+of a sharded sequence without communication, and an attention kernel draws any block in any order,
+and more than once.
+
+One block of Threefry-2x32 has 64 bits, which decide about four columns. They lie 8 apart, because a
+TPU's registers have 8 rows: columns r, r + 8, r + 16 and r + 24 of each 32 columns share the number
+g = 8 · (groups of 32 before) + r, and the counter of their block is (row, g).
+"""
+
+import functools
+import math
+import zlib
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from ...data.common.errors import UserError
+from .typing import Array, Bool, Float, Int, Key, UInt
+
+DROPOUT_MASK = "dropout_mask"
+"""The name under which rematerialization may keep the masks, one byte per element."""
+
+GROUP = 32
+"""Columns of a row whose bits come from the same 8 Threefry blocks."""
+ROWS = 8
+"""Distance of the columns that share a block."""
+ROUNDS = 13
+"""Salmon et al., table 2: the fewest with which Threefry-2x32 passes BigCrush. (jax draws with 20.
+A kernel draws two or three times, once for each of its passes.)"""
+
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+
+RowKeys = Key[Array, " B"]
+"""One key per sequence of a batch."""
+Keys = TypeVar("Keys", bound=RowKeys | None)
+HeadKeys = UInt[Array, "B N 2"]
+"""One key of Threefry-2x32 for each head of each sequence: two words, uint32."""
+Word = UInt[Array, "..."]
+"""Words of 32 bits, uint32."""
+Places = tuple[Int[Array, "B R"], Int[Array, "B C"]]
+"""The index of each row and of each column in the whole sequence."""
+
+
+def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> RowKeys:
+    """Returns one key per sequence, for `num_rows` sequences of a batch from `first_row` on."""
+    rows = jnp.arange(num_rows) + first_row
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, rows)
+
+
+def fold_in(rng: Keys, data: int | Array) -> Keys:
+    """Derives the keys of one layer, or of one dropout in it, by its number; None stays None."""
+    if rng is None:
+        return rng
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
+
+
+def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Array, "*shape 2"]:
+    """Returns the two words of each key of Threefry-2x32, by which this module draws.
+
+    Raises:
+      UserError: the keys are of another generator.
+    """
+    implementation = jax.random.key_impl(keys)
+    if str(implementation) != "threefry2x32":
+        raise UserError(
+            f"keys of {implementation} cannot draw what is dropped: give "
+            "jax.random.key(seed, impl='threefry2x32'), or no keys"
+        )
+    return jax.random.key_data(keys)
+
+
+def dropout(
+    x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, place: str
+) -> Float[Array, "B *rest"]:
+    """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
+
+    Without keys there is no dropout; there is no `deterministic` switch. The probability is rounded
+    to a multiple of 2⁻¹⁶.
+
+    Args:
+      x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
+      rate: in [0, 1); 0 changes nothing.
+      rng: one key per sequence; None changes nothing.
+      place: the name of this dropout in its layer.
+
+    Raises:
+      UserError: the keys are not of Threefry-2x32.
+    """
+    if rate == 0 or rng is None:
+        return x
+    keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
+    num_tokens = x.shape[1] if x.ndim > 2 else 1
+    num_features = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]
+    kept = kept_elements(keys, num_tokens, num_features, rate).reshape(x.shape)
+    return jnp.where(checkpoint_name(kept, DROPOUT_MASK), x / (1 - rate), 0)
+
+
+def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
+    """Returns the keys of the heads' draws, from a layer's key for each sequence.
+
+    Raises:
+      UserError: the keys are not of Threefry-2x32.
+    """
+    rng = fold_in(rng, zlib.crc32(b"attention_weights"))
+    per_head = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    return key_words(per_head(rng, jnp.arange(num_heads)))
+
+
+def drop_weights(
+    weights: Float[Array, "B N T S"], rate: float, rng: RowKeys | None
+) -> Float[Array, "B N T S"]:
+    """Sets attention weights to 0 with probability `rate` and divides the others by 1 - rate.
+
+    Args:
+      weights: of all queries and keys.
+      rate: in [0, 1); 0 changes nothing.
+      rng: a layer's key for each sequence; None changes nothing.
+    """
+    if rate == 0 or rng is None:
+        return weights
+    _, num_heads, num_queries, num_keys = weights.shape
+    kept = kept_elements(head_keys(rng, num_heads), num_queries, num_keys, rate)
+    return jnp.where(checkpoint_name(kept, DROPOUT_MASK), weights / (1 - rate), 0)
+
+
+def kept_elements(
+    keys: UInt[Array, "B *lead 2"],
+    num_rows: int,
+    num_columns: int,
+    rate: float,
+    *,
+    places: Places | None = None,
+) -> Bool[Array, "B *lead {num_rows} {num_columns}"]:
+    """Returns whether each element is kept, for all rows and columns or for some.
+
+    Args:
+      keys: two words for each matrix of R rows and C columns.
+      num_rows: R.
+      num_columns: C.
+      rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
+      places: the indices of the rows and columns. Each `GROUP` columns are consecutive, from a
+        multiple of `GROUP` on. None: they count from 0.
+    """
+    shape = num_rows, -(-num_columns // GROUP) * ROWS
+    row, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    if places is not None:
+        lead = (-1, *(1,) * (keys.ndim - 2))
+        row = places[0].astype(jnp.uint32).reshape(*lead, num_rows, 1)
+        firsts = places[1][:, ::GROUP].astype(jnp.uint32)[..., None] // np.uint32(GROUP // ROWS)
+        number = (firsts + jnp.arange(ROWS, dtype=jnp.uint32)).reshape(*lead, 1, shape[1])
+        row, number = jnp.broadcast_arrays(row, number)
+    first, second = (keys[..., word, None, None] for word in (0, 1))
+    words = threefry((first, second), (row, number))
+    # Without the barrier, XLA recomputes each block for each of its four columns.
+    words = (x.reshape(*x.shape[:-1], -1, ROWS) for x in jax.lax.optimization_barrier(words))
+    below = dropped_below(rate)
+    kept = jax.lax.platform_dependent(
+        *words,
+        cpu=functools.partial(_kept_elementwise, below=below),
+        default=functools.partial(_kept_stacked, below=below),
+    )
+    return kept[..., :num_columns]
+
+
+def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
+    """Returns whether the elements are kept, from words `[…, R, C / 32, 8]`."""
+    # Bytes up to the barrier: with booleans, the compiler for TPUs (libtpu 0.0.42) ends with a
+    # segmentation fault for a scan of layers of 1,024 tokens whose masks are kept for the backward
+    # pass. It does so, too, unless the axes of attention weights are flat.
+    lead = first.shape[:-2]
+    flat = (-1,) if len(lead) > 2 else lead
+    words = (x.reshape(*flat, *x.shape[-2:]) for x in (first, second))
+    bytes_ = [(x >= below).astype(jnp.int8) for x in draws((next(words), next(words)))]
+    kept = jax.lax.optimization_barrier(jnp.stack(bytes_, axis=-2))
+    return kept.reshape(*lead, -1) != 0
+
+
+def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
+    """Returns the same, in a sixth of the time on a CPU; a TPU would store words per column."""
+    part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
+    both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
+    kept = jnp.where(part % 2 == 0, both & 0xFFFF, _shift_right(both, 16)) >= below
+    return kept.reshape(*first.shape[:-2], -1)
+
+
+def threefry(
+    key: tuple[Word, Word], counter: tuple[Word, Word], rounds: int = ROUNDS
+) -> tuple[Word, Word]:
+    """Returns the words of Threefry-2x32 (Salmon et al. 2011, section 4), element by element."""
+    parity = key[0] ^ key[1] ^ np.uint32(_PARITY)
+    schedule = *key, parity
+    x, y = counter[0] + key[0], counter[1] + key[1]
+    for i in range(rounds):
+        left = _ROTATIONS[i // 4 % 2][i % 4]
+        x = x + y
+        y = x ^ (jax.lax.shift_left(y, np.uint32(left)) | _shift_right(y, 32 - left))
+        if i % 4 == 3:
+            step = i // 4 + 1
+            x = x + schedule[step % 3]
+            y = y + (schedule[(step + 1) % 3] + np.uint32(step))
+    return x, y
+
+
+def _shift_right(x: Word, by: int) -> Word:
+    return jax.lax.shift_right_logical(x, np.uint32(by))
+
+
+def dropped_below(rate: float) -> int:
+    """Returns the number that a draw of 16 bits must reach for its element to be kept."""
+    return min(round(rate * 2**16), 2**16 - 1)
+
+
+def draws(words: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Returns the 16 bits of the first, second, third and fourth column of a Threefry block."""
+    low, high = np.uint32(0xFFFF), 16
+    first, second = words
+    return first & low, _shift_right(first, high), second & low, _shift_right(second, high)
