@@ -13,7 +13,7 @@ from ..data.common.errors import UserError, check_choices, check_types
 from .rotary_scaling import RotaryScaling
 
 if TYPE_CHECKING:
-    from .nn.typing import Array
+    import jax
 
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
@@ -291,7 +291,7 @@ class TransformerConfig:
         """Whether scores of attention depend on the distance of query and key."""
         return self.positions in BY_DISTANCE
 
-    def score_scale(self, layer: "int | Array") -> "float | Array":
+    def score_scale(self, layer: "int | jax.Array") -> "float | jax.Array":
         """Returns the factor of the attention scores of a layer, counted from 0."""
         del layer
         return self.key_dim**-0.5 if self.scale_scores else 1.0
