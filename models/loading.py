@@ -33,6 +33,9 @@ from .registry import config_from_dict, create
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 PARAMS = "params"
+TOKENIZER = "tokenizer"
+IMPORTED_FROM = "imported_from"
+"""Key in the `config.json` of a run: the folder that was imported."""
 READINGS = 5
 """How often the newest checkpoint is looked for, while training removes it."""
 

@@ -31,7 +31,7 @@ KINDS, ORDER = f"{NN}/test_position_kinds.py", "tests/models/test_order.py"
 SIMPLE = "tests/models/test_parameter_free_attention.py"
 OPTIONS = f"{NN}/test_block_options.py"
 SUBWORDS = "tests/data/tokenizers/test_subwords.py"
-SCORES = "tests/train/inference/test_score_text.py"
+SCORES = "tests/models/text/test_score.py"
 PATTERNS = "tests/data/prompts/test_pattern.py"
 AGAINST_TORCH = "tests/parity/test_gpt_against_torch.py"
 ATTENTION_BOOK = "colab/06_lectures.ipynb"
@@ -40,7 +40,7 @@ POSITIONS_BOOK = "colab/07_lectures_positions.ipynb"
 PROOFS: dict[int, tuple[str, ...]] = {
     # 000: words as inputs, attention, heads.
     1: (f"{HERE}::test_a_dense_layer_grows_with_the_text_and_attention_does_not",),
-    2: ("tests/train/inference/test_attend.py::test_the_command_prints_tables_and_draws",),
+    2: ("tests/models/text/test_attend.py::test_the_command_prints_tables_and_draws",),
     3: (f"{NN}/test_attention.py::test_attention_by_hand",),
     4: (f"{AGAINST_TORCH}::test_answers", f"{SIMPLE}::test_the_worked_example"),
     5: (f"{HERE}::test_weights_grow_with_the_square_of_the_length_and_not_with_the_width",),
@@ -68,7 +68,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     26: (f"{PRESETS}::test_parameter_count_of_encoders",),
     # 000: BERT, and GPT.
     27: ("tests/train/recipes/test_presets.py::test_bert_in_one_phase_has_the_printed_numbers",),
-    28: ("tests/train/inference/test_fill_mask.py::test_train_is_more_probable_than_peanut",),
+    28: ("tests/models/text/test_fill_mask.py::test_train_is_more_probable_than_peanut",),
     29: ("tests/data/tasks/test_sequence_classification.py::test_a_binary_target_is_one_logit",),
     30: ("tests/train/objectives/test_tasks.py::test_a_head_learns",),
     31: ("tests/data/tasks/test_question_answering.py::test_decode_is_the_original_search",),
@@ -198,11 +198,11 @@ PROOFS: dict[int, tuple[str, ...]] = {
     121: (
         "tests/data/prompts/test_few_shot.py::"
         "test_the_same_seed_makes_the_same_prompt_and_more_shots_include_fewer",
-        "tests/train/prompting/test_answer.py::test_answers_end_at_the_line_feed",
+        "tests/models/text/prompting/test_answer.py::test_answers_end_at_the_line_feed",
     ),
     124: (f"{PRESETS}::test_where_the_architectures_differ",),
     128: (
-        "tests/train/prompting/test_prefix_tree.py::"
+        "tests/models/text/prompting/test_prefix_tree.py::"
         "test_examples_that_all_queries_share_are_computed_once",
     ),
     141: (f"{HERE}::test_a_model_does_not_see_the_letters_of_a_token",),

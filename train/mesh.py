@@ -1,28 +1,7 @@
-"""The mesh of devices: its axes, their sizes, and what is sharded over each."""
+"""The sizes of the device mesh, and how a step uses it."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
-
-import jax
-
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The sequences of a batch are sharded over all of them."""
-CONTEXT = "context"
-"""The tokens of a sequence are sharded over it."""
-MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
-
-MESH_AXES: dict[str | None, tuple[str, ...]] = {
-    "model": ("fsdp", "expert"),
-    "vocabulary": ("tensor",),
-    "heads": ("tensor",),
-    "feed_forward": ("tensor",),
-    "experts": ("expert",),
-    "layers": (),
-    None: (),
-}
-"""The axes of the mesh that each logical axis is sharded over, except for those over which an
-earlier dimension of the same parameter is sharded."""
 
 Parallel = Literal["jit", "pmap"]
 """jit: any mesh. pmap: data parallelism over the devices of one process."""
@@ -45,9 +24,3 @@ class MeshConfig:
     """Shards of the tokens of each sequence."""
     tensor: int = 1
     """Shards of the heads, the feed-forward layers and the vocabulary."""
-
-
-def automatic(axes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the axes of the mesh that the code being traced is not divided over by hand."""
-    by_hand = jax.sharding.get_abstract_mesh().manual_axes
-    return tuple(axis for axis in axes if axis not in by_hand)

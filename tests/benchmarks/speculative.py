@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from flaxzoo import models, train
+from flaxzoo import models
 
 PROMPTS = (
     "The for statement is used to",
@@ -47,7 +47,7 @@ def trained(folder: Path, size: str, steps: int) -> str:
     return str(run)
 
 
-def measured(generator: train.TextGenerator, rows: int, sampling: models.Sampling) -> float:
+def measured(generator: models.TextGenerator, rows: int, sampling: models.Sampling) -> float:
     """Returns the tokens a second of a round."""
     prompts = (PROMPTS * rows)[:rows]
     start = time.perf_counter()
@@ -60,7 +60,7 @@ def main() -> None:
     folder = Path(arguments.folder)
     run = arguments.run or trained(folder, "large", arguments.steps)
     draft = arguments.draft or trained(folder, "small", arguments.steps)
-    alone, small = (train.TextGenerator.of_run(name) for name in (run, draft))
+    alone, small = (models.TextGenerator.of_run(name) for name in (run, draft))
     sampling = models.Sampling(arguments.temperature)
     print(f"load {os.getloadavg()[0]:.2f}", flush=True)
     for number in arguments.draft_tokens:

@@ -10,18 +10,13 @@ from ...data.common.errors import RunError
 from ...data.common.json_text import JsonObject, JsonValue
 from ...models.adapters.base import BASE
 from ...models.config import TransformerConfig
+from ...models.finite import check_finite
 from ...models.hf.sentence_embedding import IN_RUN
 from ...models.init import parameter_shapes
-from ...models.loading import model_config, read_config, read_params, steps
+from ...models.loading import TOKENIZER, model_config, read_config, read_params, steps
 from ...models.nn.typing import Params
 from ...models.registry import create
-from ..runs.finite import check_finite
-from ..runs.params_only_run import (
-    AVERAGED_STEPS,
-    TOKENIZER,
-    check_not_existing,
-    make_params_only_run,
-)
+from ..runs.params_only_run import AVERAGED_STEPS, check_not_existing, make_params_only_run
 
 
 def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) -> list[int]:

@@ -19,6 +19,7 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
 from ...models.adapters.peft_export import save_adapter
+from ...models.finite import check_finite, load_finite
 from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
@@ -26,6 +27,7 @@ from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_se
 from ...models.hub import local_folder
 from ...models.loading import (
     CONFIG_FILE,
+    IMPORTED_FROM,
     chosen_step,
     is_foreign,
     load_adapters,
@@ -34,10 +36,10 @@ from ...models.loading import (
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Params
 from ...models.stablehlo import export_forward, input_names
+from ...models.text.folder import generation_defaults
 from ..config import TrainConfig
-from ..runs.finite import check_finite, load_finite
-from ..runs.load_run import TARGETS, generation_defaults, open_run
-from ..runs.params_only_run import IMPORTED_FROM, check_not_existing
+from ..runs.load_run import TARGETS, open_run
+from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
 

@@ -7,6 +7,7 @@ from ...data.common.errors import RunError
 from ...data.common.json_text import JsonObject
 from ...data.tokenizers.base import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
+from ...models.finite import check_finite
 from ...models.hf.generation_config import GENERATION
 from ...models.hf.save import check_vocabulary
 from ...models.hf.sentence_embedding import (
@@ -14,19 +15,13 @@ from ...models.hf.sentence_embedding import (
     read_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.loading import is_foreign, load, read_fields
+from ...models.loading import IMPORTED_FROM, is_foreign, load, read_fields
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
+from ...models.text.folder import beam_search_defaults, generation_defaults, vocabulary_note
 from ..config import to_dict
-from ..runs.finite import check_finite
-from ..runs.load_run import (
-    beam_search_defaults,
-    config_of_model,
-    generation_defaults,
-    open_run,
-    vocabulary_note,
-)
-from ..runs.params_only_run import IMPORTED_FROM, check_not_existing, make_params_only_run
+from ..runs.load_run import config_of_model, open_run
+from ..runs.params_only_run import check_not_existing, make_params_only_run
 from ..state import count_parameters
 
 TOKENIZER_FILE = "tokenizer.json"

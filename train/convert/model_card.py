@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...data.common.json_text import JsonObject
+from ...models.loading import IMPORTED_FROM
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..runs.custom import CUSTOM
 from ..runs.metrics_log import read_metrics
-from ..runs.params_only_run import AVERAGED_STEPS, IMPORTED_FROM, SAVED_FROM_PYTHON
+from ..runs.params_only_run import AVERAGED_STEPS, SAVED_FROM_PYTHON
 
 FILE = "README.md"
 _EMBEDS = """Vectors of texts:

@@ -11,20 +11,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ...models.config import TransformerConfig
+from ...models.mesh_axes import BATCH_AXES, CONTEXT, automatic
 from ...models.nn.experts import Choice, ExpertMixture, Kernels, combine
 from ...models.nn.typing import Array
-from .sharding import (
-    BATCH_AXES,
-    CONTEXT,
-    Apply,
-    Args,
-    Context,
-    Kwargs,
-    automatic,
-    constrain_activations,
-    current,
-    intercepted,
-)
+from .sharding import Apply, Args, Context, Kwargs, constrain_activations, current, intercepted
 
 EXPERT, WIDTH, HIDDEN = "expert", "fsdp", "tensor"
 

@@ -36,9 +36,10 @@ from jax.typing import DTypeLike
 
 from ...data.common.errors import UserError
 from ...models.config import Execution
+from ...models.mesh_axes import BATCH_AXES
 from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree
-from ..mesh import BATCH_AXES, Gather
+from ..mesh import Gather
 from ..optim.parameters import is_stacked, map_named, named, split_at_stack
 from ..state import TrainState
 from .sharding import Apply

@@ -10,9 +10,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from ...data.common.errors import UserError
+from ...models.mesh_axes import MESH_AXIS_NAMES
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import TrainConfig
-from ..mesh import MESH_AXIS_NAMES
 from .fsdp import Exchange, GradientFn
 
 AXIS = "devices"

@@ -26,13 +26,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ...data.common.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors
+from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
 from ...models.nn.dropout import HeadKeys
 from ...models.nn.fused_attention import AttentionCall, FusedAttention
 from ...models.nn.masks import Segments
 from ...models.nn.stack import Layer
 from ...models.nn.typing import Array, Params, PyTree
 from ...models.registry import families, family_of
-from ..mesh import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, MeshConfig, automatic
+from ..mesh import MeshConfig
 from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
 from .ring_attention import PART_KERNELS, Ring, ring_refusal

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ...data.common.errors import UserError
 from ...models.adapters.lora import LoRA, make_lora
 from ...models.init import init_params
+from ...models.mesh_axes import CONTEXT
 from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
@@ -23,7 +24,6 @@ from ..distributed.fsdp import Exchange, choose_exchanges, reading
 from ..distributed.multiprocess import greatest_everywhere
 from ..distributed.pmap import check_pmap, pmap_exchange
 from ..distributed.sharding import (
-    CONTEXT,
     batch_sharding,
     check_batch,
     make_mesh,

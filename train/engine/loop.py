@@ -21,12 +21,12 @@ from ...data.common.errors import NonFiniteLoss, RunError, StepNotTaken, UserErr
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import counted
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
-from ...models.loading import CHECKPOINTS, CONFIG_FILE, steps
+from ...models.loading import CHECKPOINTS, CONFIG_FILE, TOKENIZER, steps
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..distributed.sharding import has_virtual_devices
-from ..inference.final_sample import final_sample
+from ..evaluation.final_sample import final_sample
 from ..losses.eval_step import evaluate
 from ..losses.objective import Objective
 from ..objectives.tasks import objective_of, score, task_of
@@ -36,7 +36,6 @@ from ..runs.custom import Callback, Custom, MakeExamples
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.kept_folder import KeptFolder
 from ..runs.metrics_log import MetricsLog, read_metrics, wandb_of
-from ..runs.params_only_run import TOKENIZER
 from ..runs.report import REPORT_FILE, write_report
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock

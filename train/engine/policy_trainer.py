@@ -26,8 +26,8 @@ from ..distributed.sharding import (
     process_shard,
     shard_batch,
 )
-from ..inference.reward_model import RewardModel
-from ..inference.score_policy import ends_of_answers, evaluation_key
+from ..evaluation.reward_model import RewardModel
+from ..evaluation.score_policy import ends_of_answers, evaluation_key
 from ..losses.eval_step import EvaluatedBatch
 from ..losses.objective import Objective
 from ..optim.schedules import make_schedule

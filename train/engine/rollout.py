@@ -18,13 +18,13 @@ from ...data.chat.policy import RolloutConfig
 from ...models.adapters.lora import LoRA
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
+from ...models.mesh_axes import BATCH_AXES
 from ...models.model import Model
 from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
+from ...models.token_log_probs import token_log_probs
 from ..distributed.expert_parallel import over_mesh
-from ..losses.cross_entropy import token_log_probs
 from ..losses.objective import ApplyFn, Batch, Terms
-from ..mesh import BATCH_AXES
 from ..objectives.policy import group_advantages, leave_one_out_advantages
 from ..objectives.ppo import ppo_targets
 from .train_step import micro_batches

@@ -8,10 +8,8 @@ import numpy as np
 
 from ...models.adapters.lora import LoRA
 from ...models.nn.typing import ArrayLike, Params
+from ...models.text.bucketing import TOKENS_AT_ONCE
 from .objective import ApplyFn, Batch, Objective, Predictions, Terms
-
-TOKENS_AT_ONCE = 1 << 15
-"""As many fit on any device that a model fits on."""
 
 State = TypeVar("State")
 EvaluatedBatch = tuple[Terms, Terms, Predictions]

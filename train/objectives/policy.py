@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float
-from ..losses.cross_entropy import TokenLogProbs, token_log_probs
+from ...models.token_log_probs import TokenLogProbs, token_log_probs
 from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 
 PolicyLoss = Literal["dapo", "grpo", "bnpo", "dr_grpo"]

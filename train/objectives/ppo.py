@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Bool, Float, Int
-from ..losses.cross_entropy import token_log_probs
+from ...models.token_log_probs import token_log_probs
 from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 
 _POLICY = "loss/policy_avg"

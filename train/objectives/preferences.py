@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...models.nn.typing import Array, Float
-from ..losses.cross_entropy import token_log_probs
+from ...models.token_log_probs import token_log_probs
 from ..losses.objective import Batch, Inputs, Objective, Outputs, Terms
 
 PreferenceLoss = Literal["sigmoid", "robust", "hinge", "ipo"]

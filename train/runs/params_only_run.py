@@ -8,14 +8,11 @@ from ...data.common.atomic_io import new_folder
 from ...data.common.errors import RunError
 from ...data.common.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
-from ...models.loading import CHECKPOINTS, CONFIG_FILE, PARAMS
+from ...models.loading import CHECKPOINTS, CONFIG_FILE, IMPORTED_FROM, PARAMS, TOKENIZER
 from ...models.nn.typing import Params
 
-TOKENIZER = "tokenizer"
 AVERAGED_STEPS = "averaged_steps"
 """Key in its `config.json`: the steps of the checkpoints that were averaged."""
-IMPORTED_FROM = "imported_from"
-"""Key in its `config.json`: the folder that was imported."""
 SAVED_FROM_PYTHON = "saved_from_python"
 """Key in its `config.json`: whether `save_run` was told what the data of the model are."""
 ORIGINS = {

@@ -14,13 +14,13 @@ from ...data.common.progress import LogFn
 from ...data.dataset import PickledByFields, counted
 from ...data.sources.documents import default_cache_dir
 from ...models.config import TransformerConfig
+from ...models.finite import load_finite
 from ...models.hub import local_folder
 from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
 from ..losses.eval_step import rows_at_once
 from ..losses.objective import Batch
 from ..objectives.preferences import answer_log_probs, dpo
-from .finite import load_finite
 
 FOLDER = "reference"
 """The folder, in that of the cache, of log-probabilities that were computed before."""

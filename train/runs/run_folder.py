@@ -20,7 +20,7 @@ from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
 from ...models.hf.sentence_embedding import keep_embedding_settings
 from ...models.hub import local_folder
-from ...models.loading import CONFIG_FILE, chosen_step, model_config, read_config, steps
+from ...models.loading import CONFIG_FILE, TOKENIZER, chosen_step, model_config, read_config, steps
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
@@ -28,7 +28,7 @@ from ..objectives.tasks import task_of
 from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import open_run
-from .params_only_run import TOKENIZER, check_trainable
+from .params_only_run import check_trainable
 from .reference import with_reference
 
 SHOWN_CHANGES = 3

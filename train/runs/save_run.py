@@ -8,6 +8,7 @@ import jax
 from ...data.common.errors import RunError
 from ...data.tasks.base import DataConfig
 from ...data.tokenizers.base import Tokenizer
+from ...models.finite import check_finite
 from ...models.hf.save import check_vocabulary
 from ...models.hf.sentence_embedding import (
     IN_RUN,
@@ -19,7 +20,6 @@ from ...models.model import Model
 from ...models.nn.typing import Params
 from ..config import check_length, to_dict
 from ..objectives.tasks import task_of
-from .finite import check_finite
 from .load_run import config_of_model
 from .params_only_run import SAVED_FROM_PYTHON, make_params_only_run
 

@@ -48,7 +48,7 @@ def test_the_run_is_the_model(tmp_path, theirs, params):
     assert jax.tree.all(jax.tree.map(np.array_equal, again, params))
     _, tokenizer = train.open_run(tmp_path / "run")
     assert tokenizer.encode("The cats") == load_tokenizer(theirs).encode("The cats")
-    vectors = train.TextEmbedder.of_run(tmp_path / "run")(["the cat", "sat"])
+    vectors = models.TextEmbedder.of_run(tmp_path / "run")(["the cat", "sat"])
     assert vectors.shape == (2, 16)
 
 

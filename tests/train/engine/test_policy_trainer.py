@@ -13,7 +13,7 @@ from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
 from flaxzoo.train.engine.rollout import Rollout, targets_of
-from flaxzoo.train.inference.score_policy import ends_of_answers
+from flaxzoo.train.evaluation.score_policy import ends_of_answers
 from flaxzoo.train.runs.samples import read_samples
 
 from ...support.objective_runs import RUNS

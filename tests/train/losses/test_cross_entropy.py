@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flaxzoo.models import token_log_probs
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train import MeshConfig
 from flaxzoo.train.distributed.sharding import make_mesh
@@ -41,7 +42,7 @@ def with_gradient(loss, factor=1.0):
 @pytest.fixture
 def few_positions(monkeypatch):
     """At most 128 of each of two rows at a time."""
-    monkeypatch.setattr(losses, "MOST_POSITIONS", 256)
+    monkeypatch.setattr(token_log_probs, "MOST_POSITIONS", 256)
 
 
 def test_by_hand():
@@ -83,7 +84,7 @@ def test_the_chunk_changes_nothing(monkeypatch):
     arrays = problem(T=20)
     whole = with_gradient(ours)(*arrays)
     for positions in (6, 10):  # ten chunks of 2, four of 5
-        monkeypatch.setattr(losses, "MOST_POSITIONS", positions)
+        monkeypatch.setattr(token_log_probs, "MOST_POSITIONS", positions)
         cut = with_gradient(ours)(*arrays)
         for a, b in zip(jax.tree.leaves(cut), jax.tree.leaves(whole), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -101,14 +102,14 @@ def test_the_chunk_changes_nothing(monkeypatch):
     ],
 )
 def test_a_chunk_has_few_positions_and_hardly_pads(rows, length, chunk):
-    assert losses.chunk_length(rows, length) == chunk
+    assert token_log_probs.chunk_length(rows, length) == chunk
 
 
 def test_a_chunk_never_has_more():
     for rows, length in itertools.product(range(1, 1100, 7), (1, 2, 43, 76, 80, 128, 511, 1024)):
-        chunk = losses.chunk_length(rows, length)
+        chunk = token_log_probs.chunk_length(rows, length)
         assert 1 <= chunk <= length
-        assert rows * chunk <= losses.MOST_POSITIONS or chunk == 1
+        assert rows * chunk <= token_log_probs.MOST_POSITIONS or chunk == 1
 
 
 @pytest.mark.slow
@@ -135,7 +136,7 @@ def test_on_a_mesh_it_is_the_same(monkeypatch, sizes, length, with_bias):
         return cross_entropy(Projection(hidden, kernel, bias), labels, weights, 0.1).loss
 
     expected = jax.value_and_grad(loss, (0, 1, 2))(hidden, kernel, bias)
-    monkeypatch.setattr(losses, "MOST_POSITIONS", 4)
+    monkeypatch.setattr(token_log_probs, "MOST_POSITIONS", 4)
     mesh = make_mesh(MeshConfig(**sizes))
     with jax.sharding.set_mesh(mesh):
         ours = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(hidden, kernel, bias)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flaxzoo.models import token_log_probs as module
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train import MeshConfig, token_log_probs
 from flaxzoo.train.distributed.sharding import make_mesh
-from flaxzoo.train.losses import cross_entropy as losses
 
 
 def problem(B=2, T=20, D=6, V=50, dtype=jnp.float32):
@@ -61,7 +61,7 @@ def assert_close(actual, expected, atol=1e-6):
     ],
 )
 def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, temperature, length, with_bias):
-    monkeypatch.setattr(losses, "MOST_POSITIONS", 8)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 8)
     hidden, kernel, bias, labels, factors = problem(T=length)
     arrays = (hidden, kernel, bias if with_bias else None, labels)
     actual, expected = chunked(*arrays, temperature), whole(*arrays, temperature)
@@ -133,7 +133,7 @@ def test_eight_devices_are_one(monkeypatch, sizes):
     hidden, kernel, bias, labels, factors = problem(B=8, D=8)
     arrays = (hidden, kernel, bias, labels)
     expected = whole(*arrays, 0.7), gradients(whole, 0.7)(*arrays, factors)
-    monkeypatch.setattr(losses, "MOST_POSITIONS", 4)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 4)
     with jax.sharding.set_mesh(make_mesh(MeshConfig(**sizes))):
         values = jax.jit(chunked, static_argnums=4)(*arrays, 0.7)
         found = gradients(chunked, 0.7)(*arrays, factors)

@@ -163,7 +163,7 @@ def test_predict_wants_a_head(masked, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_fill_mask(pretrained, capsys):
-    filler = train.MaskFiller.of_run(pretrained)
+    filler = models.MaskFiller.of_run(pretrained)
     gaps = filler("the [MASK] sat on [MASK]", top_k=3)
     assert len(gaps) == 2
     for gap in gaps:

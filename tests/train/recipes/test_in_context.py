@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from flaxzoo import data, train
+from flaxzoo import data, models, train
 
 
 def test_an_episode_with_sixteen_examples_fits_the_context():
@@ -30,8 +30,8 @@ def test_examples_of_a_task_that_was_never_trained_on_raise_the_accuracy(tmp_pat
         sample_prompt=None,
     )
     train.train(config, tmp_path / "run")
-    found = train.few_shot_accuracy(
-        train.ContinuationScorer.of_run(tmp_path / "run"),
+    found = models.few_shot_accuracy(
+        models.ContinuationScorer.of_run(tmp_path / "run"),
         data.PATTERNS["patterns"],
         data.prompt_examples(copying),
         shots=(0, 4),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.decoding.request import Sampling
-from flaxzoo.train.inference.generate import TextGenerator
+from flaxzoo.models.text.generate import TextGenerator
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 

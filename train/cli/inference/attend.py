@@ -10,7 +10,7 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...inference.attend import Attention
+    from ....models.text.attend import Attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def attend_command(arguments: list[str]) -> None:
         raise UserError(f"--output {parsed.output} must end in .png: it is drawn as a PNG")
     enable_compilation_cache()
     from ....data.common.atomic_io import check_output_path, write_file
-    from ...inference.attend import TextAttention, draw_attention
+    from ....models.text.attend import TextAttention, draw_attention
 
     if parsed.output is not None:
         check_output_path(parsed.output, "-")

@@ -14,7 +14,7 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...chat.conversation import Conversation
+    from ....models.text.chat.conversation import Conversation
 
 COMMANDS = """\
 /system TEXT  give the model other instructions; without a text none
@@ -77,8 +77,8 @@ def chat_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ....data.tokenizers.base import check_unicode
     from ....data.tokenizers.chat_template import ChatTemplate
-    from ...chat.conversation import Conversation
-    from ...chat.tools.named import named_tool
+    from ....models.text.chat.conversation import Conversation
+    from ....models.text.chat.tools.named import named_tool
 
     conversation = Conversation.of_run(
         parsed.run,

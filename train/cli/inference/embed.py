@@ -52,7 +52,7 @@ def embed_command(arguments: list[str]) -> None:
 
     from ....data.common.atomic_io import check_output_path, write_file
     from ....data.common.files import read_lines
-    from ...inference.embed import TextEmbedder
+    from ....models.text.embed import TextEmbedder
 
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)

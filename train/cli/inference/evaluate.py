@@ -71,7 +71,7 @@ def evaluate_command(arguments: list[str]) -> None:
     if parsed.shots:
         _evaluate_shots(parsed)
         return
-    from ...inference.evaluate import losses_without_heads, score_run
+    from ...evaluation.evaluate import losses_without_heads, score_run
 
     if parsed.without_heads:
         if parsed.max_length is not None:
@@ -138,7 +138,7 @@ def _check(parsed: EvaluateArguments) -> None:
 
 def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
     """Prints the results of tasks of the harness, as a table and as JSON."""
-    from ...prompting.harness import evaluate_tasks, harness_model
+    from ....models.text.prompting.harness import evaluate_tasks, harness_model
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     results = evaluate_tasks(
@@ -158,8 +158,8 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
     """Prints the accuracy by the number of examples, as a table and as JSON."""
     from ....data.prompts.examples import prompt_examples
     from ....data.prompts.pattern import pattern_for, prompt_pattern
-    from ...prompting.continuations import ContinuationScorer
-    from ...prompting.few_shot import (
+    from ....models.text.prompting.continuations import ContinuationScorer
+    from ....models.text.prompting.few_shot import (
         LIMIT,
         check_picture,
         draw_accuracy,

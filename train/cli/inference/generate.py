@@ -9,7 +9,7 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...inference.generate import TextGenerator
+    from ....models.text.generate import TextGenerator
 
 SEPARATOR = "\n----\n"
 """Stands between texts."""
@@ -104,8 +104,8 @@ def generate_command(arguments: list[str]) -> None:
         raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
     from ....data.common.progress import Progress
-    from ...inference.completions import completed_to_json, read_prompts
-    from ...inference.generate import samples_to_json
+    from ....models.text.completions import completed_to_json, read_prompts
+    from ....models.text.generate import samples_to_json
 
     requested = parsed.requested()
     check_requested(parsed)
@@ -159,7 +159,7 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
         FileNotFoundError: there is no such run or checkpoint.
         UserError: a model does not continue texts, or the draft model is not one for it.
     """
-    from ...inference.generate import NUM_DRAFT_TOKENS, TextGenerator
+    from ....models.text.generate import NUM_DRAFT_TOKENS, TextGenerator
 
     generator = TextGenerator.of_run(run, step=parsed.step, log=log, max_length=parsed.max_length)
     if parsed.draft is None:
@@ -189,7 +189,7 @@ def check_requested(parsed: DecodingArguments) -> None:
             "out"
         )
     from ....models.decoding.generator import check_seed
-    from ...inference.generate import merged_request
+    from ....models.text.generate import merged_request
 
     check_seed(parsed.seed or 0)
     # The folder may set the number of beams, so without --num-beams the length penalty cannot be

@@ -32,7 +32,7 @@ def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
     parsed = parse(PredictArguments, arguments, "flaxzoo predict")
     enable_compilation_cache()
-    from ...inference.predict import predict
+    from ...evaluation.predict import predict
 
     for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
         print(to_json(prediction))
@@ -62,7 +62,7 @@ def fill_mask_command(arguments: list[str]) -> None:
     """Runs `flaxzoo fill-mask RUN TEXT`."""
     parsed = parse(FillMaskArguments, arguments, "flaxzoo fill-mask")
     enable_compilation_cache()
-    from ...inference.fill_mask import MaskFiller
+    from ....models.text.fill_mask import MaskFiller
 
     filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)
     if parsed.words is not None:

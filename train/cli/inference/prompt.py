@@ -93,7 +93,7 @@ def prompt_command(arguments: list[str]) -> None:
         return
     enable_compilation_cache()
     from ....data.common.progress import Progress
-    from ...prompting.answer import answer_queries
+    from ....models.text.prompting.answer import answer_queries
 
     check_requested(parsed)
     generator = open_generator(parsed, parsed.run)

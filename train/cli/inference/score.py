@@ -11,7 +11,7 @@ from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, RunName, log, parse
 
 if TYPE_CHECKING:
-    from ...inference.score_text import NextWord, TextScore, TokenScore
+    from ....models.text.score import NextWord, TextScore, TokenScore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def score_command(arguments: list[str]) -> None:
         raise UserError("--whole reads one text of --input, without a source: leave it out")
     enable_compilation_cache()
     from ....data.common.files import read_lines, text_lines
-    from ...inference.score_text import TextScorer
+    from ....models.text.score import TextScorer
 
     texts = list(parsed.text) if parsed.input is None else []
     if parsed.input is not None and parsed.whole:
@@ -135,7 +135,7 @@ def next_command(arguments: list[str]) -> None:
     """Runs `flaxzoo next RUN TEXT`."""
     parsed = parse(NextArguments, arguments, "flaxzoo next")
     enable_compilation_cache()
-    from ...inference.score_text import TextScorer
+    from ....models.text.score import TextScorer
 
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
     if parsed.words is None:

@@ -47,7 +47,7 @@ def translate_command(arguments: list[str]) -> None:
     from ....data.common.atomic_io import check_output_path, write_file
     from ....data.common.files import text_lines
     from ....data.common.progress import Progress
-    from ...inference.translate import TextTranslator, note_of_empty, to_lines
+    from ....models.text.translate import TextTranslator, note_of_empty, to_lines
 
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)

@@ -1,0 +1,78 @@
+"""Refuses parameters and outputs that are not finite numbers, before anything is made of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data.common.errors import RunError
+from .loading import load
+from .nn.typing import Params, PyTree
+from .registry import create
+
+
+def load_finite(
+    folder: str | Path, *, step: int | None = None, max_length: int | None = None
+) -> tuple[Any, Params]:
+    """Loads a model like `models.load`, and checks its parameters.
+
+    Args:
+        folder: A run folder, one in Hugging Face's form, or a name on the hub.
+        step: Which checkpoint; by default the newest.
+        max_length: The longest input that the model is to read, in tokens, if not its own.
+
+    Raises:
+        RunError: A parameter is NaN or infinite.
+        UserError: The model's table of positions has another length.
+    """
+    model, params = load(folder, step=step)
+    check_finite(params, folder)
+    if max_length is not None:
+        model = create(model.config.with_max_length(max_length), model.execution)
+    return model, params
+
+
+def check_finite(
+    params: Params, owner: str | Path, remedy: str = "give another --step or another model"
+) -> None:
+    """Raises RunError if a parameter is NaN or infinite, and names the first.
+
+    Args:
+        params: Parameters.
+        owner: The folder they are from, or another name, for the message.
+        remedy: What can be done, for the message.
+    """
+    finite = jax.device_get(_all_finite(params))
+    bad = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, good in jax.tree.leaves_with_path(finite)
+        if not good
+    ]
+    if bad:
+        number = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
+        raise RunError(f"{owner} has NaN or infinity in {number}, first in {bad[0]}: {remedy}")
+
+
+@jax.jit
+def _all_finite(params: PyTree) -> PyTree:
+    """Returns for each array whether all of it is finite."""
+    return jax.tree.map(lambda x: jnp.isfinite(x).all(), params)
+
+
+def check_outputs(outputs: Mapping[str, object]) -> None:
+    """Raises RunError if an output is NaN or infinite, and names the first.
+
+    Args:
+        outputs: Arrays, numbers or words, by name.
+    """
+    for name, x in outputs.items():
+        array = np.asarray(x)
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)  # bfloat16, too
+        if is_float and not np.isfinite(array.astype(np.float32)).all():
+            raise RunError(
+                f"the model gives NaN or infinity as {name}: its parameters are too large; give "
+                "another --step or another model"
+            )

@@ -1,0 +1,1 @@
+"""From text to text: generation, translation, scores, embeddings, chat and prompts."""

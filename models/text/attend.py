@@ -1,0 +1,254 @@
+"""The attention weights of a text, from word to word, by layer and head."""
+
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import jax
+import numpy as np
+
+from ...data.common.errors import UserError, suggest
+from ...data.tokenizers.base import Tokenizer
+from ..finite import check_outputs
+from ..nn.heads import HEADS
+from ..nn.typing import Float
+from .text_model import TextModel
+from .translate import TextTranslator
+
+Part = Literal["cross", "encoder", "decoder"]
+"""The attention of an encoder-decoder: from target to source, within the source, or within the
+target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """The attention weights of a text, by words."""
+
+    queries: list[str]
+    """The Q words that attend."""
+    keys: list[str]
+    """The K words that are attended to."""
+    weights: Float[np.ndarray, "L N Q K"]
+    """The weights of each layer and head; each row sums to 1."""
+
+    def mean(self, layer: int | None = None, head: int | None = None) -> Float[np.ndarray, "Q K"]:
+        """Returns the mean weights over layers and heads, or those of one layer or head.
+
+        Args:
+            layer: a layer, from 1; None: the mean over all.
+            head: a head, from 1; None: the mean over all.
+
+        Raises:
+            UserError: there is no such layer or head.
+        """
+        return self.chosen(layer, head).mean(axis=(0, 1))
+
+    def chosen(
+        self, layer: int | None = None, head: int | None = None
+    ) -> Float[np.ndarray, "layers heads Q K"]:
+        """Returns the weights of one layer, one head or both; None selects all.
+
+        Raises:
+            UserError: there is no such layer or head.
+        """
+        weights = self.weights
+        for axis, (name, number) in enumerate((("layer", layer), ("head", head))):
+            size = self.weights.shape[axis]
+            if number is None:
+                continue
+            if not 1 <= number <= size:
+                raise UserError(f"{name} {number} must be from 1 to {size}")
+            weights = weights.take([number - 1], axis=axis)
+        return weights
+
+    def places(self, word: str) -> list[int]:
+        """Returns the indices of the queries equal to a word, ignoring case.
+
+        Raises:
+            UserError: no query equals the word.
+        """
+        found = [i for i, own in enumerate(self.queries) if own == word]
+        found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
+        if not found:
+            raise UserError(
+                f"the text has no word {word!r}: {suggest(word, sorted(set(self.queries)))}"
+            )
+        return found
+
+
+class TextAttention(TextModel):
+    """A model and its tokenizer, which return the attention weights of texts.
+
+    Example::
+
+        attend = models.TextAttention.of_run("runs/bert")
+        attention = attend("I ate in a restaurant because it was nice")
+        row = attention.mean(layer=2)[attention.places("it")[0]]
+        print(sorted(zip(row, attention.keys), reverse=True)[:3])
+
+    Args:
+        model: any model but one of multiple choice.
+        params: its parameters.
+        tokenizer: its tokenizer.
+    """
+
+    heads = tuple(name for name, head in HEADS.items() if not head.takes_choices)
+    refusal = "reads several texts at once"
+    remedy = "give the run that it was fine-tuned from"
+
+    def __call__(
+        self,
+        text: str,
+        *,
+        target: str | None = None,
+        part: Part | None = None,
+        by_token: bool = False,
+    ) -> Attention:
+        """Returns the attention weights of a text.
+
+        The weights from a word of several tokens are the mean over its tokens, and the weights to
+        the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
+        Punctuation marks are words, and so are the special tokens. They are those of the
+        tokenizer's frame.
+
+        Args:
+            text: the text; for an encoder-decoder the source.
+            target: for an encoder-decoder, the translation, by default the model's own. The query
+              at each position is the token that the decoder reads there.
+            part: for an encoder-decoder, which attention; by default cross-attention.
+            by_token: whether the weights are between tokens instead of words.
+
+        Raises:
+            UserError: the text is too long or empty, an argument for encoder-decoders is given
+              for another model, or a weight is NaN.
+        """
+        tokenizer, config = self._tokenizer, self._model.config
+        if part is not None and part not in get_args(Part):
+            raise UserError(f"part {part!r} is unknown: choose {', '.join(get_args(Part))}")
+        if config.head != "seq2seq_lm":
+            if target is not None or part is not None:
+                raise UserError("a target and a part are for an encoder-decoder: leave them out")
+            ids, offsets = tokenizer.encode_with_offsets(text)
+            outputs = self._run({"input_ids": ids})
+            weights = outputs.attentions
+            queries = keys = (text, ids, offsets, tokenizer)
+        else:
+            start = self._target_start
+            ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
+            ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
+            source = (text, ids, offsets, tokenizer)
+            own = target is None
+            if target is None:
+                translate = TextTranslator(self._model, self._params, tokenizer)
+                target = translate([text])[0][0].text
+            ids, offsets = tokenizer.target.encode_with_offsets(target, add_special_tokens=False)
+            if own:  # the model may have generated the same text with fewer tokens
+                ids, offsets = (
+                    ids[: config.max_length - len(start)],
+                    offsets[: config.max_length - len(start)],
+                )
+            ids, offsets = [*start, *ids], [*[(0, 0)] * len(start), *offsets]
+            written = (target, ids, offsets, tokenizer.target)
+            outputs = self._run({"input_ids": source[1], "decoder_input_ids": written[1]})
+            weights, queries, keys = {
+                "cross": (outputs.cross_attentions, written, source),
+                "encoder": (outputs.encoder_attentions, source, source),
+                "decoder": (outputs.decoder_attentions, written, written),
+            }[part or "cross"]
+        # [L, 1, N, T, S], or a tuple of L arrays with unstacked layers
+        found = np.stack([np.asarray(layer, np.float32) for layer in weights])[:, 0]
+        check_outputs({"attention weights": found})
+        (names, of_query), (others, of_key) = (
+            _units(*side, by_token=by_token) for side in (queries, keys)
+        )
+        averaging = of_query / of_query.sum(axis=1, keepdims=True)
+        joined = np.einsum("QT,LNTS,KS->LNQK", averaging, found, of_key)
+        return Attention(names, others, joined)
+
+    def _run(self, inputs: dict[str, Sequence[int]]):
+        """Returns the model's outputs for one row, with the attention weights."""
+        longest = self._model.config.max_length
+        for ids in inputs.values():
+            if not 1 <= len(ids) <= longest:
+                raise UserError(
+                    f"the text has {len(ids)} tokens: give one of 1 to {longest}, as the model "
+                    "reads"
+                )
+        rows = {name: np.array([ids], np.int32) for name, ids in inputs.items()}
+        run = jax.jit(lambda params, rows: self._model.apply(
+            {"params": params}, **rows, output_attentions=True
+        ))  # fmt: skip
+        return run(self._params, rows)
+
+
+def _units(
+    text: str,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    tokenizer: Tokenizer,
+    *,
+    by_token: bool,
+) -> tuple[list[str], np.ndarray]:
+    """Returns the words of a text, and a 0/1 matrix of each word's tokens, `[words, tokens]`."""
+    if by_token:
+        return [tokenizer.token(id) for id in ids], np.eye(len(ids), dtype=np.float32)
+    words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
+    names: list[str] = []
+    owners: list[int] = []
+    last: int | None = None  # the previous token's word
+    for id, (start, end) in zip(ids, offsets, strict=True):
+        # A token of white space alone belongs to the word after it, like the space in a token.
+        own = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
+        if start == end or own is None:
+            names.append(tokenizer.token(id))
+            last = None
+        elif own != last:
+            names.append(text[slice(*words[own])])
+            last = own
+        owners.append(len(names) - 1)
+    return names, (np.arange(len(names))[:, None] == np.array(owners)).astype(np.float32)
+
+
+def draw_attention(
+    attention: Attention, layer: int | None = None, head: int | None = None
+) -> bytes:
+    """Draws attention weights as a PNG: a row for each query, a column for each key.
+
+    By default there is one panel for each layer, with the mean over heads; if only a head is given,
+    each panel has that head. If only a layer is given, there is one panel for each of its heads. If
+    both are given, there is a single panel.
+
+    Raises:
+        UserError: there is no such layer or head.
+    """
+    # Not pyplot, which would choose a window system, and is not thread-safe.
+    from matplotlib.figure import Figure
+
+    weights = attention.chosen(layer, head)
+    if layer is None:
+        panels, name = weights.mean(axis=1), "layer"
+    else:
+        panels, name = weights[0], "head"
+    single = layer is not None and head is not None
+    titles = [
+        f"layer {layer}, head {head}" if single else f"{name} {i}"
+        for i in range(1, len(panels) + 1)
+    ]
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    width = 1.2 + 0.22 * max(8, len(attention.keys))
+    height = 1.2 + 0.22 * max(8, len(attention.queries))
+    figure = Figure(figsize=(width * columns, height * rows), dpi=100, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, panel, title in zip(grid, panels, titles, strict=False):
+        axes.imshow(panel, vmin=0, cmap="Blues")
+        axes.set_title(title)
+        axes.set_xticks(range(len(attention.keys)), attention.keys, rotation=90)
+        axes.set_yticks(range(len(attention.queries)), attention.queries)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()

@@ -1,0 +1,382 @@
+"""A conversation with a language model, whose turns stay in the cache."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....data.chat.encoding import EncodedChat, encode_chat, end_of_turn
+from ....data.common.atomic_io import check_file, write_file
+from ....data.common.errors import DataError, UserError
+from ....data.common.files import input_lines
+from ....data.common.json_lines import parse_line
+from ....data.common.json_text import JsonValue
+from ....data.tokenizers.chat_template import LECTURES, ChatTemplate, Message, check_role
+from ...decoding.generator import SEEDS, check_seed, sampling_keys
+from ..completions import FinishReason, Prompt
+from ..generate import TextGenerator
+from ..growing_text import GrowingText
+from .tools.call_forms import CallForm, Written
+from .tools.tool import Tool, ToolCall, as_error
+
+USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
+STOP = f"{USER}:"
+"""The beginning of the user's next turn, by which an answer with the lectures' template ends."""
+OnText = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A message of a conversation, and who wrote it."""
+
+    role: str
+    content: str
+    writer: str
+    """Who wrote it: `user`, the name of a model, or that of a tool."""
+    finish_reason: FinishReason | None = None
+    """Why the answer of a model ended: `stop`, `end` or `length`."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls of tools that the template writes apart from the content."""
+
+    @property
+    def message(self) -> Message:
+        """The turn as a chat template reads it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.role == TOOL:
+            message["name"] = self.writer
+        if self.calls:
+            message["tool_calls"] = [call.message for call in self.calls]
+        return message
+
+
+class Conversation:
+    """Turns of a user and a model, one after the other.
+
+    The model reads the whole conversation as one text, which its chat template writes; keys and
+    values of what it has read are kept, so that a turn costs only what is new. When the window is
+    full, the oldest exchanges fall out of what it reads, never the instructions.
+
+    Example::
+
+        conversation = models.Conversation.of_run("runs/sft", instructions="Answer briefly.")
+        print(conversation.reply("What is a list?").content)
+        conversation.save("conversation.jsonl")
+
+    Args:
+        generator: the model and its tokenizer.
+        instructions: how the model should behave; the first message, of the role `system`.
+        name: the name of the model in transcripts.
+        template: another chat template than the tokenizer's.
+        max_new_tokens: the longest answer, in tokens; by default a quarter of the window, at most
+          256.
+        seed: the seed of the first answer, one more for each that follows.
+        stop: further strings that end an answer, and are not part of it.
+        tools: what the model may call. It writes a call in its template's form, reads the output as
+          a turn of the role `tool`, and goes on.
+        max_calls: the calls after one turn of the user; further ones are answered by an error.
+        **options: how tokens are chosen, arguments of `models.generate` such as `temperature`.
+
+    Raises:
+        UserError: an option is not supported, or out of range; or the chat template has no form of
+          calls that is known.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        *,
+        instructions: str | None = None,
+        name: str = ASSISTANT,
+        template: ChatTemplate | None = None,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] = (),
+        max_calls: int = 8,
+        **options: JsonValue,
+    ) -> None:
+        check_seed(seed)
+        self.instructions = instructions
+        self.turns: list[Turn] = []
+        self._generator, self._name, self._seed = generator, name, seed
+        self._template = generator.tokenizer.chat_template if template is None else template
+        own = (STOP,) if self._template.source == LECTURES else ()
+        # Nor may a model write what a tool says.
+        own = (*own, f"\n{TOOL}:") if own and tools else own
+        self._stop = (*own, *stop)
+        longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
+        self._tools = {tool.name: tool for tool in tools}
+        self._max_calls = max_calls
+        self._form = CallForm.of(self._template) if tools else None
+        self._request = generator.context_request(max_new_tokens=longest, **options)
+        self._context = generator.cached_context()
+
+    @classmethod
+    def of_run(
+        cls,
+        folder: str | Path,
+        *,
+        step: int | None = None,
+        max_length: int | None = None,
+        **options: Any,
+    ) -> "Conversation":
+        """Opens the model of a run folder; the options are those of the class.
+
+        Args:
+            folder: a run folder, one in Hugging Face's form, or a name on the hub.
+            step: which checkpoint; by default the newest.
+            max_length: the window, in tokens, if not the model's own.
+            **options: arguments of `Conversation`.
+
+        Raises:
+            FileNotFoundError: it is not a run folder, or has no such checkpoint.
+            UserError: its model is no causal language model, or an option is out of range.
+        """
+        generator = TextGenerator.of_run(folder, step=step, max_length=max_length)
+        return cls(generator, **{"name": str(folder), **options})
+
+    @property
+    def num_read(self) -> int:
+        """The number of tokens that the model has read, its own included."""
+        return self._context.num_read
+
+    def prompt(self, text: str) -> str:
+        """Returns the text that the model would read for the user's next turn."""
+        return self._prompt([*self.turns, Turn(USER, text, USER)])[0].text
+
+    def reply(
+        self,
+        text: str,
+        *,
+        on_text: OnText | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
+    ) -> Turn:
+        """Says something to the model and returns its answer; both become turns.
+
+        So do calls of tools, and what the tools say, before the answer.
+
+        Args:
+            text: what the user says.
+            on_text: called with what the model writes piece by piece, as it grows.
+            on_turn: called with what each tool says.
+
+        Raises:
+            UserError: the text is empty, or does not fit the window beside the instructions. The
+              conversation is then as before.
+        """
+        if not text.strip():
+            raise UserError("the message is empty: say something")
+        turns = [*self.turns, Turn(USER, text, USER)]
+        left = self._max_calls
+        while True:
+            answer, written = self._answer(turns, on_text)
+            turns.append(answer)
+            if left < 0 or not (written.calls or written.malformed):
+                break
+            said = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
+            for call in written.calls:
+                said.append(Turn(TOOL, self._call(call, left), call.name))
+                left -= 1
+            left = left - 1 if written.malformed else left
+            for turn in self._fitting(turns, said):
+                turns.append(turn)
+                if on_turn is not None:
+                    on_turn(turn)
+        self.turns = turns
+        return turns[-1]
+
+    def _answer(self, turns: Sequence[Turn], on_text: OnText | None) -> tuple[Turn, Written]:
+        """Returns the model's answer to some turns, and what is in it.
+
+        Raises:
+            UserError: the last exchange does not fit the window beside the instructions.
+        """
+        encoded, room = self._prompt(turns)
+        growing = GrowingText(
+            self._generator.tokenizer,
+            Prompt(encoded.text, stop=self._stop, max_new_tokens=room),
+            encoded.ids,
+            end_ids=(*self._request.eos_ids, *self._end_of_turn),
+        )
+        request = dataclasses.replace(self._request, max_new_tokens=room)
+        answered = sum(turn.role == ASSISTANT for turn in turns)
+        keys = sampling_keys((self._seed + answered) % SEEDS, 1)
+        shown, form = 0, self._form
+        for token in self._context.stream(encoded.ids, request, keys):
+            growing.grow([token])
+            end = form and form.end_of_call(growing.text)
+            if end is not None:
+                growing.text, growing.reason = growing.text[:end], "stop"
+            if on_text is not None:
+                until = growing.num_settled if end is None else end
+                shown = _show(growing, shown, on_text, until=until)
+            if growing.reason is not None:
+                break
+        if on_text is not None:
+            _show(growing, shown, on_text, until=len(growing.text.rstrip()))
+        reason = growing.reason or "length"
+        answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
+        if form is None:
+            return answer, Written(answer.content, ())
+        written = form.read(answer.content, tuple(self._tools.values()))
+        if not form.in_content:
+            answer = dataclasses.replace(answer, content=written.content, calls=written.calls)
+        return answer, written
+
+    def _fitting(self, turns: Sequence[Turn], said: Sequence[Turn]) -> Sequence[Turn]:
+        """Shortens what tools said until the window has room for half of the longest answer."""
+        short, longest = said, max(len(turn.content) for turn in said)
+        while longest > 100:
+            try:
+                if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
+                    break
+            except UserError:
+                pass  # not even one token
+            longest //= 2
+            note = "\n[the rest does not fit the window]"
+            short = [
+                turn
+                if len(turn.content) <= longest
+                else dataclasses.replace(turn, content=turn.content[:longest] + note)
+                for turn in said
+            ]
+        return short
+
+    def _call(self, call: ToolCall, left: int) -> str:
+        """Returns what a tool says to a call, or why there is no answer."""
+        if left <= 0:
+            return as_error(f"no more than {self._max_calls} calls: answer without a tool")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools)
+            return as_error(f"there is no tool {call.name!r}: choose from {known}")
+        return tool(call.arguments)
+
+    def reset(self) -> None:
+        """Forgets all turns; the instructions stay."""
+        self.turns = []
+
+    def save(self, path: str | Path) -> None:
+        """Writes a transcript: a JSON object for each message, which says who wrote it.
+
+        Args:
+            path: the file, which may exist if it is a transcript.
+
+        Raises:
+            DataError: the file cannot be written, or holds something else.
+        """
+        self.check_path(path)
+        rows = [dataclasses.asdict(turn) for turn in self.turns]
+        if self.instructions is not None:
+            rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
+        lines = [
+            json.dumps({k: v for k, v in row.items() if v not in (None, ())}, ensure_ascii=False)
+            for row in rows
+        ]
+        write_file(Path(path), "".join(f"{line}\n" for line in lines).encode())
+
+    @staticmethod
+    def check_path(path: str | Path) -> None:
+        """Checks that a transcript can be written to a path, and replaces nothing but another one.
+
+        Raises:
+            DataError: it cannot.
+        """
+        path = Path(path)
+        check_file(path)
+        if path.exists() and not _is_transcript(path):
+            raise DataError(f"{path} holds something other than a transcript: name another file")
+
+    def load(self, path: str | Path) -> None:
+        """Takes up the conversation of a transcript, in place of this one's turns.
+
+        Raises:
+            DataError: the file is no transcript.
+        """
+        instructions, turns = None, []
+        for _, number, line in input_lines(str(path)):
+            row = parse_line(line, location := f"{path} line {number}")
+            role, content = row.get("role"), row.get("content")
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise UserError(
+                    f"{location} has the fields {', '.join(row)}: a transcript has role, content "
+                    "and writer"
+                )
+            check_role(role, location)
+            turn = Turn(role, content, str(row.get("writer", role)), calls=_calls(row, location))
+            if turn.role == SYSTEM and number == 1:
+                instructions = turn.content
+            else:
+                turns.append(turn)
+        self.instructions, self.turns = instructions, turns
+
+    def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
+        """Returns what the model reads, and the longest answer that fits after it, in tokens."""
+        window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
+        tools = tuple(self._tools.values())
+        listed = None if self._form is None else self._form.instructions(tools)
+        system = "\n".join(filter(None, [self.instructions, listed]))
+        first = [Turn(SYSTEM, system, USER)] if system else []
+        schemas = [tool.schema for tool in tools] if tools and listed is None else None
+        begins = [i for i, turn in enumerate(turns) if turn.role == USER]
+        encoded = None
+        for begin in begins or [0]:
+            messages = [turn.message for turn in (*first, *turns[begin:])]
+            encoded = encode_chat(
+                self._generator.tokenizer,
+                messages,
+                tools=schemas,
+                add_generation_prompt=True,
+                template=self._template,
+            )
+            if len(encoded.ids) + wanted <= window:
+                return encoded, wanted
+        # The last message alone: its answer may be shorter.
+        assert encoded is not None
+        if len(encoded.ids) >= window:
+            raise UserError(
+                f"the message and the instructions have {len(encoded.ids)} tokens, and the model "
+                f"reads {window}: shorten them"
+            )
+        return encoded, window - len(encoded.ids)
+
+    @functools.cached_property
+    def _end_of_turn(self) -> tuple[int, ...]:
+        """The control token that ends the assistant's turn, if the template writes one."""
+        return end_of_turn(self._generator.tokenizer, self._template)
+
+
+def _is_transcript(path: Path) -> bool:
+    """Returns whether each line of a file is a message that says who wrote it."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return all({"role", "content", "writer"} <= set(json.loads(line)) for line in lines)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
+    """Returns the calls of a message of a transcript."""
+    calls = row.get("calls", [])
+    try:
+        assert isinstance(calls, list)
+        return tuple(ToolCall(**call) for call in calls)  # pyright: ignore
+    except (AssertionError, TypeError):
+        raise UserError(
+            f"{location}: calls must be a list of objects with name and arguments"
+        ) from None
+
+
+def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
+    """Passes on the part of a text that is new and settled; returns how much was passed on."""
+    text = growing.text
+    if shown == 0:  # the white space before an answer is the template's
+        shown = min(len(text) - len(text.lstrip()), until)
+    # White space at the end is not shown before something follows it.
+    until = len(text[:until].rstrip())
+    if until > shown:
+        on_text(text[shown:until])
+        return until
+    return shown

@@ -1,0 +1,110 @@
+"""The forms in which models write calls of tools.
+
+A form is chosen by the chat template: that of Hermes and Qwen, ``<tool_call>`` around an object
+of JSON; or, with the template of the lectures, ``<<name argument>>``. Calls are read from what the
+model writes, never from what a user or a tool says.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from .....data.common.errors import UserError
+from .....data.tokenizers.chat_template import LECTURES, ChatTemplate
+from .tool import Tool, ToolCall
+
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_BRACKETS = re.compile(r"<<\s*(\w+)[ \n]*(.*?)>>", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """An answer of a model, divided into text and calls."""
+
+    content: str
+    """The text that a person reads."""
+    calls: tuple[ToolCall, ...]
+    """The calls in it, in order."""
+    malformed: str | None = None
+    """Why a call in it cannot be read, if there is such a one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallForm:
+    """A form of calls."""
+
+    name: Literal["hermes", "brackets"]
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> "CallForm":
+        """Returns the form that belongs to a chat template.
+
+        Raises:
+            UserError: the template has no form that is known.
+        """
+        if template.source == LECTURES:
+            return cls("brackets")
+        if "<tool_call>" in template.source + (template.with_tools or ""):
+            return cls("hermes")
+        raise UserError(
+            "the chat template has no form of tool calls that is known (<tool_call>, or the "
+            "template of models without one): leave the tools out, or give another template"
+        )
+
+    @property
+    def in_content(self) -> bool:
+        """Whether a call stays in the content of its message, rather than apart from it."""
+        return self.name == "brackets"
+
+    def instructions(self, tools: Sequence[Tool]) -> str | None:
+        """Returns what the instructions must say of the tools; None: the template says it."""
+        if self.name == "hermes":
+            return None
+        lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
+        return "\n".join(["Tools:", *lines])
+
+    def end_of_call(self, text: str) -> int | None:
+        """Returns where the first whole call ends, after which the model need not write on.
+
+        A token may hold the end and more: what follows is the model's guess of the tool's output.
+        None: there is no whole call, or the template's end of turn ends it.
+        """
+        found = _BRACKETS.search(text) if self.name == "brackets" else None
+        return None if found is None else found.end()
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        """Takes apart what a model wrote.
+
+        Args:
+            text: the whole answer.
+            tools: those that it may call; the lectures' form has one argument without a name.
+        """
+        if self.name == "brackets":
+            found = _BRACKETS.search(text)
+            if found is None:
+                return Written(text, ())
+            name, argument = found[1], found[2].strip()
+            parameters = next((tool.parameters for tool in tools if tool.name == name), {})
+            arguments = {next(iter(parameters), "argument"): argument}
+            return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
+        calls = []
+        content = _HERMES.sub("", text).strip()
+        for written in _HERMES.findall(text):
+            try:
+                calls.append(_of_json(json.loads(written)))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return Written(
+                    text, (), f"the call {written[:100]!r} is no object with name and arguments"
+                )
+        return Written(content, tuple(calls))
+
+
+def _of_json(call: dict[str, Any]) -> ToolCall:
+    """Returns a call; raises one of several errors if it is none, or if no file can hold it."""
+    name, arguments = call["name"], call.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise TypeError
+    json.dumps(call, ensure_ascii=False).encode()  # half of a surrogate pair has no bytes
+    return ToolCall(name, arguments)

@@ -1,0 +1,161 @@
+"""A tool that runs a Python program where it can reach neither the network nor any file."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+from .....data.common.errors import UserError
+from . import sandbox_child
+from .tool import Tool
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The resources of a program, which ends when it asks for more."""
+
+    seconds: int = 5
+    """Time, on the clock and of the processor."""
+    bytes_of_memory: int = 256 << 20
+    bytes_of_files: int = 1 << 20
+    """The size of all files in its folder, which is empty at the start and gone at the end."""
+    bytes_of_output: int = 16 << 10
+    """The size of its output; the rest is left out, and the program ends."""
+
+
+def run_python(program: str, limits: Limits = Limits()) -> str:
+    """Runs a Python program with the standard library, and returns what it prints.
+
+    It runs in a process of its own without network, other processes and files (see
+    `sandbox_child`), which needs Linux and namespaces for users. It ends with this process, however
+    that ends, and leaves no file.
+
+    Args:
+        program: the program.
+        limits: what it may use.
+
+    Returns:
+        Its output; after an error, also the last line of the traceback.
+
+    Raises:
+        UserError: a program cannot be confined on this machine, and did not run.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise UserError(
+            f"a program cannot be confined on {sys.platform} {platform.machine()}, and does not "
+            "run: use Linux on x86_64 or aarch64, or leave this tool out"
+        )
+    given = {
+        "program": program,
+        "parent": os.getpid(),
+        "visible": _folders_of_python(),
+        "limits": dataclasses.asdict(limits),
+    }
+    # Without a user's packages and environment: -I isolates, -S leaves site-packages out.
+    command = [_interpreter(), "-I", "-S", "-X", "utf8", sandbox_child.__file__]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+        start_new_session=True,
+        close_fds=True,
+    )
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read
+            process.stdin.write(json.dumps(given).encode())
+            process.stdin.close()
+        output, end = _read(process, limits)
+    finally:
+        _kill(process)
+    confined = output.startswith(sandbox_child.CONFINED)
+    text = output.removeprefix(sandbox_child.CONFINED).decode(errors="replace").rstrip("\n")
+    if not confined and not end:
+        raise UserError(
+            f"a program cannot be confined on this machine, and did not run ({text}): allow "
+            "namespaces for users, or leave this tool out"
+        )
+    code = process.returncode
+    if not end and code - 128 in set(signal.Signals):
+        end = f"ended by {signal.Signals(code - 128).name}"
+    elif not end and code > 1:
+        end = f"exit status {code}"
+    note = f"[{end}]" if end else ""
+    return "\n".join(filter(None, [text, note])) or "[no output]"
+
+
+def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
+    """Reads the output up to its limits; returns it and why the program was ended, if it was."""
+    assert process.stdout is not None
+    output, until = b"", time.monotonic() + limits.seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            left = until - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return output, f"ended after {limits.seconds} seconds"
+            piece = os.read(process.stdout.fileno(), 4096)
+            if not piece:
+                process.wait()
+                return output, ""
+            output += piece
+            most = limits.bytes_of_output + len(sandbox_child.CONFINED)
+            if len(output) > most:
+                return (
+                    output[:most],
+                    f"ended after {limits.bytes_of_output:,} bytes of output",
+                )
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends the process and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.stdout is not None:
+        process.stdout.close()
+    process.wait()
+
+
+def _interpreter() -> str:
+    """Returns the interpreter itself, not the link to it in a virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def _folders_of_python() -> list[str]:
+    """Returns the folders that the interpreter and its library need."""
+    names = {
+        str(Path(_interpreter()).parent),
+        sysconfig.get_paths()["stdlib"],
+        str(sysconfig.get_config_var("LIBDIR")),
+        *("/lib", "/lib64", "/usr/lib", "/usr/lib64"),
+    }
+    real = sorted({os.path.realpath(name) for name in names if os.path.isdir(name)})
+    return [
+        folder
+        for folder in real
+        if not any(folder != other and folder.startswith(f"{other}/") for other in real)
+    ]
+
+
+def python_program(limits: Limits = Limits()) -> Tool:
+    """Returns the tool `python`, which runs a program; it is to be asked for by name."""
+
+    def run(program: str) -> str:
+        return run_python(program, limits)
+
+    return Tool(
+        "python",
+        "Runs a Python program and shows what it prints.",
+        {"program": "The program."},
+        run,
+    )

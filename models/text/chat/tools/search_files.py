@@ -1,0 +1,128 @@
+"""Retrieval: the paragraphs of local files that fit a question best (BM25)."""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .....data.common.errors import UserError
+from .....data.dataset import counted
+from .tool import Tool
+
+SUFFIXES = (".md", ".rst", ".txt")
+"""The files that are read."""
+BYTES = 32 << 20
+"""The size of all texts together; a file that does not fit is left out, which each answer says."""
+_K, _B = 1.5, 0.75  # the usual constants of BM25
+_WORD = re.compile(r"\w+")
+
+
+class FileSearch:
+    """The paragraphs of the text files below a folder.
+
+    A link that leads out of the folder is not followed.
+
+    Args:
+        folder: the folder, read once.
+
+    Raises:
+        UserError: it is no folder, or has no text.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._root = Path(os.path.realpath(os.path.expanduser(folder)))
+        if not self._root.is_dir():
+            raise UserError(f"{folder} is no folder: name one with files {', '.join(SUFFIXES)}")
+        self._paragraphs: list[tuple[str, str]] = []
+        left_out: list[str] = []
+        room = BYTES
+        for path in _text_files(self._root):
+            name = str(path.relative_to(self._root))
+            try:
+                text = path.read_bytes() if path.stat().st_size <= room else None
+            except OSError:
+                text = None
+            if text is None or b"\0" in text:  # UTF-16, or a binary file
+                left_out.append(name)
+                continue
+            room -= len(text)
+            pieces = re.split(r"\n\s*\n", text.decode(errors="replace"))
+            self._paragraphs += [(name, part) for piece in pieces if (part := piece.strip())]
+        self._note = _note_of(left_out)
+        if not self._paragraphs:
+            why = f" that can be read {self._note}" if left_out else ""
+            raise UserError(
+                f"{folder} has no text{why}: name a folder with files {', '.join(SUFFIXES)}"
+            )
+        self._words = [Counter(_words(text)) for _, text in self._paragraphs]
+        self._sizes = [sum(words.values()) for words in self._words]
+        self._containing = Counter(word for words in self._words for word in words)
+
+    def search(self, query: str, number: int = 3) -> str:
+        """Returns the paragraphs that fit a query best, each after the name of its file.
+
+        A note of the files that were left out, if there are any, comes first.
+
+        Args:
+            query: some words.
+            number: how many paragraphs.
+        """
+        mean = sum(self._sizes) / len(self._sizes)
+        scores = [0.0] * len(self._paragraphs)
+        for word in set(_words(query)):
+            containing = self._containing[word]
+            rarity = math.log(1 + (len(scores) - containing + 0.5) / (containing + 0.5))
+            for i, words in enumerate(self._words):
+                if count := words[word]:
+                    size = _K * (1 - _B + _B * self._sizes[i] / mean)
+                    scores[i] += rarity * count * (_K + 1) / (count + size)
+        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:number]
+        found = [self._paragraphs[i] for i in order if scores[i] > 0]
+        parts = [f"{name}: {text}" for name, text in found] or ["nothing found"]
+        return "\n\n".join([*filter(None, [self._note]), *parts])
+
+
+def _text_files(root: Path) -> Iterator[Path]:
+    """Yields the text files below a folder in a fixed order; none that a link leads out to."""
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix.lower() not in SUFFIXES:
+                continue
+            real = Path(os.path.realpath(path))
+            if real.is_relative_to(root) and real.is_file():
+                yield path
+
+
+def _note_of(left_out: Sequence[str]) -> str:
+    """Returns a note of the files that are not searched; empty if there is none."""
+    if not left_out:
+        return ""
+    shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
+    number = counted(len(left_out), "file")
+    return (
+        f"[{number} not searched, which cannot be read as text or exceed {BYTES >> 20} MiB "
+        f"together with the others: {shown}]"
+    )
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def search_files(folder: str | Path) -> Tool:
+    """Returns the tool `search`, which finds paragraphs in the text files below a folder.
+
+    Raises:
+        UserError: it is no folder, or has no text.
+    """
+    search = FileSearch(folder)
+    return Tool(
+        "search",
+        "Finds paragraphs of local documents.",
+        {"query": "Words to look for."},
+        lambda query: search.search(query),
+    )

@@ -1,0 +1,119 @@
+"""A tool: a function that a model calls by name with arguments of JSON."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .....data.common.errors import UserError
+
+LONGEST_OUTPUT = 2000
+"""Characters of a tool's output that the model reads; a note stands in place of the rest."""
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """A request of a model to a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as a chat template reads it."""
+        function = {"name": self.name, "arguments": dict(self.arguments)}
+        return {"type": "function", "function": function}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function that a model may call.
+
+    Example::
+
+        def weather(city: str) -> str:
+            return "sunny"
+
+        tool = models.Tool("weather", "Tells the weather.", {"city": "The city."}, weather)
+        models.Conversation.of_run("Qwen3-0.6B", tools=[tool])
+    """
+
+    name: str
+    """The name by which the model calls it."""
+    description: str
+    """The purpose, for the model."""
+    parameters: Mapping[str, str | Mapping[str, Any]]
+    """For each argument, all of which are required, what it is: a text, or a JSON schema."""
+    run: Callable[..., object]
+    """The function, called with the arguments by name. What it returns becomes text, an exception
+    the answer `{"error": …}`."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema that a chat template shows the model."""
+        properties = {
+            name: {"type": "string", "description": given}
+            if isinstance(given, str)
+            else dict(given)
+            for name, given in self.parameters.items()
+        }
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the output as text; errors are an answer, too.
+
+        Args:
+            arguments: those of the model, which may be wrong.
+        """
+        try:
+            self._check(arguments)
+            result = self.run(**arguments)
+            if not isinstance(result, str):
+                result = json.dumps(result, ensure_ascii=False, default=str)
+            return shortened(result)
+        except Exception as error:  # whatever a tool raises, the conversation goes on
+            try:
+                text = " ".join(str(error).split())
+            except Exception:  # its text is code of the tool as well
+                text = ""
+            return as_error(text or type(error).__name__)
+
+    def _check(self, arguments: Mapping[str, Any]) -> None:
+        properties = self.schema["function"]["parameters"]["properties"]
+        if arguments.keys() != properties.keys():
+            raise UserError(
+                f"{self.name} takes the arguments {', '.join(properties) or 'none'}, not "
+                f"{', '.join(map(str, arguments)) or 'none'}"
+            )
+        for name, value in arguments.items():
+            wanted = properties[name].get("type", "")
+            types = _TYPES.get(wanted)
+            wrong = types is not None and not isinstance(value, types)
+            if wrong or (isinstance(value, bool) and wanted in ("number", "integer")):
+                raise UserError(f"{name} is {value!r} and should be of the type {wanted}")
+
+
+def as_error(text: str) -> str:
+    """Returns the answer of a tool that failed."""
+    return json.dumps({"error": shortened(text)}, ensure_ascii=False)
+
+
+def shortened(text: str) -> str:
+    """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if any were left out.
+
+    Halves of surrogate pairs, which no file and no tokenizer can hold, become `?`.
+    """
+    text = text.encode(errors="replace").decode()
+    if len(text) <= LONGEST_OUTPUT:
+        return text
+    return f"{text[:LONGEST_OUTPUT]}\n[{len(text) - LONGEST_OUTPUT:,} more characters left out]"

@@ -1,0 +1,129 @@
+"""Sentence vectors: hidden states pooled over each text, as a model's folder says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
+from ...data.tokenizers.base import Tokenizer
+from ..finite import check_outputs
+from ..hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
+from ..hub import local_folder
+from ..model import Model
+from ..nn.heads import HEADS, encoder_heads
+from ..nn.pooling import pool
+from ..nn.typing import Params
+from .bucketing import pad_batch, padded_batches
+from .text_model import TextModel
+
+
+class TextEmbedder(TextModel):
+    """A model and its tokenizer; compiled once for each padded shape.
+
+    Example::
+
+        embedder = models.TextEmbedder.of_run("sentence-transformers/all-MiniLM-L6-v2")
+        vectors = embedder(["A cat sat.", "A dog ran."])  # float32 [2, 384]
+
+    Args:
+        model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        settings: how a text's vector is made; by default the mean of its hidden states.
+
+    Raises:
+        UserError: the model has no hidden states for a text, or the settings do not fit its size.
+    """
+
+    heads = frozenset(encoder_heads())
+    refusal = "has no vector for a text"
+    remedy = "give the run of a BERT or GPT"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        settings: EmbeddingSettings = EmbeddingSettings(),
+    ) -> None:
+        super().__init__(model, params, tokenizer)
+        self.settings = settings
+        self._width = settings.width(model.config.d_model)
+        longest = model.config.max_length
+        self._max_length = min(longest, settings.max_length or longest)
+
+        @jax.jit
+        def embed(
+            params: Params, ids: jax.Array, attention_mask: jax.Array, pooled: jax.Array
+        ) -> jax.Array:
+            given = {"input_ids": ids, "attention_mask": attention_mask}
+            if HEADS[model.config.head].takes_choices:  # a row of one choice each
+                given = {name: x[:, None] for name, x in given.items()}
+            hidden = model.apply({"params": params}, **given).last_hidden_state  # [B, T, D]
+            x = pool(hidden, pooled, settings.pooling)
+            for layer in settings.layers:
+                x = layer(x)
+            return x[:, : settings.num_dimensions]
+
+        self._embed = embed
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "TextEmbedder":
+        settings = read_embedding_settings(local_folder(folder))
+        return cls(model, params, tokenizer, settings or EmbeddingSettings())
+
+    def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
+        """Returns an embedder of the same model with other settings."""
+        return TextEmbedder(self._model, self._params, self._tokenizer, settings)
+
+    def __call__(
+        self, texts: Sequence[str], log: LogFn = print, *, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Makes a vector for each text; special tokens such as `[CLS]` count as tokens of it.
+
+        Args:
+            texts: the texts; those longer than the model reads are truncated.
+            log: called with how many were truncated, and how many have no token.
+            prompt_name: the name of one of the model's prompts, a text to stand before each text;
+              by default that of the settings, if any.
+
+        Returns:
+            float32 `[num_texts, E]`, in the order of the texts. A text without any token has the
+            vector 0.
+
+        Raises:
+            UserError: `texts` is empty, no prompt has this name, or a vector is NaN or infinite.
+        """
+        if not texts:
+            raise UserError("no text to embed: give at least one line")
+        longest, prompt = self._max_length, self.settings.prompt(prompt_name)
+        tokenizer, frame = self._tokenizer, self._tokenizer.frame
+        room = longest - frame.single.num_added
+        ids = [self._encode(prompt + text) for text in texts]
+        truncated = sum(len(row) > room for row in ids)
+        if truncated:
+            log(f"{truncated:,} of {len(ids):,} texts truncated: longer than {longest} tokens")
+        ids = [frame.join(tokenizer.truncated(row, room)).ids for row in ids]
+        if empty := sum(not row for row in ids):
+            log(f"{empty:,} of {len(ids):,} texts have no token: their vector is 0")
+        not_pooled = 0
+        if prompt and not self.settings.pool_prompt:
+            not_pooled = len(frame.before) + len(self._encode(prompt))
+        vectors = np.zeros((len(ids), self._width), np.float32)
+        for batch, num_rows in padded_batches([len(row) for row in ids], longest):
+            rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)
+            pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
+            vectors[batch] = self._embed(self._params, rows, mask, pooled)[: len(batch)]
+        check_outputs({"a vector": vectors})
+        return vectors
+
+    def _encode(self, text: str) -> list[int]:
+        if self.settings.lowercase:
+            # Character by character, as the tokenizers library does: a final Σ becomes σ, not ς.
+            text = "".join(character.lower() for character in text)
+        return self._tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,149 @@
+"""Fill-mask: the most probable tokens or words for a gap, by a masked language model."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from ...data.common.errors import UserError
+from ...data.tokenizers.base import Tokenizer
+from ..finite import check_outputs
+from ..model import Model
+from ..nn.heads import HEADS
+from ..nn.typing import Params
+from .bucketing import pad_batch
+from .score import NextWord, TokenScore, check_known
+from .text_model import TextModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A token for a gap."""
+
+    token: str
+    id: int
+    probability: float
+    text: str
+    """The whole text with the gap filled, as the tokenizer decodes it."""
+
+
+class MaskFiller(TextModel):
+    """A masked language model and its tokenizer.
+
+    Raises:
+        UserError: the model has another head than "pretraining" or "masked_lm", or the tokenizer
+          has no mask token.
+    """
+
+    heads = tuple(name for name, head in HEADS.items() if head.predicts_masked)
+    refusal = "fills no masks"
+    remedy = f"give a run that was pretrained (head {' or '.join(heads)})"
+
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
+        super().__init__(model, params, tokenizer)
+        if tokenizer.special_ids.mask is None:
+            raise UserError(f"this {tokenizer.kind} tokenizer has no mask token")
+        self._normalized = jax.jit(self._over_vocabulary, static_argnums=0)
+
+    def __call__(self, text: str, *, top_k: int = 5) -> list[list[Candidate]]:
+        """Returns the `top_k` most probable tokens for each mask of a text, the best first.
+
+        Raises:
+            UserError: the text has no mask or is too long, `top_k` is out of range, or a
+              probability is NaN.
+        """
+        tokenizer = self._tokenizer
+        mask = tokenizer.special_ids.mask
+        if not 1 <= top_k <= tokenizer.vocab_size:
+            raise UserError(f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}")
+        ids = tokenizer.encode_with_mask(text)
+        gaps = [position for position, id in enumerate(ids) if id == mask]
+        if not gaps:
+            raise UserError(f"the text {text!r} has no [MASK]: write it where a word is missing")
+        probabilities = self._of_ids(ids, jax.nn.softmax)
+        found = []
+        for gap in gaps:
+            # A model's embedding table may have rows without a token.
+            best = np.argsort(-probabilities[gap, : tokenizer.vocab_size])[:top_k]
+            found.append(
+                [
+                    Candidate(
+                        tokenizer.token(id),
+                        id,
+                        float(probabilities[gap, id]),
+                        tokenizer.decode([*ids[:gap], id, *ids[gap + 1 :]]),
+                    )
+                    for id in best.tolist()
+                ]
+            )
+        return found
+
+    def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
+        """Returns the probability of each given word for the mask of a text, the best first.
+
+        A word of several tokens takes as many masks as it has tokens. The masks are filled from
+        left to right: the probability of each piece is that at its mask, given the text, the pieces
+        before it, and masks in place of the pieces after it. The probability of the word is the
+        product of the pieces' probabilities (Kauf and Ivanova 2023, "A Better Way to Do Masked
+        Language Model Scoring", within a word). The number of masks tells the model how many tokens
+        the word has, so a comparison of words with different numbers of tokens is only rough.
+
+        Args:
+            text: a text with one `[MASK]`; spaces before it belong to the word.
+            words: the words to compare.
+
+        Raises:
+            UserError: the text has no mask or several or is too long, there are no words, the
+              vocabulary lacks a character of one, or a probability is NaN.
+        """
+        tokenizer = self._tokenizer
+        mask = tokenizer.special_ids.mask
+        assert mask is not None
+        ids = tokenizer.encode_with_mask(text)
+        if ids.count(mask) != 1:
+            raise UserError(
+                f"the text {text!r} has {ids.count(mask)} masks: write one [MASK] where the words "
+                "are to be compared"
+            )
+        if not words:
+            raise UserError("there are no words to compare: give at least one")
+        gap = ids.index(mask)
+        space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
+        found = []
+        for word in words:
+            pieces = tokenizer.encode(space + word.strip(), add_special_tokens=False)
+            check_known(word, pieces, tokenizer)
+            tokens, total = [], 0.0
+            for i, piece in enumerate(pieces):
+                filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
+                row = [*ids[:gap], *filled, *ids[gap + 1 :]]
+                log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])
+                total += log_probability
+                tokens.append(TokenScore(tokenizer.token(piece), piece, log_probability, total))
+            found.append(NextWord(word, tuple(tokens), total))
+        return sorted(found, key=lambda candidate: -candidate.log_probability)
+
+    def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+        """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
+        longest = self._model.config.max_length
+        if len(ids) > longest:
+            raise UserError(
+                f"the text has {len(ids)} tokens, the model reads {longest}: shorten it"
+            )
+        padded = pad_batch([ids], 1, longest)
+        probabilities = np.asarray(self._normalized(normalize, self._params, *padded))
+        check_outputs({"probabilities": probabilities[: len(ids)]})
+        return probabilities
+
+    def _over_vocabulary(
+        self,
+        normalize: Callable[[jax.Array], jax.Array],
+        params: Params,
+        ids: jax.Array,
+        attention_mask: jax.Array,
+    ) -> jax.Array:
+        outputs = self._model.apply(
+            {"params": params}, input_ids=ids, attention_mask=attention_mask
+        )
+        return normalize(outputs.projection.logits()[0])

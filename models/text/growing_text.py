@@ -1,0 +1,113 @@
+"""The text after a prompt while it grows token by token, until something ends it."""
+
+from collections.abc import Sequence
+
+from ...data.tokenizers.base import Tokenizer
+from ..decoding.request import Hypothesis
+from .completions import Completion, FinishReason, Prompt
+
+
+class GrowingText:
+    """One continuation of a prompt as it grows.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        prompt: The prompt, with the strings that end the text and its greatest length.
+        prompt_ids: The tokens of the prompt.
+        end_ids: Tokens that end the text.
+        forced_end: Whether the last token that there is room for is an end.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Prompt,
+        prompt_ids: Sequence[int],
+        *,
+        end_ids: Sequence[int] = (),
+        forced_end: bool = False,
+    ) -> None:
+        self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop or (), end_ids
+        self._forced_end = forced_end
+        # Some tokenizers join a word to the one before: the text is decoded with the prompt.
+        self._prompt_length = len(tokenizer.decode(prompt_ids))  # in characters
+        self.prompt_ids = list(prompt_ids)
+        self.limit = prompt.max_new_tokens
+        """The longest text, in tokens; None: as far as the model has positions."""
+        self.text = ""
+        self.tokens: list[int] = []
+        """The new tokens, those of a stop string included."""
+        self.log_probabilities: list[float] = []
+        """The log-probability of each token, as far as it is known."""
+        self.log_probability = 0.0
+        """The log-probability of all tokens and the end token."""
+        self.reason: FinishReason | None = None
+        """Why the text ended; None: it still grows."""
+        self.finished = False
+        """Whether the model or a stop string ended it, before its length did."""
+
+    def grow(self, tokens: Sequence[int], log_probabilities: Sequence[float] = ()) -> None:
+        """Appends tokens, up to the end of the text.
+
+        Args:
+            tokens: New tokens; those after the end are ignored.
+            log_probabilities: The log-probability of each; empty: unknown.
+        """
+        for i, token in enumerate(tokens):
+            if self.reason is not None:
+                return
+            last = self.limit is not None and len(self.tokens) + 1 == self.limit
+            if last and self._forced_end:  # the model did not choose this token
+                self.reason, self.finished = "length", True
+                return
+            if log_probabilities:
+                self.log_probability += log_probabilities[i]
+            if token in self._end_ids:
+                self.reason, self.finished = "end", True
+                return
+            self.tokens.append(token)
+            self.log_probabilities.extend(log_probabilities[i : i + 1])
+            decoded = self._tokenizer.decode(self.prompt_ids + self.tokens)
+            self.text = decoded[self._prompt_length :]
+            found = [index for s in self._stop if (index := self.text.find(s)) >= 0]
+            if found:
+                self.text = self.text[: min(found)]
+                self.reason, self.finished = "stop", True
+            elif last:
+                self.reason = "length"
+
+    def grow_to(self, hypothesis: Hypothesis) -> None:
+        """Appends all tokens of what a beam search found."""
+        self.grow(hypothesis.tokens)
+        self.log_probability = hypothesis.log_probability
+        self.finished |= hypothesis.ended
+        if self.reason != "stop":
+            self.reason = "end" if hypothesis.ended else "length"
+
+    @property
+    def num_chosen(self) -> int:
+        """The number of tokens that the model chose, its end token included."""
+        return len(self.tokens) + (self.reason == "end")
+
+    @property
+    def num_settled(self) -> int:
+        """The number of characters that no later token can change."""
+        if self.finished:
+            return len(self.text)
+        # A character of several tokens decodes to U+FFFD until its last one; a
+        # stop string may have begun.
+        text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
+        begun = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
+        return len(text) - max(begun, default=0)
+
+    def completion(self) -> Completion:
+        """Returns the text that has ended."""
+        known = len(self.log_probabilities) == len(self.tokens)
+        return Completion(
+            text=self.text,
+            finish_reason=self.reason or "length",
+            log_probability=self.log_probability,
+            tokens=tuple(self.tokens),
+            pieces=tuple(map(self._tokenizer.token, self.tokens)),
+            log_probabilities=tuple(self.log_probabilities) if known else None,
+        )

@@ -1,0 +1,290 @@
+"""A model of the zoo as lm-evaluation-harness asks one: log-likelihoods and greedy texts.
+
+The harness is the package `lm_eval` (the extra `eval`); nothing else imports this file.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from ....data.chat.guard import encode_guarded
+from ....data.chat_templates.traced import UNKNOWN, USER, Traced, origins
+from ....data.common.errors import UserError
+from ....data.common.json_text import JsonValue
+from ....data.common.progress import Progress
+from ....data.tasks.translation import encode_source
+from ....data.tokenizers.base import Tokenizer
+from ...decoding.generator import Generator
+from ...decoding.request import GenerationRequest, Sampling, published_request
+from ...model import Model
+from ...nn.typing import Params
+from ..folder import beam_search_defaults, generation_defaults
+from ..generate import merged_request
+from .continuations import ContinuationScorer
+
+NEW_TOKENS = 256
+"""The longest text where a task states no length, as in the harness."""
+BATCH_SIZE = 16
+"""The number of texts that are written together."""
+
+TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
+"""Context and continuation as texts, if they are texts, and the token ids of both."""
+
+
+class HarnessModel(ContinuationScorer, TemplateLM):
+    """A model for `lm_eval.simple_evaluate(model=…)`.
+
+    Its results are those of the harness's own model `hf`: requests are encoded as there, and a
+    context that is too long loses its first tokens. Requests that begin alike share their
+    computation. With encoder-decoders three things differ from `hf`: continuations are encoded as
+    targets and not as sources, a target has at most `max_gen_toks` tokens (there, the length of the
+    source is added), and the position of a source's token does not depend on the batch.
+
+    Args:
+        model: a causal language model or an encoder-decoder.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        settings: arguments of `models.generate` that hold for all texts, such as stored ones.
+        search: for an encoder-decoder, the search that writes its targets; by default
+          `published_request`.
+    """
+
+    refusal = "answers no prompts"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        *,
+        settings: Mapping[str, JsonValue] | None = None,
+        search: GenerationRequest | None = None,
+    ) -> None:
+        ContinuationScorer.__init__(self, model, params, tokenizer)
+        TemplateLM.__init__(self)
+        self.backend = "seq2seq" if self.is_encoder_decoder else "causal"
+        self._settings, self._search = settings or {}, search
+        self._progress = Progress()
+        self.in_chats = False
+        """Whether texts are those of a chat template, whose control tokens are tokens."""
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "HarnessModel":
+        if model.config.head == "seq2seq_lm":
+            search = beam_search_defaults(folder, tokenizer)
+            return cls(model, params, tokenizer, search=search)
+        return cls(model, params, tokenizer, settings=generation_defaults(folder))
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text; of a vocabulary without one, the token that begins it."""
+        end = self._tokenizer.target.special_ids.eos
+        return self.first_id if end is None else end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that stands for an empty context."""
+        return self.first_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer where the harness stores requests."""
+        return self._tokenizer.fingerprint
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: object
+    ) -> list[int]:
+        """Returns the tokens of a text, with the special tokens of a context unless refused."""
+        del kwargs
+        if add_special_tokens is False:
+            return self._tokenizer.target.encode(string, add_special_tokens=False)
+        if self.is_encoder_decoder:
+            return encode_source(self._tokenizer, string)
+        ids = self.encode_text(string)
+        return [*self.added_before(ids), *ids]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the tokens of a text; in a chat, control tokens of the template are tokens."""
+        if not self.in_chats:
+            return super().encode_text(text)
+        if not isinstance(text, Traced):  # the harness has put together another text
+            return self._tokenizer.encode_with_controls(text)[0]
+        by = origins(text).replace(UNKNOWN, USER)  # what the harness appended
+        return encode_guarded(self._tokenizer, text, by, self._tokenizer.chat_template.source)[0]
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Returns a conversation as the text of the tokenizer's chat template.
+
+        Raises:
+            UserError: the template refuses the conversation.
+        """
+        self.in_chats = True
+        rendered = self._tokenizer.chat_template.render_traced(
+            chat_history, add_generation_prompt=add_generation_prompt
+        )
+        return Traced(rendered.text, rendered.origins)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Returns the source of the chat template, by which the harness names its caches."""
+        return self._tokenizer.chat_template.source if chat_template else ""
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        return self.encode_pair(context, continuation)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: object
+    ) -> list[tuple[float, bool]]:
+        """Returns the log-probability of each continuation, and whether it is greedy decoding's."""
+        del kwargs
+        progress = Progress(quiet=True) if disable_tqdm else self._progress
+        with progress.counter("requests", len(requests)) as advance:
+            scores = self.score(
+                [(context, continuation) for _, context, continuation in requests],
+                on_batch=advance,
+                log=self._progress.log,
+            )
+        answers = [(score.log_probability, score.is_greedy) for score in scores]
+        for (texts, _, _), answer in zip(requests, answers, strict=True):
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, answer)
+        return answers
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Returns the log-probability of each text, of which each token is scored once.
+
+        A text longer than the model reads is divided into windows as the harness divides it.
+        """
+        windows: list[TokenRequest] = []
+        ends: list[int] = []
+        for request in requests:
+            pairs = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
+            ends.append(len(windows))
+        scores = [score for score, _ in self._loglikelihood_tokens(windows, disable_tqdm)]
+        totals = [sum(scores[a:b]) for a, b in itertools.pairwise([0, *ends])]
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Writes a text after each context, up to a stop string.
+
+        Raises:
+            UserError: a setting of a task is not supported, or its texts may be as long as all
+              that the model reads.
+        """
+        texts: list[str] = [""] * len(requests)
+        rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
+        alike: dict[str, list[int]] = {}  # a batch has the same settings
+        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
+            alike.setdefault(json.dumps(requests[i].arguments[1], sort_keys=True), []).append(i)
+        progress = Progress(quiet=True) if disable_tqdm else self._progress
+        with progress.counter("texts", len(requests)) as advance:
+            for numbers in alike.values():
+                for start in range(0, len(numbers), BATCH_SIZE):
+                    batch = numbers[start : start + BATCH_SIZE]
+                    settings = requests[batch[0]].arguments[1]
+                    found = self._write([rows[i] for i in batch], settings)
+                    for i, (text, _) in zip(batch, found, strict=True):
+                        texts[i] = text
+                        self.cache_hook.add_partial("generate_until", requests[i].arguments, text)
+                    advance(len(batch), sum(number for _, number in found))
+        return texts
+
+    @functools.cached_property
+    def _generator(self) -> Generator:
+        return Generator(self._model, self._params)
+
+    def _write(
+        self, rows: Sequence[list[int]], settings: Mapping[str, JsonValue]
+    ) -> list[tuple[str, int]]:
+        """Returns the text after each row of tokens, and its number of tokens."""
+        given = cast("dict[str, Any]", normalize_gen_kwargs(dict(settings), NEW_TOKENS))
+        until, number = [stop for stop in given["until"] if stop], given["max_gen_toks"]
+        own = ("until", "max_gen_toks", "do_sample")
+        options = {name: value for name, value in given.items() if name not in own}
+        if not given["do_sample"]:
+            options["temperature"] = 0.0
+        if self.is_encoder_decoder:
+            return self._write_targets(rows, until, number, options)
+        read = self.max_length - number
+        if read < 1:
+            raise UserError(
+                f"max_gen_toks {number} leaves no space for a context in the {self.max_length} "
+                "tokens that the model reads: lower it in the task"
+            )
+        ids = [row[-read:] for row in rows]
+        stored = {"eos_token_id": self.eot_token_id, **self._settings}
+        request = merged_request(stored, {**options, "max_new_tokens": number})
+        found: list[list[int]] = [[] for _ in ids]
+        texts: list[str | None] = [None] * len(ids)
+        for new in self._new_tokens(ids, request):
+            for i, tokens in enumerate(new):
+                for token in tokens:
+                    if texts[i] is None:
+                        if token not in request.eos_ids:
+                            found[i].append(token)
+                        text, stopped = self._text(found[i], until)
+                        if stopped or token in request.eos_ids or len(found[i]) == number:
+                            texts[i] = text
+            if None not in texts:
+                break
+        return [(text or "", len(tokens)) for text, tokens in zip(texts, found, strict=True)]
+
+    def _new_tokens(
+        self, rows: Sequence[list[int]], request: GenerationRequest
+    ) -> Iterator[list[list[int]]]:
+        """Yields the next tokens of all rows, or all of them if they are searched."""
+        if isinstance(request.method, Sampling):
+            for new in self._generator.stream(rows, request):
+                yield new.tolist()
+            return
+        best = [hypotheses[0] for hypotheses in self._generator.search(rows, request)]
+        yield [[*h.tokens, *([] if h.end_id is None else [h.end_id])] for h in best]
+
+    def _write_targets(
+        self,
+        rows: Sequence[list[int]],
+        until: Sequence[str],
+        number: int,
+        options: dict[str, JsonValue],
+    ) -> list[tuple[str, int]]:
+        """Returns the targets of sources by the model's own search, and their numbers of tokens."""
+        refused = sorted(set(options) - {"temperature"})
+        if refused or options["temperature"]:
+            raise UserError(
+                f"{(refused or ['temperature'])[0]} is not for an encoder-decoder, whose stored "
+                "search writes the targets: leave it out of the task"
+            )
+        stored = self._search or published_request(self._tokenizer, self._model.config.vocab_size)
+        request = dataclasses.replace(
+            stored, max_new_tokens=number, max_extra_tokens=None, num_return_sequences=1
+        )
+        found = self._generator.search([row[-self.max_length :] for row in rows], request)
+        return [(self._text(h.tokens, until)[0], len(h.tokens)) for h, *_ in found]
+
+    def _text(self, ids: Sequence[int], until: Sequence[str]) -> tuple[str, bool]:
+        """Returns the text of some tokens before the first stop string, and whether it has one."""
+        text = self._tokenizer.target.decode(ids)
+        found = [index for stop in until if (index := text.find(stop)) >= 0]
+        return (text[: min(found)], True) if found else (text, False)

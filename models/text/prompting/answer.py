@@ -1,0 +1,106 @@
+"""Answers to queries by a model that is shown a task in its prompt."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ....data.common.errors import UserError
+from ....data.common.json_text import JsonValue
+from ....data.common.progress import LogFn
+from ....data.prompts.examples import PromptExample
+from ....data.prompts.few_shot import FewShot
+from ..completions import Completion
+from ..generate import BATCH_SIZE, TextGenerator
+
+LONGEST_ANSWER = 64
+"""The number of new tokens by default, if that is at most a quarter of what the model reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A query with its prompt and the model's answer."""
+
+    query: Mapping[str, str]
+    """The fields of the query."""
+    prompt: str
+    text: str
+    """The answer, without the white space around it."""
+    finished: bool
+    """Whether the model ended the answer; otherwise its length did."""
+    completions: tuple[Completion, ...] = dataclasses.field(compare=False)
+    """All answers, the first one included, with their log-probabilities and why each ended."""
+
+
+def answer_queries(
+    generator: TextGenerator,
+    few_shot: FewShot,
+    queries: Sequence[PromptExample | Mapping[str, str]],
+    *,
+    stop: Sequence[str] = (),
+    drop: bool = True,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+    on_batch: Callable[[int, int], None] | None = None,
+    log: LogFn = print,
+    **options: JsonValue,
+) -> list[Answer]:
+    """Answers queries up to a line feed or the next label.
+
+    An answer does not depend on the queries beside it.
+
+    Args:
+        generator: the model.
+        few_shot: makes the prompt of each query.
+        queries: fields of the queries.
+        stop: further strings that end an answer.
+        drop: whether a prompt that is too long loses its first examples; otherwise it is an error.
+        seed: the seed of the first query's random choices, if `options` make the model sample; each
+          query that follows has one more.
+        batch_size: answers of a batch.
+        on_batch: told after each batch how many more answers it had, and how many new tokens.
+        log: called with a line if examples are dropped, and about the batches' padding.
+        **options: arguments of `models.generate`. By default the most probable token is taken each
+          time, at most 64 of them.
+
+    Raises:
+        UserError: there are no queries, a field is missing, a prompt is too long, or an option is
+          out of range.
+    """
+    if not queries:
+        raise UserError("there is no query: give at least one")
+    length = generator.max_length
+    defaults = {"max_new_tokens": max(1, min(LONGEST_ANSWER, length // 4)), "temperature": 0.0}
+    if not options.keys().isdisjoint(("top_k", "top_p", "num_beams", "num_return_sequences")):
+        del defaults["temperature"]
+    options = {**defaults, **options}
+    whole = [few_shot.prompt(query) for query in queries]
+    request = generator.request(whole, **options)
+    room = length - (request.max_new_tokens or 0)
+    if room < 1:
+        raise UserError(
+            f"max_new_tokens {request.max_new_tokens} leaves no room for a prompt in the {length} "
+            "tokens that the model reads: lower it"
+        )
+    prompts = [few_shot.fitting(query, generator.num_tokens, room, drop=drop) for query in queries]
+    cut = sum(prompt != text for prompt, text in zip(prompts, whole, strict=True))
+    if cut:
+        log(
+            f"{cut:,} of {len(prompts):,} prompts lost their first examples: with "
+            f"{request.max_new_tokens} tokens for the answer there is room for {room}"
+        )
+    stops = (*few_shot.pattern.stops, *stop)
+    completed = generator.complete(
+        prompts,
+        stop=stops,
+        seed=seed,
+        batch_size=batch_size,
+        on_batch=on_batch,
+        log=log,
+        **options,
+    )
+    answers = []
+    for query, each in zip(queries, completed, strict=True):
+        first, finished = each.completions[0], each.completions[0].finish_reason != "length"
+        text = first.text.strip()
+        fields = dict(query.fields if isinstance(query, PromptExample) else query)
+        answers.append(Answer(fields, each.prompt.text, text, finished, each.completions))
+    return answers

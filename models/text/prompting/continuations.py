@@ -1,0 +1,549 @@
+"""Log-probabilities of continuations, many at a time: the tokens of common prefixes computed once.
+
+Requests are packed, several in one row of tokens, and each token attends only to those before it in
+its own request (`prefix_tree.py`). Only the positions that a continuation's tokens follow are
+projected to the vocabulary.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ....data.common.errors import UserError
+from ....data.common.progress import LogFn
+from ....data.tasks.translation import encode_source
+from ...decoding.padding import pad_rows, power_of_two, round_up
+from ...finite import check_outputs
+from ...mesh_axes import BATCH_AXES
+from ...nn.cache import Cache, init_cache
+from ...nn.heads import CAUSAL_HEADS, Projection
+from ...nn.masks import AnyArray
+from ...nn.typing import Array, Bool, Int, Params
+from ...token_log_probs import token_log_probs
+from ..text_model import TextModel
+from .prefix_tree import Item, Layout, PrefixGroup, Request, pack, plan
+
+AdvanceFn = Callable[[int, int], None]
+"""Told how many more requests are done, and how many tokens they took."""
+
+CAPACITY = {"cpu": 512}
+DEFAULT_CAPACITY = 1024
+"""Tokens of a row that continues a prefix. Each of them attends to all others, masked or not: at
+512 tokens these scores are a tenth of the work of GPT-2."""
+TOKENS_AT_ONCE = {"cpu": 2048}
+DEFAULT_TOKENS_AT_ONCE = 16384
+"""Tokens of all rows of a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuationScore:
+    """The probability of a continuation, given its context."""
+
+    log_probabilities: tuple[float, ...]
+    """log Pr of each token given the context and all tokens before it, in nats."""
+    is_greedy: bool
+    """Whether each token is the most probable one: greedy decoding writes this continuation."""
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of the whole continuation, in nats."""
+        return float(np.sum(self.log_probabilities))
+
+
+@dataclasses.dataclass
+class TokenCounts:
+    """The tokens of some requests."""
+
+    given: int = 0
+    """Tokens of all contexts and continuations, each request by itself."""
+    needed: int = 0
+    """Tokens after common prefixes are counted once."""
+    computed: int = 0
+    """Tokens that the model computed, padding included."""
+
+    @property
+    def padding(self) -> float:
+        """The share of the computed tokens that is padding."""
+        return 1 - self.needed / max(self.computed, 1)
+
+
+class _Rows(NamedTuple):
+    """The tokens of a batch and the labels that are scored."""
+
+    ids: AnyArray
+    """int32[B, T]."""
+    positions: AnyArray
+    """int32[B, T]."""
+    last: AnyArray
+    """The last descendant of each token, int32[B, T]; see `Layout`."""
+    at: AnyArray
+    """The index of the token before each label, int32[B, M]."""
+    labels: AnyArray
+    """int32[B, M]."""
+    numbers: AnyArray | None = None
+    """For an encoder-decoder: the number of each token's source in its row, int32[B, T]."""
+    sources: AnyArray | None = None
+    """The tokens of the sources, int32[B, S]."""
+    source_numbers: AnyArray | None = None
+    """The number of each of these, 0 for padding, int32[B, S]."""
+
+
+class _ScoredBatch(NamedTuple):
+    """The layouts of a batch, one per row, and the scores [B, M] of their labels."""
+
+    layouts: list[Layout]
+    log_probs: np.ndarray
+    is_top1: np.ndarray
+
+
+class ContinuationScorer(TextModel):
+    """A model that writes text, and its tokenizer; compiled once for each shape of a batch.
+
+    Example::
+
+        scorer = models.ContinuationScorer.of_run("runs/quickstart")
+        [yes, no] = scorer([("Is the sky blue?", " yes"), ("Is the sky blue?", " no")])
+        print(yes.log_probability - no.log_probability, yes.is_greedy)
+
+    Args:
+        model: a causal language model or an encoder-decoder.
+        params: its parameters. If they are sharded over a mesh, so are the rows of each batch.
+        tokenizer: its tokenizer.
+
+    Raises:
+        UserError: the model writes no text.
+    """
+
+    heads = (*CAUSAL_HEADS, "seq2seq_lm")
+    refusal = "gives a text no probability"
+    remedy = "give a run of a causal language model or of a translation model"
+
+    counts: TokenCounts = TokenCounts()
+    """The tokens of the last call."""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether contexts are the encoder's input and continuations the decoder's."""
+        return self._model.config.head == "seq2seq_lm"
+
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that the model reads."""
+        return self._model.config.max_length
+
+    def __call__(
+        self, pairs: Sequence[tuple[str, str]], *, log: LogFn = print
+    ) -> list[ContinuationScore]:
+        """Returns the probability of each continuation, given its context.
+
+        Args:
+            pairs: contexts and continuations. Whitespace at a context's end belongs to the
+              continuation, whose first token it is a part of.
+            log: called with a line if contexts are truncated.
+
+        Raises:
+            UserError: as in `score`.
+        """
+        return self.score([self.encode_pair(*pair) for pair in pairs], log=log)
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Returns the tokens of a context and of a continuation.
+
+        A causal language model reads both as one text, so that a token may not span them; an
+        encoder-decoder reads the context with an end token, and writes the continuation without.
+
+        Raises:
+            UserError: the context is empty, and the vocabulary has no token that begins or ends a
+              text.
+        """
+        before = context.rstrip()
+        continuation = context[len(before) :] + continuation
+        tokenizer = self._tokenizer
+        if self.is_encoder_decoder:
+            ids = tokenizer.target.encode(continuation, add_special_tokens=False)
+            return encode_source(tokenizer, before), ids
+        if not before:
+            ids, first = self.encode_text(continuation), self.first_id
+            return ([first], ids) if ids[:1] != [first] else (ids[:1], ids[1:])
+        ids = self.encode_text(before)
+        whole = self.encode_text(before + continuation)
+        return [*self.added_before(ids), *ids], whole[len(ids) :]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the tokens of a text without any that are added."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def added_before(self, ids: list[int]) -> list[int]:
+        """Returns the tokens that the model's texts begin with, unless these tokens do already."""
+        before = list(self._tokenizer.frame.before)
+        return [] if ids[: len(before)] == before else before
+
+    @property
+    def first_id(self) -> int:
+        """The token that an empty context consists of: the one that begins, or ends, a text.
+
+        Raises:
+            UserError: the vocabulary has neither.
+        """
+        special = self._tokenizer.special_ids
+        # What begins the target of an encoder-decoder never stands in its source.
+        first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
+        if first is None:
+            raise UserError(
+                f"a context is empty, and this {self._tokenizer.kind} tokenizer has no token to "
+                "begin a text with: give a context"
+            )
+        return first
+
+    def score(
+        self,
+        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        share_prefixes: bool = True,
+        on_batch: AdvanceFn | None = None,
+        log: LogFn = print,
+    ) -> list[ContinuationScore]:
+        """Returns the probability of each continuation, given its context.
+
+        Args:
+            requests: the token ids of each context and continuation, at least one each. Together
+              they may have one token more than the model reads; a longer context loses its first
+              tokens.
+            share_prefixes: whether tokens that several requests begin with are computed once; the
+              results are the same.
+            on_batch: told after each batch how many requests are done, and their tokens.
+            log: called with a line if contexts are truncated.
+
+        Raises:
+            UserError: a context or continuation is empty, a continuation is longer than the
+              model reads, an id is not in the vocabulary, the model sees later tokens, or a
+              log-probability is NaN.
+        """
+        config = self._model.config
+        for number, (context, continuation) in enumerate(requests):
+            self._check(number, context, continuation)
+        longest = config.max_length
+        if self.is_encoder_decoder:
+            over = [len(context) > longest for context, _ in requests]
+        else:
+            over = [len(context) + len(ids) > longest + 1 for context, ids in requests]
+        if any(over):
+            log(
+                f"{sum(over):,} of {len(requests):,} contexts are longer than the {longest:,} "
+                "tokens that the model reads: their first tokens are left out"
+            )
+        found = [np.zeros(len(ids), np.float32) for _, ids in requests]
+        greedy = [np.zeros(len(ids), bool) for _, ids in requests]
+        self.counts = counts = TokenCounts()
+        batches = self._translation_batches if self.is_encoder_decoder else self._batches
+        for layouts, log_probs, is_top1 in batches(requests, share_prefixes, counts):
+            done, tokens = 0, 0
+            for layout, row, top in zip(layouts, log_probs, is_top1, strict=False):
+                tokens += len(layout.ids)
+                for k, (_, _, request, place) in enumerate(layout.scored):
+                    found[request][place], greedy[request][place] = row[k], top[k]
+                    done += place == 0
+            if on_batch is not None:
+                on_batch(done, tokens)
+        check_outputs({f"continuation {i}": scores for i, scores in enumerate(found, start=1)})
+        return [
+            ContinuationScore(tuple(scores.tolist()), bool(top.all()))
+            for scores, top in zip(found, greedy, strict=True)
+        ]
+
+    def _check(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> None:
+        """Raises UserError if a request cannot be scored."""
+        config = self._model.config
+        if not len(context) or not len(continuation):
+            missing = "continuation" if len(context) else "context"
+            raise UserError(f"request {number + 1} has no tokens in its {missing}: give at least 1")
+        if len(continuation) > config.max_length:
+            raise UserError(
+                f"a continuation has {len(continuation):,} tokens, the model reads "
+                f"{config.max_length:,}: shorten it"
+            )
+        source_size = getattr(config, "source_vocab_size", None) or config.vocab_size
+        read = source_size if self.is_encoder_decoder else config.vocab_size
+        for ids, size in ((context, read), (continuation, config.vocab_size)):
+            if not 0 <= min(ids) <= max(ids) < size:
+                raise UserError(
+                    f"request {number + 1} has the token ids {min(ids)} … {max(ids)}, which are "
+                    f"not within the vocabulary of {size}: use the model's own tokenizer"
+                )
+
+    @property
+    def _mesh(self) -> Mesh | None:
+        """The mesh that the parameters are sharded over, if there is one."""
+        sharding = getattr(jax.tree.leaves(self._params)[0], "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+            return None
+        return sharding.mesh if set(BATCH_AXES) <= set(sharding.mesh.axis_names) else None
+
+    @property
+    def _num_shards(self) -> int:
+        return 1 if self._mesh is None else math.prod(self._mesh.shape[axis] for axis in BATCH_AXES)
+
+    def _placed(self, rows: _Rows) -> _Rows:
+        """Shards rows over the devices of the parameters."""
+        if self._mesh is None:
+            return rows
+        return jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(BATCH_AXES)))
+
+    def _batches(
+        self,
+        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+        share: bool,
+        counts: TokenCounts,
+    ) -> "Iterator[_ScoredBatch]":
+        """Yields the scores of a causal language model."""
+        config, backend = self._model.config, jax.default_backend()
+        if not getattr(config, "causal", True):
+            raise UserError(
+                "the model sees later tokens (causal is false): no continuation has a probability"
+            )
+        longest = config.max_length + 1
+        whole = [
+            Request((*context, *ids)[-longest:][:-1], tuple(ids), number)
+            for number, (context, ids) in enumerate(requests)
+        ]
+        capacity = CAPACITY.get(backend, DEFAULT_CAPACITY)
+        # A convolution of heads reads its neighbors in the row, which must be its own request's.
+        division = plan(whole, capacity, share=share and config.head_convolution is None)
+        counts.given = sum(len(request.inputs) for request in whole)
+        counts.needed = division.num_tokens
+        for group in division.groups:
+            yield from self._continued(group, capacity, counts)
+        waiting = sorted(division.items, key=lambda item: -item.size)
+        budget = TOKENS_AT_ONCE.get(backend, DEFAULT_TOKENS_AT_ONCE)
+        while waiting:
+            length = bucket(waiting[0].size)
+            most = round_up(max(budget // length, 1), self._num_shards)
+            bins = pack([(item.size,) for item in waiting], (length,), most)
+            layouts = [_laid_out([waiting[i] for i in chosen]) for chosen in bins]
+            packed = {i for chosen in bins for i in chosen}
+            waiting = [item for i, item in enumerate(waiting) if i not in packed]
+            number = round_up(min(power_of_two(len(layouts)), most), self._num_shards)
+            counts.computed += number * length
+            rows = self._placed(_rows(layouts, number, length))
+            scores = self._score_rows(self._params, rows)
+            yield _scored(layouts, scores)
+
+    def _continued(
+        self, group: PrefixGroup, capacity: int, counts: TokenCounts
+    ) -> "Iterator[_ScoredBatch]":
+        """Computes a prefix, and yields the batches of its continuations."""
+        base, items = len(group.prefix), group.items
+        total = sum(item.size for item in items)
+        # Rows of about the same size, so that the last one is not mostly padding.
+        even = -(-total // -(-total // capacity))
+        length = max(bucket(even), *(item.size for item in items))
+        bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
+        layouts = [_laid_out([items[i] for i in chosen], base) for chosen in bins]
+        length = bucket(max(len(layout.ids) for layout in layouts))
+        slots = bucket(base)
+        ids, _ = pad_rows([group.prefix], length=slots)
+        cache = self._read_prefix(self._params, ids, base, slots + length)
+        counts.computed += slots
+        scored = max(len(layout.scored) for layout in layouts)
+        for start in range(0, len(layouts), self._num_shards):
+            chosen = layouts[start : start + self._num_shards]
+            counts.computed += self._num_shards * length
+            rows = self._placed(_rows(chosen, self._num_shards, length, scored))
+            yield _scored(chosen, self._continue(self._params, cache, base, rows))
+
+    def _translation_batches(
+        self,
+        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+        share: bool,
+        counts: TokenCounts,
+    ) -> "Iterator[_ScoredBatch]":
+        """Yields the scores of an encoder-decoder, which reads a source once for its targets."""
+        config, backend = self._model.config, jax.default_backend()
+        sources: dict[tuple[int, ...], list[Request]] = {}
+        alone: list[tuple[tuple[int, ...], list[Request]]] = []
+        for number, (context, ids) in enumerate(requests):
+            source = tuple(context[-config.max_length :])
+            request = Request((*self._target_start, *ids[:-1]), tuple(ids), number)
+            counts.given += len(source) + len(ids)
+            if share:
+                sources.setdefault(source, []).append(request)
+            else:
+                alone.append((source, [request]))
+        capacity = CAPACITY.get(backend, DEFAULT_CAPACITY)
+        share = share and config.head_convolution is None
+        waiting = [
+            (source, item)
+            for source, targets in (sources.items() if sources else alone)
+            for item in plan(targets, capacity, share=share).items
+        ]
+        waiting.sort(key=lambda pair: (-len(pair[0]), -pair[1].size))
+        counts.needed = sum(len(source) + item.size for source, item in waiting)
+        budget = TOKENS_AT_ONCE.get(backend, DEFAULT_TOKENS_AT_ONCE)
+        while waiting:
+            length = bucket(len(waiting[0][0]))
+            if config.longest_input is not None:
+                length = min(length, config.longest_input)
+            width = bucket(max(waiting[0][1].size, length))
+            most = round_up(max(budget // (length + width), 1), self._num_shards)
+            sizes = [(len(source), item.size) for source, item in waiting]
+            bins = pack(sizes, (length, width), most)
+            packed = {i for chosen in bins for i in chosen}
+            rows = [[waiting[i] for i in chosen] for chosen in bins]
+            waiting = [pair for i, pair in enumerate(waiting) if i not in packed]
+            layouts = [_laid_out([item for _, item in row]) for row in rows]
+            width = bucket(max(len(layout.ids) for layout in layouts))
+            number = round_up(min(power_of_two(len(rows)), most), self._num_shards)
+            counts.computed += number * (length + width)
+            joined = [[id for source, _ in row for id in source] for row in rows]
+            numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in rows]
+            targets = [
+                [n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in rows
+            ]
+            inputs = _rows(layouts, number, width)._replace(
+                numbers=pad_rows(targets, num_rows=number, length=width)[0],
+                sources=pad_rows(joined, num_rows=number, length=length)[0],
+                source_numbers=pad_rows(numbers, num_rows=number, length=length)[0],
+            )
+            yield _scored(layouts, self._translate(self._params, self._placed(inputs)))
+
+    @functools.cached_property
+    def _score_rows(self):
+        @jax.jit
+        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
+            mask = tree_mask(rows.last)
+            outputs = self._model.apply(
+                {"params": params}, rows.ids, mask, position_ids=rows.positions
+            )
+            return _scores(outputs.projection, rows)
+
+        return compute
+
+    @functools.cached_property
+    def _read_prefix(self):
+        @functools.partial(jax.jit, static_argnums=3)
+        def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
+            # The padding is taken back, and what follows is a tree of tokens: no window may do.
+            cache = init_cache(
+                self._model.config, self._model.execution, 1, num_slots, spare=num_slots
+            )
+            real = (jnp.arange(num_slots) < length).astype(jnp.int32)[None]
+            positions = jnp.arange(ids.shape[1])[None]
+            outputs = self._model.apply(
+                {"params": params}, ids, real, position_ids=positions, cache=cache
+            )
+            # What follows overwrites the slots of the padding.
+            return dataclasses.replace(outputs.cache, index=jnp.asarray(length, jnp.int32))
+
+        return compute
+
+    @functools.cached_property
+    def _continue(self):
+        @jax.jit
+        def compute(
+            params: Params, cache: Cache, length: Array, rows: _Rows
+        ) -> tuple[Array, Array]:
+            number, width = rows.ids.shape
+
+            def repeated(x: Array, axis: int) -> Array:
+                return jnp.broadcast_to(x, (*x.shape[:axis], number, *x.shape[axis + 1 :]))
+
+            cache = dataclasses.replace(
+                cache,
+                layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), cache.layers),
+                positions=None if cache.positions is None else repeated(cache.positions, 0),
+            )
+            # Slot `length` + j is to hold token j of the row.
+            hidden = jnp.zeros((number, width, cache.length), bool)
+            own = jax.lax.dynamic_update_slice(hidden, tree_mask(rows.last), (0, 0, length))
+            outputs = self._model.apply(
+                {"params": params},
+                rows.ids,
+                own | (jnp.arange(cache.length) < length),
+                position_ids=rows.positions,
+                cache=cache,
+            )
+            return _scores(outputs.projection, rows)
+
+        return compute
+
+    @functools.cached_property
+    def _translate(self):
+        @jax.jit
+        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
+            outputs = self._model.apply(
+                {"params": params},
+                rows.sources,
+                segment_ids=rows.source_numbers,
+                decoder_input_ids=rows.ids,
+                decoder_attention_mask=tree_mask(rows.last),
+                decoder_segment_ids=rows.numbers,
+                decoder_position_ids=rows.positions,
+            )
+            return _scores(outputs.projection, rows)
+
+        return compute
+
+
+def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
+    """Lets each token attend to itself and to its ancestors, given `Layout.last` of each token."""
+    index = jnp.arange(last.shape[1])
+    return (index[:, None] >= index) & (index[:, None] <= last[:, None, :])
+
+
+def bucket(number: int) -> int:
+    """Returns the least of 16, 20, 24, 28, 32, 40, 48, 56, 64 … that is not below `number`.
+
+    Beyond 16, at most a fifth of it is more than needed, and few programs are compiled.
+    """
+    step = max(4, power_of_two(number) // 8)
+    return max(16, round_up(number, step))
+
+
+def _scored(layouts: list[Layout], scores: tuple[Array, Array]) -> _ScoredBatch:
+    return _ScoredBatch(layouts, np.asarray(scores[0]), np.asarray(scores[1]))
+
+
+def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
+    """Lays out items side by side."""
+    layout = Layout()
+    for item in items:
+        layout.append(item.requests, base)
+    return layout
+
+
+def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1) -> _Rows:
+    """Returns the arrays of a batch.
+
+    Args:
+        layouts: at most `num_rows`.
+        num_rows: B.
+        length: T.
+        scored: M is at least so large.
+    """
+    most = bucket(max(scored, *(len(layout.scored) for layout in layouts)))
+    ids, positions = (
+        pad_rows([getattr(layout, name) for layout in layouts], num_rows=num_rows, length=length)[0]
+        for name in ("ids", "positions")
+    )
+    # No token attends to padding.
+    last, _ = pad_rows([x.last for x in layouts], num_rows=num_rows, length=length, fill=-1)
+    at, labels = (
+        pad_rows([[s[k] for s in x.scored] for x in layouts], num_rows=num_rows, length=most)[0]
+        for k in (0, 1)
+    )
+    return _Rows(ids, positions, last, at, labels)
+
+
+def _scores(projection: Projection, rows: _Rows) -> tuple[Array, Array]:
+    """Returns log Pr of each label, and whether it is the most probable token, `[B, M]` each."""
+    hidden = jnp.take_along_axis(projection.hidden, jnp.asarray(rows.at)[..., None], axis=1)
+    chosen = dataclasses.replace(projection, hidden=hidden)  # [B, M, D]
+    result = token_log_probs(chosen, jnp.asarray(rows.labels))
+    return result.log_prob, result.is_top1

@@ -1,0 +1,380 @@
+"""The probability of a text, token by token, and of tokens or words that may come next.
+
+Pr(t₁ … t_n) = Π Pr(t_i | t₁ … t_{i−1}), the chain rule.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
+from ...data.tasks.translation import encode_source, start_and_end
+from ...data.tokenizers.base import Tokenizer
+from ..finite import check_outputs
+from ..model import Model
+from ..nn.heads import CAUSAL_HEADS
+from ..nn.typing import Array, Params
+from ..token_log_probs import token_log_probs
+from .bucketing import pad_batch, padded_batches
+from .text_model import TextModel
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenScore:
+    """A token and its probability given all tokens before it."""
+
+    token: str
+    id: int
+    log_probability: float | None
+    """In nats. None for the first token if the vocabulary has no token that begins a document."""
+    total: float
+    """The sum of the log-probabilities up to this token, in nats."""
+
+    @property
+    def probability(self) -> float | None:
+        """The probability of the token."""
+        return None if self.log_probability is None else math.exp(self.log_probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """A text and the probabilities of its tokens."""
+
+    text: str
+    tokens: tuple[TokenScore, ...]
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of the whole text, in nats."""
+        return self.tokens[-1].total if self.tokens else 0.0
+
+    @property
+    def num_scored(self) -> int:
+        """The number of tokens that have a probability."""
+        return sum(token.log_probability is not None for token in self.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(− mean log-probability of a token)."""
+        return math.exp(min(-self.log_probability / max(self.num_scored, 1), 700.0))
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(− log-probability / number of words between spaces)."""
+        return math.exp(min(-self.log_probability / max(len(self.text.split()), 1), 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """− log₂ of the probability, divided by the number of UTF-8 bytes of the text."""
+        return -self.log_probability / math.log(2) / max(len(self.text.encode()), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken:
+    """A token that may come next."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class NextWord:
+    """A word that may come next: the product of the probabilities of its tokens."""
+
+    word: str
+    tokens: tuple[TokenScore, ...]
+    log_probability: float
+
+    @property
+    def probability(self) -> float:
+        """The probability that the text continues with these tokens."""
+        return math.exp(self.log_probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """A part of a sequence that the model reads in one call."""
+
+    sequence: int
+    source: Sequence[int]
+    """The tokens of the encoder's input; empty for a causal language model."""
+    inputs: Sequence[int]
+    labels: Sequence[int]
+    """The token after each of the inputs."""
+    first: int
+    """The index of the first label in the sequence."""
+    skip: int
+    """The number of leading labels that an earlier window has scored."""
+
+
+class TextScorer(TextModel):
+    """A model that writes text, and its tokenizer; compiled once for each padded shape.
+
+    Each text is treated as the beginning of a document: if the vocabulary has a token that begins a
+    document, that token comes first, as in training.
+
+    Example::
+
+        scorer = models.TextScorer.of_run("runs/quickstart")
+        [score] = scorer(["It takes great courage"])
+        print(score.log_probability, [token.probability for token in score.tokens])
+        print(scorer.next_tokens("The train pulled into the", top_k=5))
+
+    Args:
+        model: a causal language model or an encoder-decoder.
+        params: its parameters.
+        tokenizer: its tokenizer.
+
+    Raises:
+        UserError: the model writes no text.
+    """
+
+    heads = (*CAUSAL_HEADS, "seq2seq_lm")
+    refusal = "gives a text no probability"
+    remedy = "give a run of a causal language model or of a translation model"
+
+    def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
+        super().__init__(model, params, tokenizer)
+        if not getattr(model.config, "causal", True):
+            raise UserError(
+                "the model sees later tokens (causal is false): no text has a probability under it"
+            )
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        *,
+        sources: Sequence[str] | None = None,
+        stride: int | None = None,
+        log: LogFn = print,
+    ) -> list[TextScore]:
+        """Returns the probability of each text, token by token.
+
+        Args:
+            texts: the texts. A causal language model scores a text longer than its maximum length
+              in windows: each token after the first window has at least length - `stride` tokens
+              of context.
+            sources: for an encoder-decoder, the source of each text; the end token is then scored
+              too.
+            stride: the number of tokens between the starts of successive windows, by default half
+              of the model's length; 1 gives each token the longest context and is the slowest.
+            log: called with a line if texts are scored in windows.
+
+        Raises:
+            UserError: there are no texts, one is empty, `stride` is out of range, sources are
+              missing or not wanted, a sequence of an encoder-decoder is too long, or a
+              log-probability is NaN.
+        """
+        if not texts:
+            raise UserError("there is no text to score: give at least one line")
+        length = self._model.config.max_length
+        stride = max(length // 2, 1) if stride is None else stride
+        if not 1 <= stride <= length:
+            raise UserError(f"stride {stride} must be from 1 to {length}, as the model reads")
+        tokenizer = self._tokenizer
+        translates = self._model.config.head == "seq2seq_lm"
+        if translates and (sources is None or len(sources) != len(texts)):
+            raise UserError("an encoder-decoder scores targets of sources: give a source per text")
+        if sources is not None and not translates:
+            raise UserError("a causal language model scores texts without sources: leave them out")
+        ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
+        for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), start=1):
+            if not tokens:
+                raise UserError(
+                    f"text {number} of {len(texts)} is {text!r} and has no tokens to score: leave "
+                    "it out"
+                )
+        if sources is not None:
+            _, end = start_and_end(tokenizer)
+            ids = [[*tokens, end] for tokens in ids]
+            encoded = [encode_source(tokenizer, source) for source in sources]
+            self._check_lengths([*encoded, *ids])
+            rows = [[*self._target_start, *tokens] for tokens in ids]
+        else:
+            encoded = [()] * len(texts)
+            rows = [[*tokenizer.begins_document, *tokens] for tokens in ids]
+        return [
+            TextScore(text, self._token_scores(tokens, found[-len(tokens) :]))
+            for text, tokens, found in zip(
+                texts, ids, self._score(encoded, rows, stride, log), strict=True
+            )
+        ]
+
+    def next_tokens(self, text: str, *, top_k: int = 10) -> list[NextToken]:
+        """Returns the most probable tokens after a text, the best first.
+
+        Args:
+            text: the beginning of a document. A text longer than the model's maximum
+              keeps only its end.
+            top_k: the number of tokens.
+
+        Raises:
+            UserError: `top_k` is out of range, the text is empty and the vocabulary has no token
+              that begins a document, the model is an encoder-decoder, or a probability is NaN.
+        """
+        size = self._tokenizer.vocab_size
+        if not 1 <= top_k <= size:
+            raise UserError(f"top_k {top_k} must be from 1 to {size}")
+        if self._model.config.head not in CAUSAL_HEADS:
+            raise UserError("next tokens are those of a causal language model: use score instead")
+        ids = self._beginning(text)[-self._model.config.max_length :]
+        rows, _ = pad_batch([ids], 1, self._model.config.max_length)
+        p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
+        check_outputs({"a probability": p})
+        best = np.argsort(-p, kind="stable")[:top_k].tolist()
+        return [NextToken(self._tokenizer.token(id), id, float(p[id])) for id in best]
+
+    def next_words(self, text: str, words: Sequence[str]) -> list[NextWord]:
+        """Returns the probability of each word after a text, the best first.
+
+        Exactly one space separates text and word, however many spaces the text ends with; the space
+        belongs to the word. After a line feed there is none. The probability is that the text
+        continues with exactly the word's tokens, which may also begin a longer word.
+
+        Raises:
+            UserError: a word is empty or has a character that the vocabulary lacks; also for the
+              reasons stated in `__call__`.
+        """
+        if not words:
+            raise UserError("there are no words to compare: give at least one")
+        before = text.rstrip(" ")
+        between = " " if before and not before[-1].isspace() else ""
+        joined = [f"{before}{between}{word.strip()}" for word in words]
+        if blank := [word for word in words if not word.strip()]:
+            raise UserError(f"the word {blank[0]!r} is empty: leave it out")
+        found = []
+        for word, score in zip(words, self(joined), strict=True):
+            ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
+            own = tuple(
+                token
+                for token, (_, end) in zip(score.tokens, ranges, strict=True)
+                if end > len(before)
+            )
+            check_known(word, [token.id for token in own], self._tokenizer)
+            known = [token.log_probability for token in own if token.log_probability is not None]
+            if len(known) < len(own):
+                self._beginning("")  # no token begins a document: the first has no probability
+            found.append(NextWord(word, own, sum(known)))
+        return sorted(found, key=lambda candidate: -candidate.log_probability)
+
+    def _beginning(self, text: str) -> list[int]:
+        """Returns the tokens of a text at the beginning of a document."""
+        ids = [*self._tokenizer.begins_document, *self._tokenizer.encode(text, False)]
+        if not ids:
+            raise UserError(
+                f"the text {text!r} has no tokens, and this tokenizer has none to begin a document "
+                "with: give a text"
+            )
+        return ids
+
+    def _check_lengths(self, rows: Sequence[Sequence[int]]) -> None:
+        longest, limit = max(map(len, rows)), self._model.config.max_length
+        if longest > limit:
+            raise UserError(f"a text has {longest} tokens, the model reads {limit}: shorten it")
+
+    def _token_scores(
+        self, ids: Sequence[int], log_probabilities: Sequence[float]
+    ) -> tuple[TokenScore, ...]:
+        """Returns the tokens with their scores; the first token may have none."""
+        unscored = [None] * (len(ids) - len(log_probabilities))
+        totals = itertools.accumulate([*(0.0 for _ in unscored), *log_probabilities])
+        token = self._tokenizer.target.token
+        return tuple(
+            TokenScore(token(id), id, score, total)
+            for id, score, total in zip(ids, [*unscored, *log_probabilities], totals, strict=True)
+        )
+
+    def _score(
+        self,
+        sources: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        stride: int,
+        log: LogFn,
+    ) -> list[list[float]]:
+        """Returns the log-probability of each token of each row except the row's first token."""
+        windows = [
+            window
+            for number, (source, row) in enumerate(zip(sources, rows, strict=True))
+            for window in self._windows(number, source, row, stride)
+        ]
+        longer = len({window.sequence for window in windows if window.skip})
+        if longer:
+            length = self._model.config.max_length
+            log(
+                f"{longer:,} of {len(rows):,} texts are longer than the {length} tokens that the "
+                f"model reads: they are scored in windows, {stride} tokens apart"
+            )
+        found = [np.zeros(len(row) - 1) for row in rows]
+        limit = self._model.config.max_length
+        for batch, num_rows in padded_batches([len(w.inputs) for w in windows], limit):
+            chosen = [windows[i] for i in batch]
+            inputs, labels = (
+                pad_batch(part, num_rows, limit)[0]
+                for part in ([w.inputs for w in chosen], [w.labels for w in chosen])
+            )
+            given: dict[str, np.ndarray] = {"input_ids": inputs}
+            if any(window.source for window in chosen):
+                ids, mask = pad_batch([window.source for window in chosen], num_rows, limit)
+                mask[len(chosen) :, 0] = 1  # filler rows read one token
+                given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": inputs}
+            scores = np.asarray(self._log_probabilities(self._params, given, labels))
+            for window, values in zip(chosen, scores, strict=False):
+                own = slice(window.skip, len(window.labels))
+                found[window.sequence][window.first : window.first + len(window.labels)][own] = (
+                    values[own]
+                )
+        check_outputs({f"text {i}": scores for i, scores in enumerate(found, start=1)})
+        return [scores.tolist() for scores in found]
+
+    def _windows(
+        self, number: int, source: Sequence[int], row: Sequence[int], stride: int
+    ) -> "list[_Window]":
+        """Returns the windows of a row; each after the first scores `stride` further labels.
+
+        The last window may score fewer.
+        """
+        length, total = self._model.config.max_length, len(row) - 1
+        windows = []
+        scored = first = 0
+        while scored < total:
+            end = min(first + length, total)
+            labels = row[first + 1 : end + 1]
+            windows.append(_Window(number, source, row[first:end], labels, first, scored - first))
+            scored, first = end, first + stride
+        return windows
+
+    @functools.cached_property
+    def _log_probabilities(self):
+        @jax.jit
+        def compute(params: Params, given: dict[str, Array], labels: Array) -> Array:
+            outputs = self._model.apply({"params": params}, **given)
+            return token_log_probs(outputs.projection, labels).log_prob  # [B, T]
+
+        return compute
+
+    @functools.cached_property
+    def _next(self):
+        @jax.jit
+        def compute(params: Params, ids: Array, last: Array) -> Array:
+            projection = self._model.apply({"params": params}, input_ids=ids).projection
+            hidden = jax.lax.dynamic_slice_in_dim(projection.hidden, last, 1, axis=1)
+            logits = projection.replace(hidden=hidden).logits()[0, 0]  # [V]
+            return jax.nn.softmax(logits.astype(jnp.float32))
+
+        return compute
+
+
+def check_known(word: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Raises UserError if the vocabulary has no tokens for a word."""
+    if not ids or tokenizer.special_ids.unk in ids:
+        raise UserError(
+            f"the word {word!r} has a character that the vocabulary lacks: give another word"
+        )

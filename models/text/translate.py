@@ -1,0 +1,179 @@
+"""Text in, translated text out: beam search with a tokenizer around it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
+from ...data.tasks.translation import encode_source
+from ...data.tokenizers.base import Tokenizer
+from ..decoding.generator import Generator
+from ..decoding.request import (
+    BeamSearch,
+    GenerationRequest,
+    Hypothesis,
+    published_request,
+)
+from ..model import Model
+from ..nn.typing import Params
+from .bucketing import batches_by_length
+from .folder import beam_search_defaults
+from .text_model import TextModel
+
+BATCH_SIZE = 32
+"""The number of sentences that are searched together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """A translation of one text."""
+
+    text: str
+    score: float
+    """The value that translations are ranked by: the log-probability over a length penalty."""
+    log_probability: float
+    """The log-probability of all its tokens, the end token included, in nats."""
+    num_tokens: int
+    """The number of these tokens."""
+
+
+class TextTranslator(TextModel):
+    """An encoder-decoder and its tokenizer; compiled once for each shape bucket.
+
+    Args:
+        model: an encoder-decoder.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        request: the request stored with the model, special tokens included; by default
+          `published_request`.
+    """
+
+    heads = ("seq2seq_lm",)
+    refusal = "translates nothing"
+    remedy = "give the run of an encoder-decoder, for example of the recipe numbers-en-fr"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        request: GenerationRequest | None = None,
+    ) -> None:
+        super().__init__(model, params, tokenizer)
+        self._generator = Generator(model, params)
+        self._target, self._max_length = tokenizer.target, model.config.max_length
+        self.request = request or published_request(tokenizer, model.config.vocab_size)
+        """The request that a call changes."""
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "TextTranslator":
+        return cls(model, params, tokenizer, beam_search_defaults(folder, tokenizer))
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        *,
+        search: BeamSearch | None = None,
+        num_return: int | None = None,
+        places: Sequence[str] | None = None,
+        truncate: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
+        log: LogFn = print,
+    ) -> list[list[Translation]]:
+        """Translates each text; texts of nothing but white space stay empty.
+
+        Args:
+            texts: sentences, each translated by itself.
+            search: the search; by default that of `self.request`, whose special tokens, banned
+              sequences and length limits hold in any case.
+            num_return: translations of each text; by default as in `self.request`.
+            places: the location of each text, for messages.
+            truncate: whether texts that are longer than the model reads are truncated.
+            on_batch: called after each batch with the number of its texts and of their tokens.
+            log: called with how many texts were truncated.
+
+        Returns:
+            For each text, in order, its `num_return` best translations, the best first.
+
+        Raises:
+            UserError: a text is longer than the model reads and not truncated, or `num_return` is
+              above the number of beams.
+        """
+        request = self.request
+        number = request.num_return_sequences if num_return is None else num_return
+        request = dataclasses.replace(
+            request, method=search or request.method, num_return_sequences=number
+        )
+        ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
+        ids = self._fitting(ids, places, truncate, log)
+        translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
+        if on_batch is not None:
+            on_batch(ids.count([]), 0)
+        for batch in batches_by_length(ids, BATCH_SIZE):
+            sources = [ids[i] for i in batch]
+            found = self._generator.search(sources, request)
+            for i, hypotheses in zip(batch, found, strict=True):
+                # A source with gaps is answered by texts that name the gaps.
+                has_gaps = not set(ids[i]).isdisjoint(self._tokenizer.sentinels)
+                translated[i] = [self._translation(h, has_gaps) for h in hypotheses]
+            if on_batch is not None:
+                on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
+        return translated
+
+    def _fitting(
+        self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn
+    ) -> list[list[int]]:
+        """Returns sources of at most the model's length; refuses others, or truncates them."""
+        longest = self._max_length
+        too_long = [i for i, row in enumerate(ids) if len(row) > longest]
+        if not too_long:
+            return ids
+        if truncate:
+            log(f"{len(too_long):,} of {len(ids):,} texts truncated: longer than {longest} tokens")
+            # The closing token is kept.
+            return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
+        first = too_long[0]
+        place = f"text {first + 1}" if places is None else places[first]
+        also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
+        raise UserError(
+            f"{place} has {len(ids[first])} tokens, more than the {longest} that the model "
+            f"reads{also}: split it into sentences, or translate with --truncate"
+        )
+
+    def _translation(self, hypothesis: Hypothesis, has_gaps: bool) -> Translation:
+        # A model can write the space before a word twice, and so also before the first.
+        options = {"skip_special_tokens": False} if has_gaps else {}
+        text = self._target.decode(hypothesis.tokens, **options).strip()
+        number = len(hypothesis.tokens) + hypothesis.ended
+        return Translation(text, hypothesis.score, hypothesis.log_probability, number)
+
+
+def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
+    """Formats the best translation of each text, or several with their text's number and score.
+
+    A line feed in a translation becomes a space, so that line n belongs to the n-th text.
+    """
+    if num_best == 1:
+        return [translations[0].text.replace("\n", " ") for translations in translated]
+    return [
+        f"{number}\t{translation.score:.4f}\t{translation.text.replace(chr(10), ' ')}"
+        for number, translations in enumerate(translated, start=1)
+        for translation in translations
+    ]
+
+
+def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translation]]) -> str | None:
+    """Returns a note if more than a tenth of the texts have an empty translation, else None."""
+    best = [found[0].text for text, found in zip(texts, translated, strict=True) if text.strip()]
+    empty = best.count("")
+    if 10 * empty <= len(best):
+        return None
+    return (
+        f"{empty:,} of {len(best):,} translations are empty: train longer, or give another --step"
+    )
+
+
+_NOTHING = Translation("", 0.0, 0.0, 0)

@@ -1,0 +1,267 @@
+"""Log-probabilities of tokens, computed for a chunk of positions at a time.
+
+Logits over a vocabulary `[B, T, V]` are by far the largest array of a language model's step.
+`over_positions` computes them for a chunk of the positions at a time: the logits of a chunk, their
+softmax and their gradient are no longer needed when the next chunk begins. On a mesh every device
+goes through its own positions.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from .mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
+from .nn.heads import Projection
+from .nn.typing import Array, Bool, Float, Int, PyTree
+
+MOST_POSITIONS = 1024
+"""The positions, over all sequences of a device, whose logits exist at one time.
+
+The kernel's gradient, in float32, is read and written once a chunk: with so many positions its
+product takes 256 operations for each of those bytes, about what a v5e or an H200 can do meanwhile.
+"""
+
+Sums = tuple[PyTree, Array | None, Array | None]
+"""Losses, the gradient `[D, V]` of the kernel and that of the bias; None for those not computed."""
+ChunkFn = Callable[..., tuple[Sums, PyTree]]
+"""`function(projection, *others) -> (sums, own)` of a chunk of positions."""
+DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
+"""`function(kernel, bias, positions) -> (sums, own)` of the positions of a device."""
+
+
+def over_positions(
+    function: ChunkFn, projection: Projection, *others: PyTree
+) -> tuple[Sums, PyTree]:
+    """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
+
+    Args:
+        function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
+          `[B, T, …]` with an entry for each position.
+        projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
+        others: trees of further arrays `[B, T, …]`, such as labels.
+
+    Returns:
+        The sums over all chunks and devices, and the entries of all positions.
+    """
+
+    def over_chunks(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        rows, length = jax.tree.leaves(positions)[0].shape[:2]
+        chunk = chunk_length(rows, length)
+        num_chunks = -(-length // chunk)
+
+        def split(x: Array) -> Array:  # [B, T, …] to [num_chunks, B, chunk, …]
+            padding = ((0, 0), (0, num_chunks * chunk - length), *((0, 0),) * (x.ndim - 2))
+            x = jnp.pad(x, padding)
+            return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
+
+        def of_chunk(part: PyTree) -> tuple[Sums, PyTree]:
+            hidden, *further = part
+            return function(Projection(hidden, kernel, bias, projection.cap), *further)
+
+        def add(total: Sums, part: PyTree) -> tuple[Sums, PyTree]:
+            sums, own = of_chunk(part)
+            return jax.tree.map(jnp.add, total, sums), own
+
+        chunks = jax.tree.map(split, positions)
+        first = jax.tree.map(lambda x: x[0], chunks)
+        if num_chunks == 1:  # nothing is summed, and no zeros are made to begin with
+            sums, own = of_chunk(first)
+            own = jax.tree.map(lambda x: x[None], own)
+        else:
+            shapes, _ = jax.eval_shape(of_chunk, first)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            sums, own = jax.lax.scan(add, zeros, chunks)
+
+        def join(x: Array) -> Array:  # [num_chunks, B, chunk, …] to [B, T, …]
+            return jnp.moveaxis(x, 0, 1).reshape(rows, -1, *x.shape[3:])[:, :length]
+
+        return sums, jax.tree.map(join, own)
+
+    run = _on_each_device(over_chunks, projection.hidden.shape[1])
+    return run(projection.kernel, projection.bias, (projection.hidden, *others))
+
+
+def chunk_length(rows: int, length: int) -> int:
+    """Returns how many positions of each of `rows` sequences of `length` are taken together."""
+    needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
+    even = next(number for number in range(needed, length + 1) if length % number == 0)
+    # Nothing is padded where that takes less than twice as many chunks.
+    return -(-length // (even if even < 2 * needed else needed))
+
+
+def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
+    """Returns `function(kernel, bias, positions)` run on each device, for its own positions.
+
+    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel
+    for every chunk and sums its gradient over all devices after every chunk. Here a device gathers
+    it once and sums over its own chunks first, in float32: it holds both at full width, except
+    for what is sharded over `tensor`, which is left to the compiler.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
+        return function
+    positions = None if length % mesh.shape[CONTEXT] else CONTEXT
+    # The step may have divided the batch over some axes itself: train/distributed/fsdp.py.
+    batch_axes = automatic(BATCH_AXES)
+    axes = (*batch_axes, positions) if positions else batch_axes
+    if math.prod(mesh.shape[axis] for axis in axes) == 1:
+        return function
+    width = automatic(MESH_AXES["model"])
+
+    def on_one(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
+        (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
+        others = tuple(axis for axis in axes if axis not in width)
+        if kernel_gradient is not None:
+            part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
+            kernel_gradient = jax.lax.psum(part, others)
+        return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
+
+    rows = PartitionSpec(batch_axes, positions)
+    cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
+    manual = axes if cut else automatic(mesh.axis_names)
+
+    def on_mesh(
+        kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
+    ) -> tuple[Sums, PyTree]:
+        (total, bias_gradient, kernel_gradient), own = jax.shard_map(
+            on_one,
+            in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
+            out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
+            axis_names=set(manual),
+            check_vma=False,  # the zeros of a scan would have to be declared to vary
+        )(kernel, bias, positions)
+        return (total, kernel_gradient, bias_gradient), own
+
+    return on_mesh
+
+
+def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias from that of the logits."""
+    gradient = exact.astype(part.hidden.dtype)
+    hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
+
+    def product(h: Array, gradient: Array) -> Array:
+        # Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers).
+        return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
+
+    def on_cpu(h: Array, gradient: Array) -> Array:  # has no bfloat16 product over two axes
+        return product(h.astype(jnp.float32), gradient.astype(jnp.float32))
+
+    kernel_gradient = jax.lax.platform_dependent(part.hidden, gradient, cpu=on_cpu, default=product)
+    bias_gradient = None if part.bias is None else jnp.sum(exact, axis=(0, 1))
+    return hidden_gradient, kernel_gradient, bias_gradient
+
+
+def as_projection(
+    hidden_gradient: Array, gradients: Sequence[Array | None], projection: Projection
+) -> Projection:
+    """Returns the gradients, those of kernel and bias in the parameters' layout and dtype."""
+    kernel, bias = projection.kernel, projection.bias
+    kernel_gradient, bias_gradient = gradients
+    assert kernel_gradient is not None
+    in_dtype = None if bias is None or bias_gradient is None else bias_gradient.astype(bias.dtype)
+    kernel_gradient = kernel_gradient.T.astype(kernel.dtype)
+    return Projection(hidden_gradient, kernel_gradient, in_dtype, projection.cap)
+
+
+class TokenLogProbs(NamedTuple):
+    """Log-probabilities of given tokens under a model, at each position."""
+
+    log_prob: Float[Array, "B T"]
+    """log softmax(logits / temperature)[label], in nats."""
+    entropy: Float[Array, "B T"]
+    """The entropy of softmax(logits / temperature), in nats."""
+    is_top1: Bool[Array, "B T"]
+    """Whether the label has the highest logit. No gradient."""
+
+
+def token_log_probs(
+    projection: Projection, labels: Int[Array, "B T"], *, temperature: float = 1.0
+) -> TokenLogProbs:
+    """Returns log-probability, entropy and top-1 of tokens, without logits `[B, T, V]`.
+
+    The logits are computed for a chunk of the positions at a time, and once more for the gradient
+    of both log-probabilities and entropies. The logarithms are in float32 whatever the dtype of
+    the hidden states. On a mesh each device computes its own positions, as in `cross_entropy`.
+
+    Example::
+
+        outputs = model.apply({"params": params}, **inputs)
+        result = train.token_log_probs(outputs.projection, labels, temperature=0.7)
+        loss = -jnp.mean(advantages * result.log_prob) - 0.01 * jnp.mean(result.entropy)
+
+    Args:
+        projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
+        labels: the token at each position. One outside of [0, V) has a NaN log-probability, which
+          harms no gradient if a loss leaves it out by `jnp.where`.
+        temperature: a divisor of the logits, positive.
+
+    Raises:
+        ValueError: the temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature} must be positive: 1.0 leaves logits unchanged")
+    return _token_log_probs(temperature, projection, labels)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _token_log_probs(temperature: float, projection: Projection, labels: Array) -> TokenLogProbs:
+    def chunk(part: Projection, label: Array) -> tuple[Sums, TokenLogProbs]:
+        logits = part.logits() / temperature  # [B, T / chunks, V]
+        log_probs, entropy = _log_softmax(logits)
+        # A label that does not exist gives NaN, negative ones included.
+        label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
+        log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
+        own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))
+        return (jnp.zeros(()), None, None), own
+
+    return over_positions(chunk, projection, labels)[1]
+
+
+def _log_softmax(logits: Array) -> tuple[Array, Array]:
+    """Returns log softmax `[…, V]` and its entropy `[…]`."""
+    log_probs = jax.nn.log_softmax(logits)
+    return log_probs, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def _token_forward(
+    temperature: float, projection: Projection, labels: Array
+) -> tuple[TokenLogProbs, tuple[Projection, Array]]:
+    return _token_log_probs(temperature, projection, labels), (projection, labels)
+
+
+def _token_backward(
+    temperature: float, residuals: tuple[Projection, Array], cotangent: TokenLogProbs
+) -> tuple[Projection, None]:
+    projection, labels = residuals
+
+    def chunk(part: Projection, label: Array, given: tuple[Array, Array]) -> tuple[Sums, Array]:
+        of_log_prob, of_entropy = (x[..., None] for x in given)
+        logits = part.logits()
+        log_probs, entropy = _log_softmax(logits / temperature)
+        probs = jnp.exp(log_probs)
+        is_label = label[..., None] == jnp.arange(projection.kernel.shape[0])
+        # With z = logits / temperature: ∂ log p_y / ∂z_j = [j = y] - p_j, and
+        # ∂H / ∂z_j = -p_j (log p_j + H).
+        exact = of_log_prob * (is_label - probs)
+        exact -= of_entropy * probs * (log_probs + entropy[..., None])
+        exact = part.uncapped(exact / temperature, logits)
+        hidden_gradient, kernel_gradient, bias_gradient = gradients_of_chunk(exact, part)
+        return (jnp.zeros(()), kernel_gradient, bias_gradient), hidden_gradient
+
+    given = (cotangent.log_prob, cotangent.entropy)
+    (_, *gradients), hidden_gradient = over_positions(chunk, projection, labels, given)
+    return as_projection(hidden_gradient, gradients, projection), None
+
+
+_token_log_probs.defvjp(_token_forward, _token_backward)

@@ -1,0 +1,1 @@
+"""Evaluates finished runs on data: metrics, predictions and rewards."""

@@ -1,0 +1,259 @@
+"""A trained model's loss and scores on any data of the kind it was trained on."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ...data.batching import evaluation_batches
+from ...data.chat.policy import PolicyData
+from ...data.chat.preference_pairs import DPOData
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn, Progress
+from ...data.dataset import DataSplit
+from ...data.sources.documents import SourceLike
+from ...data.tokenizers.base import Tokenizer
+from ...models.decoding.request import BeamSearch
+from ...models.finite import check_outputs, load_finite
+from ...models.hub import local_folder
+from ...models.loading import read_fields
+from ...models.model import Model
+from ...models.nn.typing import Array, Params
+from ...models.text.folder import beam_search_defaults
+from ...models.text.translate import TextTranslator, note_of_empty
+from ..config import TrainConfig
+from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
+from ..losses.objective import Batch
+from ..objectives.tasks import objective_of, score, task_of
+from ..runs.custom import CUSTOM
+from ..runs.load_run import open_run
+from ..runs.params_only_run import SAVED_FROM_PYTHON
+from ..runs.reference import with_reference
+from .score_policy import score_policy
+
+
+def score_run(
+    folder: str | Path,
+    source: SourceLike | None = None,
+    *,
+    step: int | None = None,
+    num_beams: int | None = None,
+    max_length: int | None = None,
+    log: LogFn = print,
+) -> dict[str, float | int]:
+    """Evaluates a model on every row of a source, cut as in its training.
+
+    Args:
+        folder: a run folder.
+        source: a source such as the run was trained on, or a list of examples; by default what
+          it validates on.
+        step: which checkpoint; by default the newest.
+        num_beams: of the search for translations, by default 4; no other kind of data has one.
+        max_length: the number of tokens that rows are cut to, in training and beyond it; positions
+          that are a table end with it. By default as in training.
+        log: told what is in the data, in a line.
+
+    Returns:
+        `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
+        F1, exact match, BLEU …; of a policy its mean reward.
+
+    Raises:
+        RunError: `num_beams` is given for a model that translates nothing.
+        UserError: `num_beams` is below 1, or the model's table of positions does not have
+          `max_length` rows.
+        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        DataError: the data cannot be had or read.
+    """
+    config, tokenizer = _open_config(folder, max_length)
+    task = task_of(config.data)
+    generation_metrics = task.generation_metrics
+    if num_beams is not None and generation_metrics is None:
+        raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
+    own = beam_search_defaults(folder, tokenizer)
+    search = own.method if own is not None else BeamSearch()
+    assert isinstance(search, BeamSearch)
+    if num_beams is not None:
+        search = dataclasses.replace(search, num_beams=num_beams)
+    model, params, split = _opened(folder, source, step, log, max_length=max_length)
+    if isinstance(config.data, PolicyData):
+        return score_policy(model, params, split, config=config, tokenizer=tokenizer)
+    # Before the losses, so that a source that cannot be translated is told first.
+    written = {}
+    if generation_metrics is not None:
+        missing = None if task.missing_metrics is None else task.missing_metrics()
+        if missing is not None:
+            log(missing)
+        translator = TextTranslator(model, params, tokenizer, own)
+        texts = _translations(translator, split, search, log)
+        scores = generation_metrics(split.content.targets, texts)
+        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
+    objective = objective_of(config)
+    number = split.examples.num_examples
+    evaluation = evaluate(
+        jax.jit(make_evaluate_fn(model.apply, objective)),
+        params,
+        evaluation_batches(
+            split.examples,
+            batch_size=rows_at_once(
+                config.data.length, config.batch_size // config.micro_batches, number
+            ),
+        ),
+        objective,
+        num_rows=number,
+    )
+    check_outputs({"loss": evaluation.loss, **evaluation.means})
+    check_outputs(evaluation.predictions)
+    scores = {**score(config.data, evaluation, split), **written}
+    check_outputs(scores)
+    return scores
+
+
+def _rows_at_once(config: TrainConfig, number: int) -> int:
+    part = config.batch_size // config.micro_batches
+    return rows_at_once(config.data.length, part, number)
+
+
+class Opened(NamedTuple):
+    """A trained model and the data that it is scored on."""
+
+    model: Model
+    params: Params
+    split: DataSplit
+
+
+def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
+    """Opens a run's configuration, with model and data of another length if one is given."""
+    config, tokenizer = open_run(folder)
+    if isinstance(config.data, DPOData):  # an evaluation has no frozen parameters
+        data = dataclasses.replace(config.data, reference="precomputed")
+        config = dataclasses.replace(config, data=data)
+    if max_length is None:
+        return config, tokenizer
+    model = config.model.with_max_length(max_length)
+    data = dataclasses.replace(config.data, length=max_length)
+    return dataclasses.replace(config, model=model, data=data), tokenizer
+
+
+def _opened(
+    folder: str | Path,
+    source: SourceLike | None,
+    step: int | None,
+    log: LogFn,
+    *,
+    max_length: int | None = None,
+) -> Opened:
+    """Opens a run's model and its data; raises what `score_run` raises."""
+    config, tokenizer = _open_config(folder, max_length)
+    fields = read_fields(local_folder(folder))
+    recorded = fields.get("data_fingerprints")
+    recorded = recorded if isinstance(recorded, dict) else None
+    if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
+        raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
+    custom = fields.get(CUSTOM)
+    if source is None and isinstance(custom, dict) and "examples" in custom:
+        raise RunError(
+            f"{folder} was trained on examples of the function {custom['examples']}, which cannot "
+            f"be called here: read the scores of its evaluations in {folder}/metrics.jsonl"
+        )
+    heads = task_of(config.data).heads_for(config.data)
+    if config.model.head not in heads:
+        raise RunError(
+            f"{folder} has the head {config.model.head}, which is not scored on "
+            f"{config.data.kind} data: evaluate it in Python"
+        )
+    data, labels = with_reference(config, log).data, config.model.labels
+    model, params = load_finite(folder, step=step, max_length=max_length)
+    if source is None:
+        split = data.validation_split(tokenizer, labels)
+        if recorded is not None and split.fingerprint != recorded.get("validation"):
+            log("the validation data has changed since this run was made")
+    else:
+        split = data.whole_source(source, tokenizer, labels)
+    for line in (split.summary, *split.notes):
+        log(f"data: {line}")
+    return Opened(model, params, split)
+
+
+def losses_without_heads(
+    folder: str | Path,
+    source: SourceLike | None = None,
+    *,
+    step: int | None = None,
+    log: LogFn = print,
+) -> dict[str, np.ndarray]:
+    """Computes the loss of a trained model without each of its attention heads, one at a time.
+
+    A head whose loss is that of the whole model is one that the model does not depend on.
+
+    Args:
+        folder: a run folder.
+        source: a source such as the run was trained on; by default what it validates on.
+        step: which checkpoint; by default the newest.
+        log: told what is in the data, in a line.
+
+    Returns:
+        The loss of the whole model under `loss`, and the losses without head n of layer l under the
+        name of the model's argument that takes the head out, float32 [L, N]: `head_mask`, and for
+        an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
+
+    Raises:
+        UserError: The data cannot be had or read, or the loss is not a number.
+    """
+    config, _ = open_run(folder)
+    model, params, split = _opened(folder, source, step, log)
+    objective, number = objective_of(config), split.examples.num_examples
+    sizes, decoder = config.model, config.model.decoder
+    shapes = {"head_mask": (sizes.num_layers, sizes.num_heads)}
+    if sizes.head == "seq2seq_lm":
+        shape = decoder.num_layers, decoder.num_heads
+        shapes |= {"decoder_head_mask": shape, "cross_attn_head_mask": shape}
+    masks = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+
+    @jax.jit
+    def evaluate_fn(state: tuple[Params, dict[str, Array]], batch: Batch) -> EvaluatedBatch:
+        params, masks = state
+        return make_evaluate_fn(functools.partial(model.apply, **masks), objective)(params, batch)
+
+    def loss(**changed: np.ndarray) -> float:
+        batch_size = rows_at_once(
+            config.data.length, config.batch_size // config.micro_batches, number
+        )
+        batches = evaluation_batches(split.examples, batch_size=batch_size)
+        state = params, {**masks, **changed}
+        evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=number)
+        check_outputs({"loss": evaluation.loss})
+        return evaluation.loss
+
+    losses: dict[str, np.ndarray] = {"loss": np.asarray(loss(), np.float32)}
+    with Progress().counter("heads", sum(mask.size for mask in masks.values())) as advance:
+        for name, mask in masks.items():
+            losses[name] = table = np.zeros_like(mask)
+            for head in np.ndindex(mask.shape):
+                without = mask.copy()
+                without[head] = 0
+                table[head] = loss(**{name: without})
+                advance(1, 0)
+    return losses
+
+
+def _translations(
+    translator: TextTranslator, split: DataSplit, search: BeamSearch, log: LogFn
+) -> list[str]:
+    """Returns the best translation of each pair's source."""
+    sources = split.content.sources
+    log(f"translated and scored: all {len(sources):,} pairs")
+    with Progress().counter("sentences", len(sources)) as advance:
+        translated = translator(
+            sources,
+            search=search,
+            num_return=1,
+            places=[pair.location for pair in split.content],
+            on_batch=advance,
+        )
+    note = note_of_empty(sources, translated)
+    if note is not None:
+        log(note)
+    return [translations[0].text for translations in translated]

@@ -1,0 +1,92 @@
+"""Predictions of a fine-tuned model for inputs that have no labels yet."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...data.batching import Batch
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
+from ...data.dataset import ExampleSource
+from ...data.sources.documents import SourceLike
+from ...models.finite import check_outputs, load_finite
+from ...models.nn.typing import PyTree
+from ...models.text.bucketing import padded_batches, padded_length
+from ...models.text.folder import vocabulary_note
+from ..objectives.tasks import objective_of
+from ..runs.load_run import open_run
+
+
+def predict(
+    folder: str | Path, path: SourceLike, *, step: int | None = None, log: LogFn = print
+) -> list[Any]:
+    """Predicts for each example of a file.
+
+    Args:
+        folder: the run folder of a model with a classification, tagging, span or choice head.
+        path: the file, in the form that this kind of data reads; "-" is standard input; or a list
+          of examples.
+        step: which checkpoint; by default the newest.
+        log: told what is in the file, in a line.
+
+    Returns:
+        One JSON-ready prediction for each example, in the order of the file. The score of a
+        regression or of a cross-encoder is the model's output, without the activation that
+        sentence-transformers' CrossEncoder applies (a sigmoid, if its folder names no other one).
+
+    Raises:
+        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        RunError: the model has no head, or its parameters or outputs are NaN or infinite.
+        DataError: the file cannot be read, or the run has nothing of this kind to predict.
+    """
+    config, tokenizer = open_run(folder)
+    note = vocabulary_note(folder, config.model, tokenizer)
+    if note is not None:
+        log(note)
+    if config.model.head == "none":
+        raise RunError(
+            f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
+        )
+    labels = config.model.labels
+    split = config.data.input_split(path, tokenizer, labels)
+    log(f"input: {split.summary}")
+    model, params = load_finite(folder, step=step)
+    objective = objective_of(config)
+
+    @jax.jit
+    def predictions(params: PyTree, batch: PyTree) -> PyTree:
+        return objective.predictions(objective.outputs(model.apply, params, batch))
+
+    rows: Any = split.examples
+    outputs = _by_length(functools.partial(predictions, params), rows)
+    check_outputs(outputs)
+    return rows.decode(outputs)
+
+
+def _by_length(
+    predictions: Callable[[Batch], dict[str, jax.Array]], examples: ExampleSource
+) -> dict[str, np.ndarray]:
+    """Returns the predictions for all examples; those for padding that was left out are 0."""
+    rows = [examples.example(0, i) for i in range(examples.num_examples)]
+    whole = {name: x[None] for name, x in rows[0].items()}
+    found = {
+        name: np.zeros((len(rows), *x.shape[1:]), x.dtype)
+        for name, x in jax.eval_shape(predictions, whole).items()
+    }
+    shape = rows[0]["input_ids"].shape
+    lengths = [1 + int(np.nonzero(row["attention_mask"])[-1].max(initial=0)) for row in rows]
+    for batch, num_rows in padded_batches(lengths, shape[-1]):
+        length = padded_length(lengths[batch[0]], shape[-1])
+        given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in rows[0].items()}
+        for name, array in given.items():
+            array[: len(batch)] = [rows[i][name] for i in batch]
+            if array.shape[1:] == shape:  # one number for each token
+                given[name] = array[..., :length]
+        for name, part in predictions(given).items():
+            own = tuple(slice(size) for size in part.shape[1:])
+            found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
+    return found

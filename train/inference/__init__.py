@@ -1,1 +1,0 @@
-"""The uses of a trained model; one file per command."""
