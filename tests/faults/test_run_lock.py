@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -81,21 +80,6 @@ def test_a_killed_process_leaves_no_lock(start, tmp_path):
     first.wait()
     assert (tmp_path / "lock.json").is_file()
     acquire(tmp_path)
-
-
-def test_a_stopped_process_still_has_it(start, tmp_path):
-    first = start()
-    assert first.stdout.readline() == "held\n"
-    first.send_signal(signal.SIGSTOP)
-    with pytest.raises(RunError, match=f"in use by process {first.pid} on "):
-        acquire(tmp_path)
-
-
-def test_a_process_that_ends_removes_it(start, tmp_path):
-    first = start(seconds=0)
-    assert first.stdout.readline() == "held\n"
-    assert first.wait() == 0
-    assert not (tmp_path / "lock.json").exists()
 
 
 @pytest.mark.slow

@@ -10,10 +10,9 @@ import sys
 import time
 
 import pytest
-from flaxzoo.models.loading import newest_step
 from flaxzoo.train.engine import stop_signals
 
-from ..support.run_folders import assert_same, everything, kept, lines, write_text
+from ..support.run_folders import kept, write_text
 
 
 @pytest.fixture(scope="module")
@@ -59,47 +58,6 @@ def last_step(workdir):
     file = workdir / "metrics.jsonl"
     found = file.read_text().splitlines()[:-1] if file.is_file() else []
     return json.loads(found[-1])["step"] if found else 0
-
-
-def interrupt(arguments, workdir, number, after):
-    """Starts a process, signals it when it has logged `after` steps; its status and messages."""
-    with subprocess.Popen(arguments, env=one_device(), stderr=subprocess.PIPE, text=True) as it:
-        deadline = time.monotonic() + 120
-        while last_step(workdir) < after and it.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        it.send_signal(number)
-        assert it.stderr is not None
-        messages = it.stderr.read()
-    return it.returncode, messages
-
-
-@pytest.mark.slow
-def test_a_process_may_be_stopped_and_killed(source, tmp_path):
-    steps = 400
-    whole, ours = tmp_path / "whole", tmp_path / "ours"
-    subprocess.run(command(source, whole, steps), env=one_device(), check=True, capture_output=True)
-    arguments = command(source, ours, steps)
-    # The statuses of a shell, so that `train && average` ends here.
-    for number, name, expected, after in (
-        (signal.SIGTERM, "SIGTERM", 143, 20),
-        (signal.SIGHUP, "SIGHUP", 129, 60),
-        (signal.SIGINT, "SIGINT", 130, 100),
-    ):
-        status, messages = interrupt(arguments, ours, number, after)
-        stopped = max(kept(ours))
-        assert status == expected, messages
-        assert after <= stopped < steps
-        assert f"{name}: saved step {stopped}; the same command resumes from there" in messages
-        assert "Traceback" not in messages
-        assert last_step(ours) in (stopped, stopped - 1)
-    status, messages = interrupt(arguments, ours, signal.SIGKILL, 210)
-    assert status == -signal.SIGKILL, messages
-    assert f"resuming from step {stopped}" in messages
-    assert stopped < newest_step(ours) < steps
-    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
-    assert lines(ours) == lines(whole)
-    assert_same(everything(ours, steps), everything(whole, steps))
-    assert kept(ours) == kept(whole)
 
 
 @pytest.mark.slow

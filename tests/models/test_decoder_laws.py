@@ -44,6 +44,7 @@ LONG = RotaryScaling(
 )
 CONFIGS = {
     "GPT": GPTConfig(**ALIKE),
+    "Llama": LlamaConfig(**SIZES),
     "Llama, dynamic": LlamaConfig(**{**SIZES, "max_length": 6}, rope_scaling=DYNAMIC),
     "Mistral": MistralConfig(**SIZES, window=3, d_head=6),
     "Qwen2": Qwen2Config(**SIZES, window=4, full_layers=(1,)),

@@ -15,6 +15,7 @@ from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.train.distributed import sharding
 
 from ..support.archetypes import cases
+from .test_transformer import OTHERS
 
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 BUCKETS = {"position_buckets": 8, "position_distance": 12}
@@ -31,7 +32,10 @@ CONFIGS = {
         norm_position="pre",
         scale_embedding=True,
     ),
-    "Transformer": models.EncoderDecoderConfig(**SIZES, d_ff=24),
+    **{
+        f"Transformer, {name}": models.EncoderDecoderConfig(**SIZES, **fields)
+        for name, fields in OTHERS.items()
+    },
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
     "ELECTRA": ElectraConfig(**SIZES, d_embedding=8),
 }

@@ -23,12 +23,6 @@ CONFIG = LlamaConfig(
     init_std=0.3,
 )
 IDS = np.random.default_rng(0).integers(0, 32, (8, 12))
-EXECUTIONS = {
-    "unroll": models.Execution(layers="unroll"),
-    "remat dots": models.Execution(remat="dots"),
-    "remat full": models.Execution(layers="unroll", remat="full"),
-    "separate": models.Execution(layers="separate"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,66 +40,12 @@ def loss_of(execution):
     return lambda p: jnp.mean(jnp.square(model.apply({"params": p}, input_ids=IDS).logits))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXECUTIONS)
-def test_every_execution_computes_the_same(params, assert_close, name):
-    execution, expected = EXECUTIONS[name], logits_of(params, input_ids=IDS)
-    if name == "separate":
-        _, params = models.unstack_layers(models.create(CONFIG), params)
-    assert_close(logits_of(params, execution, input_ids=IDS), expected)
-    if name != "separate":
-        gradients = [jax.jit(jax.grad(loss_of(e)))(params) for e in (execution, models.Execution())]
-        jax.tree.map(assert_close, *gradients)
-
-
-@pytest.mark.slow
-def test_cached_calls_equal_a_full_call(params, assert_close):
-    """The prompts are padded on the left; the cache holds only the key/value heads."""
-    mask = np.ones((8, 12), np.int32)
-    mask[0, :3] = 0
-    full = logits_of(params, input_ids=IDS, attention_mask=mask)
-    model = models.create(CONFIG)
-    cache = models.init_cache(CONFIG, models.Execution(), 8, 12)
-    assert cache.layers.key.shape == (2, 8, 2, 4, 12)
-    found = []
-    apply = jax.jit(lambda ids, cache: model.apply({"params": params}, ids, mask, cache=cache))
-    for start, end in ((0, 7), (7, 8), (8, 12)):
-        output = apply(IDS[:, start:end], cache)
-        cache, found = output.cache, [*found, output.logits]
-    real = mask[..., None] != 0
-    assert_close(np.concatenate(found, axis=1) * real, full * real)
-
-
-@pytest.mark.slow
-def test_packed_documents_equal_documents_alone(params, assert_close):
-    segments = np.array([[1] * 5 + [2] * 7])
-    packed = logits_of(params, input_ids=IDS[:1], segment_ids=segments)
-    assert_close(packed[:, :5], logits_of(params, input_ids=IDS[:1, :5]))
-    assert_close(packed[:, 5:], logits_of(params, input_ids=IDS[:1, 5:]))
-
-
 def test_only_distances_between_tokens_matter(params, assert_close):
     positions = np.arange(12)[None]
     moved = logits_of(params, input_ids=IDS, position_ids=positions + 100)
     assert_close(moved, logits_of(params, input_ids=IDS, position_ids=positions), 1e-4)
     stretched = logits_of(params, input_ids=IDS, position_ids=2 * positions)
     assert np.abs(moved - stretched).max() > 1e-2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_eight_devices_compute_the_same(params, assert_close, sizes):
-    mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **sizes}))
-    model = models.create(CONFIG)
-    apply = sharding.constrain_activations(model.apply, mesh)
-
-    def loss(params, ids):
-        return jnp.mean(jnp.square(apply({"params": params}, input_ids=ids).logits))
-
-    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    ids = jax.device_put(IDS, sharding.batch_sharding(mesh, IDS.shape))
-    gradients = jax.jit(jax.grad(loss))(placed, ids)
-    jax.tree.map(assert_close, gradients, jax.jit(jax.grad(loss_of(models.Execution())))(params))
 
 
 def test_key_heads_that_cannot_be_sharded():

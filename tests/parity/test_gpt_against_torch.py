@@ -117,22 +117,6 @@ def test_what_each_field_becomes(tmp_path):
     )
 
 
-def test_several_files_and_their_index(tmp_path):
-    theirs = torch_model("gpt2-untied")
-    model, params = loaded(theirs, tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    assert_same_answers(theirs, model, params)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", ["gpt2", "gpt"])
-def test_stored_in_half_precision(case, dtype, tmp_path):
-    theirs = torch_model(case).to(getattr(torch, dtype))
-    model, params = loaded(theirs, tmp_path)
-    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    assert_same_answers(theirs.float(), model, params)
-
-
 @pytest.mark.parametrize(("case", "tokens"), [("gpt2", "wte"), ("gpt", "tokens_embed")])
 def test_files_as_they_used_to_be(case, tokens, tmp_path):
     """Names without a prefix, buffers of the mask, the tied table twice, fields since forgotten."""

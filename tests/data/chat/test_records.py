@@ -270,23 +270,6 @@ def test_sequences_have_each_answer_once_and_no_prompt(packing):
     assert examples.num_learned == sum(len(row["completion"]) + 1 for row in rows)
 
 
-def test_long_demonstrations_are_left_out():
-    rows = [
-        {"prompt": "ab", "completion": "c" * 30},
-        {"prompt": "a" * 30, "completion": "b"},
-        {"prompt": "a", "completion": "b"},
-    ]
-    config = data.SupervisedData(source=rows, length=10, tokenizer=TOKENIZER, validation=rows)
-    tokenizer = config.make_tokenizer()
-    split = config.train_split(tokenizer, (), 0)
-    assert split.notes == ("2 of 3 demonstrations left out: longer than data.length 10",)
-    assert split.examples.num_learned == 2
-    everything = data.SupervisedData(
-        source=rows, length=10, tokenizer=TOKENIZER, validation=rows, learn="all"
-    ).train_split(tokenizer, (), 0)
-    assert everything.examples.num_learned == 2
-
-
 def test_pairs_are_padded_apart_and_too_long_ones_are_left_out_of_rewards():
     rows = [
         {"prompt": "a", "chosen": "bc", "rejected": "d", "margin": 2},

@@ -1,5 +1,4 @@
 import itertools
-import pickle
 import re
 
 import numpy as np
@@ -122,16 +121,6 @@ def test_corpus_is_cached_by_contents(load, tokenizer, tmp_path, monkeypatch):
     assert again.fingerprint == first.fingerprint  # which no rule has split
     with pytest.raises(DataError, match="no corpus in"):
         SentenceCorpus.open(tmp_path)
-
-
-def test_corpus_pickles_without_its_arrays(load, tokenizer, tmp_path):
-    documents = load("text:a#sentences", a="one two three\n" * 2000)
-    corpus = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
-    assert isinstance(corpus.tokens.base, np.memmap)
-    assert corpus.num_sentences == 2000
-    data = pickle.dumps(corpus)
-    assert len(data) < 1000
-    assert (pickle.loads(data).tokens == corpus.tokens).all()
 
 
 def test_vocabularies_with_spaces_in_tokens_get_spaces(load, tmp_path):

@@ -1,4 +1,3 @@
-import pickle
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,11 +71,3 @@ def test_corpus_is_cached_by_contents(tmp_path, tokenizer, monkeypatch):
     assert other.fingerprint != first.fingerprint
     with pytest.raises(DataError, match="no corpus in"):
         open_corpus(tmp_path)
-
-
-def test_corpus_pickles_without_its_arrays(tmp_path, tokenizer):
-    corpus = build_corpus(Texts(["ab" * 5000]), tokenizer, tmp_path)
-    assert corpus.num_targets == 10_001
-    data = pickle.dumps(corpus)
-    assert len(data) < 1000
-    assert pickle.loads(data).num_targets == 10_001

@@ -1,8 +1,6 @@
 """Denoising: how much is masked, in which spans, and that nothing else is lost."""
 
 import numpy as np
-import pytest
-from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.features.denoising import Denoising
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,12 +80,3 @@ def test_all_sentences_are_shuffled_with_their_ends():
         while rest:
             first = next(s for s in sentences if rest[: len(s)] == s)
             rest = rest[len(first) :]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [((1.5, 3.0), "mask_fraction 1.5 must be"), ((0.3, 0.5), "mean_span_length 0.5 must be")],
-)
-def test_numbers_out_of_range(numbers, message):
-    with pytest.raises(UserError, match=message):
-        Denoising(*numbers)

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
@@ -161,11 +159,3 @@ def test_vocabularies_that_cannot_be_masked(prose):
         Masking.of(characters, 128)
     with pytest.raises(DataError, match="does not say where words begin: leave whole_word out"):
         continuations(characters)
-
-
-def test_the_masking_pickles_small():
-    rule = masking(20, whole_word=True)
-    mask([CLS, 7, SEP, 8, SEP], rule)
-    copy = pickle.loads(pickle.dumps(rule))
-    assert len(pickle.dumps(rule)) < 1000
-    assert mask([CLS, 7, 31, SEP], copy)[0].tolist() == mask([CLS, 7, 31, SEP], rule)[0].tolist()

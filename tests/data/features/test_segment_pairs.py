@@ -1,4 +1,3 @@
-import pickle
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,11 +210,3 @@ def test_documents_of_one_sentence_are_second_segments_only():
     assert segments.num_examples == 1
     seen = {segments.select(0, 0, np.random.default_rng(i)).other for i in range(60)}
     assert seen == {0, 2, 3}  # the other two documents, and the sentence that follows
-
-
-def test_segments_pickle_small():
-    segments = segments_of([[5, 5]] * 100, 16)
-    segments.example(0, 3, np.random.default_rng(0))
-    assert "_example_ends" not in segments.__getstate__()
-    copy = pickle.loads(pickle.dumps(segments))
-    assert copy.num_examples == segments.num_examples

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 from flaxzoo.data import DataError
@@ -84,7 +82,3 @@ def test_short_texts_are_refused():
         windows_of(5, 8, next_sentence=False)
     with pytest.raises(DataError, match="length 5 leaves no room"):
         windows_of(50, 5)
-
-
-def test_windows_pickle_small():
-    assert len(pickle.dumps(windows_of(10**6, 512))) < 500

@@ -90,11 +90,6 @@ def test_json_lines(tmp_path):
     assert read(f"jsonl:{tmp_path}/a.jsonl") == ["a\nb", "x\u2028y"]
 
 
-def test_real_json_lines(datasets):
-    documents = read(f"jsonl:{datasets}/instruct/alpaca.valid.jsonl.gz#instruction")
-    assert len(documents) == 1000
-
-
 @pytest.mark.parametrize(
     ("unit", "content", "message"),
     [

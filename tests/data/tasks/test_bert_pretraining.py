@@ -2,7 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
-from flaxzoo.data import DataError, TokenizerConfig, train_iterator, train_tokenizer
+from flaxzoo.data import DataError, TokenizerConfig, train_tokenizer
 from flaxzoo.data.batching import evaluation_batches
 from flaxzoo.data.tasks.bert_pretraining import PretrainingData
 
@@ -118,18 +118,6 @@ def test_training_and_validation_share_no_document(data, tokenizer):
     assert train.num_documents + validation.num_documents == 20
     assert validation.num_documents > 0
     assert len(config.texts()) == train.num_documents
-
-
-def test_batches_with_workers(data, tokenizer):
-    rows = data().train_split(tokenizer, (), 0).examples
-    batches = []
-    for num_workers in (0, 1):
-        iterator = train_iterator(rows, batch_size=4, seed=0, num_steps=3, num_workers=num_workers)
-        batches.append(list(iterator))
-        iterator.close()
-    assert all(equal(one, other) for one, other in zip(*batches, strict=True))
-    assert batches[0][0]["masked_positions"].shape == (4, 5)
-    assert batches[0][0]["next_sentence_label"].shape == (4,)
 
 
 @pytest.mark.parametrize(

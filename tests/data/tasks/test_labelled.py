@@ -1,7 +1,7 @@
 import pickle
 
 import pytest
-from flaxzoo.data import DataError, TokenizerConfig, train_iterator
+from flaxzoo.data import DataError, TokenizerConfig
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
@@ -113,19 +113,6 @@ def test_nothing_to_validate_on(tmp_path, tokenizer):
         data(one, validation_fraction=1.5)
     with pytest.raises(ValueError, match=r"length 7 must be at least 8"):
         SequenceClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
-
-
-@pytest.mark.slow
-def test_workers_change_nothing(tmp_path, tokenizer):
-    config = data(write(tmp_path / "a.tsv", ROWS))
-    rows = config.train_split(tokenizer, config.labels(), 0).examples
-    runs = []
-    for workers in (0, 1):
-        iterator = train_iterator(rows, batch_size=4, seed=0, num_steps=3, num_workers=workers)
-        runs.append(list(iterator))
-        iterator.close()
-    for one, other in zip(*runs, strict=True):
-        assert all((one[name] == other[name]).all() for name in (*one, *other))
 
 
 def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):

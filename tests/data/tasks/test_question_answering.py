@@ -216,25 +216,6 @@ def test_answers_without_a_certain_location(config, train, tokenizer):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
 
 
-def test_an_answer_that_is_whole_in_no_window(config, train, tokenizer):
-    passage = article(paragraph(PASSAGE, long=[(PASSAGE[2:24], 2)], short=[("k l", 20)]))
-    data = config(passage, length=16, stride=128, max_question_length=4)
-    split = train(data, tokenizer)
-    assert [gold["id"] for gold in split.examples.gold()] == ["short"]
-    assert "left out: an answer that is whole in no window (long)" in split.summary
-    (line,) = split.examples.left_out
-    assert line.endswith("question long: an answer that is whole in no window")
-    rows = [split.examples.example(0, i) for i in range(split.examples.num_examples)]
-    assert any(row["start_positions"] for row in rows)
-    everything = data.whole_source(data.source, tokenizer, ())  # all are scored
-    assert [gold["id"] for gold in everything.examples.gold()] == ["long", "short"]
-    assert "left out of the loss: an answer that is whole in no window" in everything.summary
-    with pytest.raises(
-        DataError, match="fits in a window: give other questions, or a greater length"
-    ):
-        train(config(article(paragraph(PASSAGE, q=[(PASSAGE[:24], 0)])), length=16), tokenizer)
-
-
 def test_an_unknown_location_is_in_no_loss(config, tokenizer):
     data = config(article(paragraph(PASSAGE, q=[("z", 3)], r=[("c", 4)])))
     rows = data.whole_source(data.source, tokenizer, ()).examples

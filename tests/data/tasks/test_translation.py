@@ -14,7 +14,6 @@ from flaxzoo.data import (
     UserError,
     encode_source,
     start_and_end,
-    train_iterator,
     train_tokenizer,
 )
 from flaxzoo.data.packing.packing import best_fit
@@ -250,19 +249,6 @@ def test_numbers_to_validate_on(numbers):
     assert whole.fingerprint == held.fingerprint
     with pytest.raises(DataError, match=r"a number takes up to \d+ tokens on a side, more than"):
         data(config.source, length=12).train_split(tokenizer, (), 0)
-
-
-def test_worker_processes_make_the_same_batches(numbers):
-    rows = numbers[2].examples
-
-    def batches(num_workers):
-        batch = {"batch_size": 2, "seed": 0, "num_steps": 2, "num_workers": num_workers}
-        iterator = train_iterator(rows, **batch)
-        found = [batch["labels"].tolist() for batch in iterator]
-        iterator.close()
-        return found
-
-    assert batches(0) == batches(1)
 
 
 @pytest.mark.slow

@@ -77,23 +77,6 @@ def test_cased_wordpiece_keeps_case_and_accents(tmp_path):
     assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_transformers_reads_our_wordpiece(prose, tmp_path, lowercase):
-    from transformers import AutoTokenizer, BertTokenizer
-
-    texts = [*prose[:20], "Ünïcode 漢字 CamelCase\t x\u200b [MASK]?"]
-    ours = train_tokenizer(texts, TokenizerConfig("wordpiece", 700, lowercase=lowercase))
-    ours.save(tmp_path)
-    expected = [ours.encode_with_mask(text) for text in texts]
-    for remaining in ("tokenizer.json", "vocab.txt"):
-        assert load_tokenizer(tmp_path / remaining).fingerprint == ours.fingerprint
-        for theirs in (AutoTokenizer, BertTokenizer):
-            loaded = theirs.from_pretrained(tmp_path)
-            assert loaded(texts)["input_ids"] == expected
-            assert (loaded.pad_token_id, loaded.mask_token_id, len(loaded)) == (0, 4, 700)
-        (tmp_path / "tokenizer.json").unlink(missing_ok=True)  # then from vocab.txt alone
-
-
 def test_rare_characters_are_left_out(monkeypatch):
     monkeypatch.setattr("flaxzoo.data.tokenizers.training._MAX_ALPHABET", 3)
     tokenizer = train_tokenizer(["aab abc abd caz"], TokenizerConfig("wordpiece", 12))

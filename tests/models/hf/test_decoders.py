@@ -36,6 +36,7 @@ SIZES = {
 LONG = {"rope_type": "longrope", "rope_theta": 100.0}
 LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0], "factor": 4.0}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama, tied": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "Llama, linear": (
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},

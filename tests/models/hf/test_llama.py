@@ -5,20 +5,17 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 import torch
 import transformers
-from flax.traverse_util import flatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.decoders import llama
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
 
-from ...support.hf_weights import gradients_of
-from ...support.parity import note_answers, note_tokens
+from ...support.parity import note_answers
 
 FIELDS = {
     "vocab_size": 31,
@@ -30,46 +27,22 @@ FIELDS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-KINDS = {
-    "grouped heads": {"num_key_value_heads": 2, "head_dim": 6, "rope_theta": 500.0},
-    "one key head, tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
-    "as many key heads": {"rms_norm_eps": 0.1},
-}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 6, "rope_theta": 500.0}
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(3, 31, (3, 9))
-from_pretrained: Any = transformers.LlamaForCausalLM.from_pretrained  # returns two with the info
 TEXTS = ["the cat sat on the mat", "a dog sat on the cat", "the end of the log"]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def pair(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
     """A random model of transformers, and the same model loaded from its folder."""
     torch.manual_seed(0)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**FIELDS, **KINDS[request.param])
-    ).eval()
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FIELDS, **GROUPED)).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, 0.2)
     folder = tmp_path_factory.mktemp("llama")
     theirs.save_pretrained(folder)
     return theirs, *models.load(folder)
-
-
-def test_logits_and_gradients(pair, assert_close):
-    theirs, model, params = pair
-
-    def loss(params):
-        logits = model.apply({"params": params}, input_ids=IDS).logits
-        return jnp.mean(jnp.square(logits)), logits
-
-    (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    expected = theirs(torch.tensor(IDS)).logits
-    expected.square().mean().backward()
-    assert_close(logits, expected.detach().numpy())
-    note_answers(theirs, "import", logits, expected.detach())
-    found = flatten_dict(gradients, sep="/")
-    for path, gradient in flatten_dict(gradients_of(theirs, model.config), sep="/").items():
-        assert_close(found[path], gradient)
 
 
 def test_a_body_without_a_head(pair, tmp_path, assert_close):
@@ -86,35 +59,6 @@ def test_a_body_without_a_head(pair, tmp_path, assert_close):
     expected = written(torch.tensor(IDS)).last_hidden_state.detach()
     assert_close(found, expected)
     note_answers(written, "export", found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_decoded_tokens(pair, asked):
-    """Greedy and beam search, with prompts that are padded on the left."""
-    theirs, model, params = pair
-    ids, mask = IDS.copy(), np.ones_like(IDS)
-    ids[1, :4], mask[1, :4] = 0, 0
-    asked = {**asked, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 2}
-    expected = theirs.generate(
-        torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False, **asked
-    )
-    found = models.generate(model, params, ids, attention_mask=mask, **asked)
-    np.testing.assert_array_equal(found, expected.numpy())
-    note_tokens(theirs)
-
-
-def test_exported_models_load_in_transformers(pair, tmp_path, assert_close):
-    theirs, model, params = pair
-    write_weights(tmp_path, model.config, params)
-    loaded, info = from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    ids = torch.tensor(IDS)
-    assert_close(loaded(ids).logits.detach(), theirs(ids).logits.detach())
-    logits = jax.jit(model.apply)({"params": params}, input_ids=IDS).logits
-    note_answers(loaded, "export", logits, loaded(ids).logits.detach())
-    again, _ = models.load(tmp_path)
-    assert again.config == model.config
 
 
 def config_of(**fields):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
@@ -71,24 +70,6 @@ def test_positions_of_another_layout_are_refused(tmp_path, saved):
     rewrite(tmp_path, tensors | {"model.encoder.embed_positions.weight": positions})
     with pytest.raises(WeightsError, match=r"encoder.embed_positions.weight differs from what"):
         models.load(tmp_path)
-
-
-@pytest.mark.slow
-def test_half_precision(tmp_path, saved):
-    theirs, _ = saved()
-    _, params = models.load(tmp_path)
-    theirs.to(torch.float16).save_pretrained(tmp_path)
-    rewrite(tmp_path, {name: x.detach().numpy() for name, x in theirs.state_dict().items()})
-    _, half = models.load(tmp_path)
-    assert equal(half, jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), params))
-
-
-def test_several_files(tmp_path, saved):
-    theirs, _ = saved()
-    _, params = models.load(tmp_path)
-    theirs.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
-    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
-    assert equal(models.load(tmp_path / "parts")[1], params)
 
 
 @pytest.mark.slow

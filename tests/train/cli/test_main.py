@@ -325,15 +325,11 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("trian", "flaxzoo: no command named 'trian': did you mean train"),
         ("train quickstar", "flaxzoo: no recipe named 'quickstar': did you mean quickstart"),
         ("train quickstart --optimizer.peak-lerning-rate 1", "--optimizer.peak-learning-rate"),
-        ("train quickstart --stepz 3", "--steps"),
         (
             "train quickstart --steps many",
             "--steps 'many' is not a whole number: give one such as 600",
         ),
-        ("train quickstart --steps -5", "flaxzoo: --steps -5 must be at least 0"),
         ("train quickstart --steps", "flaxzoo: --steps has no value: add one (see "),
-        ("train quickstart --no-resume=3", "--no-resume takes no value"),
-        ("train quickstart --steps 0", "give one of them above 0"),
         (
             "train quickstart --data.length 999",
             "flaxzoo: --data.length 999 exceeds --model.max-length 128: lower the first",
@@ -343,23 +339,15 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "--model.d-model 192 is not divisible by --model.num-heads 7: choose",
         ),
         ("evaluate", "flaxzoo: evaluate needs RUN (see flaxzoo evaluate --help)"),
-        ("embed RUN", "flaxzoo: embed needs --input and --output (see"),
         ("generate RUN --temprature 3", "unknown option --temprature: did you mean --temperature?"),
-        (
-            "generate RUN --draft-tokens 4",
-            "flaxzoo: --draft-tokens 4 is for a draft model: give --draft, or leave it out",
-        ),
         ("generate RUN more", "flaxzoo: unexpected argument 'more' (see flaxzoo generate --help)"),
         ("export RUN out --form npy", "--form 'npy' is unknown: choose from huggingface,"),
-        ("evaluate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
-        ("generate ./nowhere", "flaxzoo: nowhere does not exist: give a run folder"),
         ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
         (
             "train RUN",
             "is a folder with a model, not a recipe: give the run's recipe and --workdir",
         ),
         ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
-        ("train gpt --preset", "flaxzoo: --preset has no value: add one"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         (
             "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
@@ -369,32 +357,15 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "tokenizer train builtin:python-docs out --vocab-size 5",
             "special tokens: set --vocab-size to at least 257",
         ),
-        (
-            "train quickstart --data.tokenizer.vocab-size 5",
-            "special tokens: set --data.tokenizer.vocab-size to at least 257",
-        ),
         ("generate RUN --prompt", "flaxzoo: there is no prompt: give at least one text"),
         ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
-        ("evaluate RUN --data text:nowhere", "flaxzoo: no such file: 'nowhere'"),
         ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
         (
             "generate RUN --temperature -1",
             "flaxzoo: generate: --temperature -1.0 must be at least 0",
         ),
-        (
-            "generate RUN --temperature nan",
-            "flaxzoo: --temperature 'nan' is not finite",
-        ),
-        ("generate RUN --top-p 2", "flaxzoo: generate: --top-p 2.0 must be in (0, 1]"),
-        (
-            "generate RUN --max-new-tokens 0",
-            "generate: --max-new-tokens 0 must be at least 1",
-        ),
         ("generate RUN --stop ''", "flaxzoo: a stop string is empty"),
         ("tokenizer trian a b", "flaxzoo: flaxzoo tokenizer knows one action: train"),
-        ("tokenizer train text:nowhere out", "flaxzoo: no such file: 'nowhere'"),
-        ("tokenizer train builtin:python-docs out --kind byte-bep", "byte-bpe"),
-        ("tokenizer train builtin:python-docs out", "flaxzoo: a byte-bpe tokenizer needs a"),
     ],
 )
 def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, message):

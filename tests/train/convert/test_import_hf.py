@@ -114,7 +114,9 @@ def test_a_whole_folder_is_imported(tmp_path, tagger):
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 0
 
 
-@pytest.mark.parametrize(("change", "message"), BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize(
+    ("change", "message"), [BREAKS[name] for name in ("no config", "truncated", "lacking")]
+)
 def test_of_a_broken_folder_there_is_a_line_and_nothing_else(
     tmp_path, tagger, capsys, change, message
 ):

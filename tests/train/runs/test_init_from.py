@@ -1,7 +1,6 @@
 """What a run begins with: another's parameters, its own checkpoint, settings that must fit."""
 
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.loading import newest_step, steps
-from flaxzoo.train.config import in_steps, to_dict
+from flaxzoo.train.config import in_steps
 from flaxzoo.train.optim.parameters import named
-from flaxzoo.train.recipes import RECIPES
-from flaxzoo.train.runs.config_json import from_dict
 from flaxzoo.train.runs.init_from import init_from, plan_init_from
 
 from ...support.encoders import OPTIMIZER, SIZES, fine_tuning, pretraining
@@ -153,12 +150,6 @@ def test_an_encoder_decoder_has_no_head_for_labels(place):
         match=r"transformer has no head for sequence_classification data \(it has seq2seq_lm\)",
     ):
         train.train(config, place / "gpt", quiet=True)
-
-
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_every_recipe_is_kept_as_json(name):
-    config = train.recipe(name)
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_epochs_become_steps(place):
