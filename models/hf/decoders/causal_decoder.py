@@ -4,27 +4,20 @@ A family states what is its own in a `DecoderForm`: fields, names of parts, clas
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig, MixedDecoderConfig
-from ...rotary_scaling import RotaryScaling
 from ..config_mapping import (
     ACTIVATIONS,
-    ConfigMapping,
     Field,
     FixedField,
     HFConfig,
     Settings,
-    check_exportable,
-    labels_from_hf,
-    labels_to_hf,
-    model_class,
     settings_from_hf,
-    settings_to_hf,
 )
-from ..registry import HFMapping
+from ..form import Form
 from ..tensor_mapping import (
     FROM_HEADS,
     LINEAR,
@@ -37,6 +30,7 @@ from ..tensor_mapping import (
     lm_head,
     norm,
 )
+from .rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 
 Config = TypeVar("Config", bound=CausalDecoderConfig)
 Parts = Mapping[str | tuple[str, ...], str]
@@ -66,62 +60,41 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderForm(Generic[Config]):
-    """The differences between one family and the others in Hugging Face's form."""
+class DecoderForm(Form[Config]):
+    """The differences between one family and the others in Hugging Face's form.
 
-    config: type[Config]
-    model_type: str
-    classes: Mapping[str, str]
-    """For each head the class of transformers; "none": the class without a head."""
-    fields: ConfigMapping
-    """The fields besides those of rotary positions."""
+    `fields` are those besides the fields of rotary positions.
+    """
+
     layer: Parts
-    rotary_kinds: tuple[str, ...] = ("linear", "dynamic", "llama3", "yarn", "longrope")
+    rotary_kinds: tuple[str, ...] = SCALINGS
     """The scalings of rotary frequencies that transformers knows for the family."""
     rope_base: float = 10_000.0
     """The base that transformers takes where a file has none."""
     fractional: bool = False
     """Whether a part of each head may be left without rotation."""
-    own_settings: Callable[[JsonObject, Settings, str], None] | None = None
-    """Completes the settings by fields that are no plain rows of a table, and takes these out of
-    the fields. Arguments: fields, settings, path for messages."""
-    own_fields: Callable[[Config], JsonObject] | None = None
-    """The same for export: further fields of a configuration."""
-    generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def mapping(self) -> HFMapping[Config]:
-        """Returns the family's record."""
-        return HFMapping(
-            model_types=(self.model_type,),
-            config_from_hf=self.config_from_hf,
-            config_to_hf=self.config_to_hf,
-            tensor_mapping=self.tensor_mapping,
-            generation_defaults={self.model_type: self.generation_defaults},
-        )
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
-        """Converts the content of a `config.json`.
-
-        Raises:
-          WeightsError: A field, or the class that wrote the model, is not supported.
-        """
+        """Converts the content of a `config.json`; see `Form`."""
         fields = dict(hf_config)
-        settings: Settings = {}
         max_length = self._default("max_position_embeddings", fields)
-        if self.own_settings is not None:
-            self.own_settings(fields, settings, source)
-        rotary = take_rotary(fields, source, default_base=self.rope_base)
-        settings |= self.rotary_settings(rotary, max_length, source)
+        settings = self.read_own_settings(fields, source)
+        settings |= rotary_settings(
+            take_rotary(fields, source, default_base=self.rope_base),
+            source,
+            kinds=self.rotary_kinds,
+            max_length=max_length,
+        )
+        fraction = settings.get("rope_fraction", 1)
+        if fraction != 1 and not self.fractional:
+            raise WeightsError(
+                f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
+            )
         settings |= settings_from_hf(self.fields, fields, source)
-        heads = {name: head for head, name in self.classes.items()}
-        head = heads[model_class(hf_config, tuple(self.classes.values()), source)]
-        # A body without a language-model head is given the one that needs no tensor.
-        settings["tie_output"] |= head != "causal_lm"
-        if head in CLASSIFIERS:
-            settings |= {"head": head, "labels": labels_from_hf(hf_config, source)}
-            dropout = hf_config.get("classifier_dropout")
-            if dropout is not None:
-                settings["classifier_dropout"] = dropout
+        head = self.read_head(hf_config, settings, source)
+        dropout = hf_config.get("classifier_dropout")
+        if head in CLASSIFIERS and dropout is not None:
+            settings["classifier_dropout"] = dropout
         if settings["num_kv_heads"] == settings["num_heads"]:
             settings["num_kv_heads"] = None
         if (settings["d_head"] or 0) * settings["num_heads"] == settings["d_model"]:
@@ -139,75 +112,29 @@ class DecoderForm(Generic[Config]):
         rows = {row.hf: row for row in self.fields.fields if isinstance(row, Field)}
         return fields.get(name, rows[name].default)
 
-    def rotary_settings(self, rotary: JsonObject, max_length: JsonValue, source: str) -> Settings:
-        """Converts the object `rope_parameters` of a file.
-
-        Raises:
-          WeightsError: The kind of scaling, or a field, is not supported.
-        """
-        kind = rotary.pop("rope_type")
-        if kind not in ("default", *self.rotary_kinds):
-            choices = ", ".join(map(repr, ("default", *self.rotary_kinds)))
-            raise WeightsError(
-                f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
-            )
-        settings: Settings = {"rope_base": rotary.pop("rope_theta")}
-        fraction = rotary.pop("partial_rotary_factor", None)
-        if fraction is not None and fraction != 1:
-            if not self.fractional:
-                raise WeightsError(
-                    f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
-                )
-            settings["rope_fraction"] = fraction
-        if kind in ("default", "linear", "dynamic"):  # transformers does not read it
-            rotary.pop("original_max_position_embeddings", None)
-        if kind != "default":
-            settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
-        elif rotary:
-            raise WeightsError(
-                f"{source}: rotary positions of type 'default' have no {', '.join(sorted(rotary))}:"
-                " take them out, or name the type of scaling"
-            )
-        return settings
-
     def config_to_hf(self, config: Config) -> JsonObject:
-        """Converts a configuration to the content of a `config.json`.
-
-        Raises:
-          WeightsError: transformers has no such model.
-        """
-        allowed: dict[str, tuple[object, ...]] = {}
-        if not self.fractional:
-            allowed["rope_fraction"] = (1.0,)
-        check_exportable(config, allowed, self.model_type)
+        """Converts a configuration to the content of a `config.json`; see `Form`."""
         kind = None if config.rope_scaling is None else config.rope_scaling.kind
         if kind not in (None, *self.rotary_kinds):
             raise WeightsError(
                 f"{self.model_type} has no rotary scaling {kind!r}: only "
                 f"{', '.join(map(repr, self.rotary_kinds))}"
             )
-        explicit = dataclasses.replace(
-            config,
-            num_kv_heads=config.kv_heads,
-            d_head=config.head_dim,
-            d_ff=config.feed_forward_dim,
-            attention_dropout=config.attention_dropout_rate,
-        )
         head = config.head if config.head in CLASSIFIERS else "causal_lm"
-        if head not in self.classes:
-            raise WeightsError(f"{self.model_type} has no class with the head {head}")
-        fields = settings_to_hf(
-            self.fields, explicit, model_type=self.model_type, architecture=self.classes[head]
-        )
-        fields["rope_parameters"] = rotary_to_hf(config.rope_base, config.rope_scaling)
+        explicit = {
+            "num_kv_heads": config.kv_heads,
+            "d_head": config.head_dim,
+            "d_ff": config.feed_forward_dim,
+            "attention_dropout": config.attention_dropout_rate,
+        }
+        fixed = {"rope_fraction": () if self.fractional else (1.0,)}
+        fields = self.write_fields(config, head, fixed=fixed, explicit=explicit)
+        rotary = rotary_to_hf(config.rope_base, config.rope_scaling)
         if config.rope_fraction != 1:
-            fields["rope_parameters"]["partial_rotary_factor"] = config.rope_fraction
-        if self.own_fields is not None:
-            fields |= self.own_fields(config)
-        if head in CLASSIFIERS:
-            fields |= labels_to_hf(config.labels)
-            if config.classifier_dropout is not None:  # else transformers takes 0.1, too
-                fields["classifier_dropout"] = config.classifier_dropout
+            rotary["partial_rotary_factor"] = config.rope_fraction
+        fields.setdefault("rope_parameters", rotary)
+        if head in CLASSIFIERS and config.classifier_dropout is not None:  # else it is 0.1 there
+            fields["classifier_dropout"] = config.classifier_dropout
         return fields
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
@@ -274,119 +201,6 @@ def size_fields(
         Field("tie_word_embeddings", "tie_output", tie_word_embeddings),
         Field("attention_dropout", "attention_dropout", 0.0),
     )
-
-
-def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> JsonObject:
-    """Takes the fields of rotary positions out of a `config.json`, in the form of transformers 5.
-
-    Older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor` instead of the object
-    `rope_parameters`.
-
-    Raises:
-      WeightsError: Two of them contradict each other, or one is not an object.
-    """
-    rotary: JsonObject = {}
-    for name in ("rope_parameters", "rope_scaling"):
-        given = fields.pop(name, None)
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise WeightsError(f"{source}: {name} {given!r} is not an object")
-        _merge(rotary, {_RENAMED.get(key, key): x for key, x in given.items()}, name, source)
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if (value := fields.pop(name, None)) is not None:
-            _merge(rotary, {name: value}, name, source)
-    rotary = {name: value for name, value in rotary.items() if value is not None}
-    rotary.setdefault("rope_type", "default")
-    rotary.setdefault("rope_theta", default_base)
-    for name in ("rope_theta", "partial_rotary_factor"):
-        value = rotary.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise WeightsError(f"{source}: {name} {value!r} is not of type float")
-    return rotary
-
-
-_RENAMED = {"type": "rope_type"}
-
-
-def _merge(rotary: JsonObject, more: JsonObject, name: str, source: str) -> None:
-    for key, value in more.items():
-        if value is not None and rotary.setdefault(key, value) != value:
-            raise WeightsError(
-                f"{source}: {name} says {key} {value!r}, and elsewhere it is {rotary[key]!r}: take "
-                "the wrong one out"
-            )
-
-
-_SCALING = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_length",
-    "low_freq_factor": "low_frequency",
-    "high_freq_factor": "high_frequency",
-    "attention_factor": "attention_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
-    "truncate": "truncate",
-    "short_factor": "short_factors",
-    "long_factor": "long_factors",
-}
-"""For each field of a scaling in transformers the one here."""
-
-
-def scaling_from_hf(
-    kind: JsonValue, rotary: JsonObject, max_length: JsonValue, source: str
-) -> RotaryScaling:
-    """Converts the fields of a scaling.
-
-    Raises:
-      WeightsError: A field is unknown, missing or of another kind.
-    """
-    if unknown := sorted(rotary.keys() - _SCALING.keys()):
-        raise WeightsError(
-            f"{source} has fields of rotary positions that nothing here honours: "
-            f"{', '.join(unknown)}; take them out if the model does not depend on them"
-        )
-    settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
-    if kind in ("llama3", "yarn", "longrope"):
-        settings.setdefault("original_length", max_length)
-    if kind == "dynamic":  # transformers does not read it there: it is max_position_embeddings
-        settings.pop("original_length", None)
-    if kind == "llama3" and not {"low_frequency", "high_frequency"} <= settings.keys():
-        raise WeightsError(
-            f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor"
-        )
-    for name in ("short_factors", "long_factors"):
-        if isinstance(settings.get(name), list):
-            settings[name] = tuple(settings[name])
-    # transformers takes its default for 0, too.
-    settings = {name: x for name, x in settings.items() if x or not name.startswith("beta_")}
-    return RotaryScaling(kind=kind, **settings)  # pyright: ignore[reportArgumentType]
-
-
-def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
-    """Returns the object `rope_parameters` of rotary positions.
-
-    Raises:
-      WeightsError: transformers cannot express the scaling.
-    """
-    rotary: JsonObject = {"rope_type": "default", "rope_theta": base}
-    if scaling is None:
-        return rotary
-    if scaling.kind == "dynamic" and scaling.original_length is not None:
-        raise WeightsError(
-            f"rope_scaling of the kind dynamic has original_length {scaling.original_length}, "
-            "which is max_position_embeddings in transformers: export the model with that "
-            "max_length and without original_length"
-        )
-    rotary["rope_type"] = scaling.kind
-    for name, field in _SCALING.items():
-        value = getattr(scaling, field)
-        read = value != type(scaling).__dataclass_fields__[field].default
-        if read or (scaling.kind == "llama3" and name in ("low_freq_factor", "high_freq_factor")):
-            rotary[name] = list(value) if isinstance(value, tuple) else value
-    return rotary
 
 
 def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[bool] | None:

@@ -3,7 +3,7 @@
 from ...encoders.bert import BertConfig
 from ..config_mapping import ConfigMapping, FixedField
 from ..generation_config import NAMES
-from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
 
 # Those of the pooler stem from the library that first wrote these files, and were never read.
 IGNORED = NAMES | {
@@ -16,8 +16,7 @@ IS_DECODER = FixedField("is_decoder", (False, True))
 FORM = EncoderForm(
     config=BertConfig,
     model_type="bert",
-    name="Bert",
-    renamed_classes={"causal_lm": "BertLMHeadModel"},
+    classes=head_classes(BertConfig, "Bert", causal_lm="BertLMHeadModel"),
     fields=ConfigMapping((IS_DECODER, *BERT_FIELDS), IGNORED),
     token_logits=TokenLogits(
         "cls.predictions.transform.dense",

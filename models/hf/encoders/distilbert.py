@@ -3,12 +3,12 @@
 from ...encoders.distilbert import DistilBertConfig
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field
 from ..generation_config import NAMES
-from .encoder_form import EncoderForm, TokenLogits
+from .encoder_form import EncoderForm, TokenLogits, head_classes
 
 FORM = EncoderForm(
     config=DistilBertConfig,
     model_type="distilbert",
-    name="DistilBert",
+    classes=head_classes(DistilBertConfig, "DistilBert"),
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 30522),

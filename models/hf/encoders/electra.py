@@ -2,19 +2,20 @@
 
 from ....data.common.json_text import JsonObject
 from ...encoders.electra import ElectraConfig
-from ..config_mapping import ConfigMapping, Field, FixedField, HFConfig, Settings, with_defaults
+from ..config_mapping import ConfigMapping, FixedField, Settings, with_defaults
 from ..generation_config import NAMES
-from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
 
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 """The class of transformers has the sizes of electra-small."""
 
 
-def _own_settings(hf_config: HFConfig, settings: Settings, source: str) -> None:
-    """Leaves a width of the embeddings out that is that of the layers."""
-    del hf_config, source
-    if settings["d_embedding"] == settings["d_model"]:
-        settings["d_embedding"] = None
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the width of the embeddings, which is left out if it is that of the layers."""
+    del source
+    width = fields.pop("embedding_size", 128)
+    same = width == fields.get("hidden_size", DEFAULTS["hidden_size"])
+    settings["d_embedding"] = None if same else width
 
 
 def _own_fields(config: ElectraConfig) -> JsonObject:
@@ -24,11 +25,10 @@ def _own_fields(config: ElectraConfig) -> JsonObject:
 FORM = EncoderForm(
     config=ElectraConfig,
     model_type="electra",
-    name="Electra",
+    classes=head_classes(ElectraConfig, "Electra"),
     fields=ConfigMapping(
         (
             *with_defaults(BERT_FIELDS, **DEFAULTS),
-            Field("embedding_size", "d_embedding", 128, kind=int),
             # The pooler of multiple choice.
             FixedField("summary_type", ("first",)),
             FixedField("summary_use_proj", (True,)),

@@ -6,27 +6,15 @@ A family states its differences in an `EncoderForm`: fields, names of parts, cla
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ....data.common.json_text import JsonObject
 from ...encoders.encoder import EncoderConfig
 from ...nn.heads import HEADS
-from ..config_mapping import (
-    ACTIVATIONS,
-    ConfigMapping,
-    Field,
-    FixedField,
-    HFConfig,
-    Settings,
-    check_exportable,
-    labels_from_hf,
-    labels_to_hf,
-    model_class,
-    settings_from_hf,
-    settings_to_hf,
-)
+from ..config_mapping import ACTIVATIONS, Field, FixedField, HFConfig, settings_from_hf
+from ..form import Form
 from ..registry import HFMapping
 from ..tensor_mapping import (
     VECTOR,
@@ -77,6 +65,18 @@ Rate = tuple[str, float | None]
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
+def head_classes(config: type[EncoderConfig], name: str, **renamed: str) -> dict[str, str]:
+    """Returns for each head of a family the class of transformers.
+
+    Args:
+      config: The configuration of the family.
+      name: The beginning of the classes' names: "Bert".
+      **renamed: The classes that do not end as `HeadSpec.hf_class_suffix` says, by head.
+    """
+    heads = config.__dataclass_fields__["head"].metadata["choices"]
+    return {head: name + HEADS[head].hf_class_suffix for head in heads} | renamed
+
+
 class TokenLogits(NamedTuple):
     """The tensors of a head that predicts tokens."""
 
@@ -88,16 +88,9 @@ class TokenLogits(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderForm(Generic[Config]):
+class EncoderForm(Form[Config]):
     """The differences between one family and the others in Hugging Face's form."""
 
-    config: type[Config]
-    model_type: str
-    name: str
-    """The beginning of the names of classes in transformers."""
-    renamed_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The classes that do not end as `HeadSpec.hf_class_suffix` says, by head."""
-    fields: ConfigMapping
     embeddings: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {
             "token_embedding": "embeddings.word_embeddings",
@@ -117,67 +110,34 @@ class EncoderForm(Generic[Config]):
     """For a head, the names of its pooler and maps where they differ from those of BERT."""
     classifier_rates: Mapping[str, Rate]
     """For a head, the field with the dropout rate of its classifier's input."""
-    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
-    """Further settings that the family cannot vary, and the values that it has."""
-    own_settings: Callable[[HFConfig, Settings, str], None] | None = None
-    """Completes the settings. Arguments: content of the file, settings, path for messages."""
-    own_fields: Callable[[Config], JsonObject] | None = None
-    """The same for export: further fields of a configuration."""
-    generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
-        return HFMapping(
-            model_types=(self.model_type,),
-            config_from_hf=self.config_from_hf,
-            config_to_hf=self.config_to_hf,
-            tensor_mapping=self.tensor_mapping,
-            as_stored=as_stored,
-            generation_defaults={self.model_type: self.generation_defaults},
-        )
+        return dataclasses.replace(super().mapping(), as_stored=as_stored)
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of the body's tensors, below a head."""
         return f"{self.model_type}."
 
-    @property
-    def classes(self) -> dict[str, str]:
-        """For each head the class of transformers."""
-        heads = self.config.__dataclass_fields__["head"].metadata["choices"]
-        usual = {head: self.name + HEADS[head].hf_class_suffix for head in heads}
-        return {**usual, **self.renamed_classes}
-
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
-        """Converts the content of a `config.json`; the head comes from `architectures[0]`.
-
-        Args:
-          hf_config: The content of the file.
-          source: The path of the file, for messages.
-
-        Raises:
-          WeightsError: A field, or the head, is not supported.
-        """
-        settings = settings_from_hf(self.fields, hf_config, source)
-        heads = {name: head for head, name in self.classes.items()}
-        settings["head"] = head = heads[model_class(hf_config, list(heads), source)]
+        """Converts the content of a `config.json`; see `Form`."""
+        fields = dict(hf_config)
+        own = self.read_own_settings(fields, source)
+        settings = settings_from_hf(self.fields, fields, source) | own
+        settings["head"] = head = self.read_head(hf_config, settings, source)
         is_decoder = bool(hf_config.get("is_decoder"))
         if is_decoder != (head == "causal_lm"):
             raise WeightsError(
                 f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
                 "model is a decoder if and only if its head is causal_lm"
             )
-        if self.own_settings is not None:
-            self.own_settings(hf_config, settings, source)
-        settings["tie_output"] |= not HEADS[head].has_token_logits
         if settings["attention_dropout"] == settings["dropout_rate"]:
             settings["attention_dropout"] = None
         if head in self.classifier_rates:
             rate = self._classifier_rate(hf_config, head, source)
             same = HEADS[head].has_dropout and rate == settings["dropout_rate"]
             settings["classifier_dropout"] = None if same else rate
-        if HEADS[head].needs_labels:
-            settings["labels"] = labels_from_hf(hf_config, source)
         return self.config(**settings)
 
     def _classifier_rate(self, hf_config: HFConfig, head: str, source: str) -> float | None:
@@ -188,34 +148,22 @@ class EncoderForm(Generic[Config]):
         raise WeightsError(f"{source}: {name} {rate!r} is neither null nor in [0, 1)")
 
     def config_to_hf(self, config: Config) -> JsonObject:
-        """Converts a configuration to the content of a `config.json`.
-
-        Raises:
-          WeightsError: transformers has no such model.
-        """
+        """Converts a configuration to the content of a `config.json`; see `Form`."""
         fixed = {
             "positions": ("learned",),
             "positions_at": ("input",),
             "num_token_types": (config.num_token_types or 2,),
-            **self.allowed,
         }
-        check_exportable(config, fixed, self.name)
-        explicit = dataclasses.replace(
-            config,
-            d_ff=config.feed_forward_dim,
-            attention_dropout=config.attention_dropout_rate,
-        )
-        architecture = self.classes[config.head]
-        hf_config = settings_to_hf(
-            self.fields, explicit, model_type=self.model_type, architecture=architecture
-        )
+        explicit = {
+            "d_ff": config.feed_forward_dim,
+            "attention_dropout": config.attention_dropout_rate,
+        }
+        fields = self.write_fields(config, config.head, fixed=fixed, explicit=explicit)
         if config.head in self.classifier_rates:
-            hf_config[self.classifier_rates[config.head][0]] = config.classifier_dropout_rate
+            fields[self.classifier_rates[config.head][0]] = config.classifier_dropout_rate
         if config.head == "causal_lm":
-            hf_config["is_decoder"] = True
-        if config.head_spec.needs_labels:
-            hf_config |= labels_to_hf(config.labels)
-        return hf_config | (self.own_fields(config) if self.own_fields is not None else {})
+            fields["is_decoder"] = True
+        return fields
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""

@@ -2,28 +2,29 @@
 
 from ....data.common.json_text import JsonObject
 from ...encoders.roberta import RobertaConfig
-from ..config_mapping import ConfigMapping, HFConfig, Settings, with_defaults
+from ..config_mapping import ConfigMapping, Settings, with_defaults
 from ..tensor_mapping import WeightsError
 from .bert import IGNORED, IS_DECODER
-from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
 
 
-def _own_settings(hf_config: HFConfig, settings: Settings, source: str) -> None:
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the number of unused rows at the beginning of the position embedding."""
-    pad_id = hf_config.get("pad_token_id", 1)
+    pad_id = fields.get("pad_token_id", 1)
     if not isinstance(pad_id, int) or isinstance(pad_id, bool) or pad_id < 0:
         raise WeightsError(
             f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
             "from this id, so give the one that it was trained with (usually 1)"
         )
     settings["position_offset"] = pad_id + 1
-    settings["max_length"] -= pad_id + 1
+    rows = fields.get("max_position_embeddings", 512)
+    fields["max_position_embeddings"] = rows - pad_id - 1 if isinstance(rows, int) else rows
 
 
 def _own_fields(config: RobertaConfig) -> JsonObject:
     offset = config.position_offset
     if not offset:
-        raise WeightsError("Roberta has no position_offset 0: train the model with 2 to export it")
+        raise WeightsError("roberta has no position_offset 0: train the model with 2 to export it")
     return {
         "pad_token_id": offset - 1,
         "max_position_embeddings": config.max_length + offset,
@@ -33,7 +34,7 @@ def _own_fields(config: RobertaConfig) -> JsonObject:
 FORM = EncoderForm(
     config=RobertaConfig,
     model_type="roberta",
-    name="Roberta",
+    classes=head_classes(RobertaConfig, "Roberta"),
     fields=ConfigMapping((IS_DECODER, *with_defaults(BERT_FIELDS, vocab_size=50265)), IGNORED),
     token_logits=TokenLogits(
         "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"

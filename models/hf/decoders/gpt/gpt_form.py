@@ -4,33 +4,23 @@ A family states what is its own in a `GPTForm`: fields, names of parts, classes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
-from ...config_mapping import (
-    ConfigMapping,
-    Field,
-    HFConfig,
-    Settings,
-    check_exportable,
-    labels_from_hf,
-    labels_to_hf,
-    model_class,
-    settings_from_hf,
-    settings_to_hf,
-)
-from ...registry import HFMapping
+from ...config_mapping import Field, HFConfig, settings_from_hf
+from ...form import Form
 from ...tensor_mapping import (
     BY_HEAD,
     BY_HEAD_VECTOR,
     FROM_HEADS,
+    LINEAR,
     VECTOR,
     IgnoredTensor,
+    Layout,
     TensorMapping,
     TensorRule,
-    WeightsError,
     embedding,
     linear,
     norm,
@@ -43,17 +33,9 @@ DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTForm(Generic[Config]):
+class GPTForm(Form[Config]):
     """The differences between one family and the others in Hugging Face's form."""
 
-    config: type[Config]
-    model_type: str
-    classes: Mapping[str, str]
-    """For each head the class of transformers; "none": the class without a head."""
-    fields: ConfigMapping
-    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
-    """Further settings that the family cannot vary, and the values that it has; those that it can
-    vary in spite of the others, with none."""
     prefix: str
     """Prefix of the names of the body's tensors."""
     tokens: str
@@ -63,7 +45,13 @@ class GPTForm(Generic[Config]):
     parts: Mapping[str, str]
     """For each part of a layer its name, as `self_attn.q_proj` for `attention/query`."""
     joined: str | None = None
-    """Name of the one map of queries, keys and values, which take turns head by head."""
+    """Name of the one map of queries, keys and values."""
+    joined_layouts: tuple[Layout, Layout] = (BY_HEAD, BY_HEAD_VECTOR)
+    """Layouts of its kernel and of its bias."""
+    layout: Layout = LINEAR
+    """How the maps of a layer are stored."""
+    output_layout: Layout = FROM_HEADS
+    """How the output map of attention is stored."""
     body: Mapping[str, str]
     """For each norm, embedding or linear map around the layers its name below the prefix."""
     output: str = "lm_head"
@@ -72,57 +60,27 @@ class GPTForm(Generic[Config]):
     """Buffers of older files."""
     linear_classifier_bias: bool = True
     """Whether the map of token classification has a bias."""
-    own_settings: Callable[[JsonObject, Settings, str], None] | None = None
-    """Completes the settings by fields that are no plain rows of a table, and takes these out of
-    the fields. Arguments: fields, settings, path for messages."""
-    own_fields: Callable[[Config], JsonObject] | None = None
-    """The same for export: further fields of a configuration."""
-    generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def mapping(self) -> HFMapping[Config]:
-        """Returns the family's record."""
-        return HFMapping(
-            model_types=(self.model_type,),
-            config_from_hf=self.config_from_hf,
-            config_to_hf=self.config_to_hf,
-            tensor_mapping=self.tensor_mapping,
-            generation_defaults={self.model_type: self.generation_defaults},
-        )
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
-        """Converts the content of a `config.json`.
-
-        Raises:
-          WeightsError: A field, or the class that wrote the model, is not supported.
-        """
-        fields, settings = dict(hf_config), Settings()
-        if self.own_settings is not None:
-            self.own_settings(fields, settings, source)
+        """Converts the content of a `config.json`; see `Form`."""
+        fields = dict(hf_config)
+        settings = self.read_own_settings(fields, source)
         settings |= settings_from_hf(self.fields, fields, source)
-        heads = {name: head for head, name in self.classes.items()}
-        head = heads[model_class(hf_config, tuple(self.classes.values()), source)]
-        if head != "causal_lm":  # a body is given the projection that needs no tensor
-            settings["tie_output"] = True
-            if "output_bias" in {field.name for field in dataclasses.fields(self.config)}:
-                settings["output_bias"] = False
-        if head in CLASSIFIERS:
-            settings |= {"head": head, "labels": labels_from_hf(hf_config, source)}
+        head = self.read_head(hf_config, settings, source)
+        if head != "causal_lm" and self.config.output_bias:
+            settings["output_bias"] = False
         for name in DROPOUTS:
-            if name in settings and settings[name] == settings["dropout_rate"]:
+            if settings.get(name) == settings["dropout_rate"]:
                 settings[name] = None
         if settings.get("d_ff") == 4 * settings["d_model"]:
             settings["d_ff"] = None
         return self.config(**settings)
 
     def config_to_hf(self, config: Config) -> JsonObject:
-        """Converts a configuration to the content of a `config.json`.
-
-        Raises:
-          WeightsError: transformers has no such model.
-        """
-        positions = self.config.__dataclass_fields__["positions"].default
-        allowed: dict[str, tuple[object, ...]] = {
-            "positions": (positions,),
+        """Converts a configuration to the content of a `config.json`; see `Form`."""
+        names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
+        fixed = {
+            "positions": (self.config.__dataclass_fields__["positions"].default,),
             "positions_at": ("input",),
             "position_base": (10_000.0,),
             "norm_position": ("pre",),
@@ -132,29 +90,16 @@ class GPTForm(Generic[Config]):
             "num_experts": (0,),
             "scale_scores": (True,),
             "scale_scores_by_layer": (False,),
+            "d_ff": () if "d_ff" in names else (None, 4 * config.d_model),
+            "embedding_dropout_rate": () if "embedding_dropout" in names else (0.0,),
         }
-        names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
-        if "d_ff" not in names:
-            allowed["d_ff"] = (None, 4 * config.d_model)
-        if "embedding_dropout" not in names:
-            allowed["embedding_dropout_rate"] = (0.0,)
-        allowed = {name: x for name, x in (allowed | {**self.allowed}).items() if x}
-        check_exportable(config, allowed, self.model_type)
-        explicit = dataclasses.replace(
-            config,
-            d_ff=config.feed_forward_dim,
-            embedding_dropout=config.embedding_dropout_rate,
-            attention_dropout=config.attention_dropout_rate,
-        )
+        explicit = {
+            "d_ff": config.feed_forward_dim,
+            "embedding_dropout": config.embedding_dropout_rate,
+            "attention_dropout": config.attention_dropout_rate,
+        }
         head = config.head if config.head in CLASSIFIERS else "causal_lm"
-        if head not in self.classes:
-            raise WeightsError(f"{self.model_type} has no class with the head {head}")
-        fields = settings_to_hf(
-            self.fields, explicit, model_type=self.model_type, architecture=self.classes[head]
-        )
-        if self.own_fields is not None:
-            fields |= self.own_fields(config)
-        return fields | (labels_to_hf(config.labels) if head in CLASSIFIERS else {})
+        return self.write_fields(config, head, fixed=fixed, explicit=explicit)
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
@@ -182,10 +127,11 @@ class GPTForm(Generic[Config]):
     def _joined(self, config: Config, name: str) -> list[TensorRule]:
         """Returns the rules of the one map of queries, keys and values."""
         three = [f"layers/attention/{part}" for part in ("query", "key", "value")]
-        rules = [TensorRule(tuple(f"{p}/kernel" for p in three), f"{name}.weight", BY_HEAD)]
+        kernel, bias = self.joined_layouts
+        rules = [TensorRule(tuple(f"{p}/kernel" for p in three), f"{name}.weight", kernel)]
         if config.attention_bias:
             biases = tuple(f"{p}/bias" for p in three)
-            rules.append(TensorRule(biases, f"{name}.bias", BY_HEAD_VECTOR))
+            rules.append(TensorRule(biases, f"{name}.bias", bias))
         return rules
 
     def _rules(self, config: Config, path: str, name: str) -> tuple[TensorRule, ...]:
@@ -197,6 +143,6 @@ class GPTForm(Generic[Config]):
         if path.endswith("_projection"):
             return linear(path, name, bias=False)
         if path.endswith("attention/output"):
-            return linear(path, name, FROM_HEADS, bias=config.attention_output_bias)
+            return linear(path, name, self.output_layout, bias=config.attention_output_bias)
         bias = config.attention_bias if "/attention/" in path else config.use_bias
-        return linear(path, name, bias=bias)
+        return linear(path, name, self.layout, bias=bias)

@@ -4,11 +4,8 @@ from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neox import GPTNeoXConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ...generation_config import NAMES
-from ...tensor_mapping import WeightsError
-from ..causal_decoder import rotary_to_hf, scaling_from_hf, take_rotary
+from ..rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 from .gpt_form import GPTForm
-
-SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -16,27 +13,14 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     for old, name in (("rotary_emb_base", "rope_theta"), ("rotary_pct", "partial_rotary_factor")):
         if (value := fields.pop(old, None)) is not None:
             fields.setdefault(name, value)
-    rotary = take_rotary(fields, source, default_base=10_000.0)
-    kind = rotary.pop("rope_type")
-    base = rotary.pop("rope_theta")
-    assert isinstance(base, int | float)  # `take_rotary` refuses others
-    settings["position_base"] = float(base)
-    settings["rope_fraction"] = rotary.pop("partial_rotary_factor", 0.25)
-    if kind not in ("default", *SCALINGS):
-        choices = ", ".join(map(repr, ("default", *SCALINGS)))
-        raise WeightsError(
-            f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
-        )
-    if kind in ("default", "linear", "dynamic"):  # transformers does not read it
-        rotary.pop("original_max_position_embeddings", None)
-    if kind != "default":
-        max_length = fields.get("max_position_embeddings", 2048)
-        settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
-    elif rotary:
-        raise WeightsError(
-            f"{source}: rotary positions of type 'default' have no {', '.join(sorted(rotary))}: "
-            "take them out, or name the type of scaling"
-        )
+    settings |= rotary_settings(
+        take_rotary(fields, source, default_base=10_000.0),
+        source,
+        kinds=SCALINGS,
+        max_length=fields.get("max_position_embeddings", 2048),
+    )
+    settings["position_base"] = float(settings.pop("rope_base"))
+    settings.setdefault("rope_fraction", 0.25)
 
 
 def _own_fields(config: GPTNeoXConfig) -> JsonObject:

@@ -1,0 +1,153 @@
+"""Rotary positions in Hugging Face's form: the object `rope_parameters` and older fields."""
+
+from collections.abc import Sequence
+
+from ....data.common.json_text import JsonObject, JsonValue
+from ...rotary_scaling import RotaryScaling
+from ..config_mapping import Settings
+from ..tensor_mapping import WeightsError
+
+SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+"""The scalings of rotary frequencies that transformers knows for most families."""
+
+
+def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> JsonObject:
+    """Takes the fields of rotary positions out of a `config.json`, in the form of transformers 5.
+
+    Older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor` instead of the object
+    `rope_parameters`.
+
+    Raises:
+      WeightsError: Two of them contradict each other, or one is not an object.
+    """
+    rotary: JsonObject = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        given = fields.pop(name, None)
+        if given is None:
+            continue
+        if not isinstance(given, dict):
+            raise WeightsError(f"{source}: {name} {given!r} is not an object")
+        _merge(rotary, {_RENAMED.get(key, key): x for key, x in given.items()}, name, source)
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if (value := fields.pop(name, None)) is not None:
+            _merge(rotary, {name: value}, name, source)
+    rotary = {name: value for name, value in rotary.items() if value is not None}
+    rotary.setdefault("rope_type", "default")
+    rotary.setdefault("rope_theta", default_base)
+    for name in ("rope_theta", "partial_rotary_factor"):
+        value = rotary.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise WeightsError(f"{source}: {name} {value!r} is not of type float")
+    return rotary
+
+
+_RENAMED = {"type": "rope_type"}
+
+
+def _merge(rotary: JsonObject, more: JsonObject, name: str, source: str) -> None:
+    for key, value in more.items():
+        if value is not None and rotary.setdefault(key, value) != value:
+            raise WeightsError(
+                f"{source}: {name} says {key} {value!r}, and elsewhere it is {rotary[key]!r}: take "
+                "the wrong one out"
+            )
+
+
+def rotary_settings(
+    rotary: JsonObject, source: str, *, kinds: Sequence[str], max_length: JsonValue
+) -> Settings:
+    """Converts the result of `take_rotary` to `rope_base`, `rope_fraction` and `rope_scaling`.
+
+    Raises:
+      WeightsError: The kind of scaling, or a field, is not supported.
+    """
+    kind = rotary.pop("rope_type")
+    if kind not in ("default", *kinds):
+        choices = ", ".join(map(repr, ("default", *kinds)))
+        raise WeightsError(
+            f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
+        )
+    settings: Settings = {"rope_base": rotary.pop("rope_theta")}
+    if (fraction := rotary.pop("partial_rotary_factor", None)) is not None:
+        settings["rope_fraction"] = fraction
+    if kind in ("default", "linear", "dynamic"):  # transformers does not read it
+        rotary.pop("original_max_position_embeddings", None)
+    if kind != "default":
+        settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
+    elif rotary:
+        raise WeightsError(
+            f"{source}: rotary positions of type 'default' have no {', '.join(sorted(rotary))}: "
+            "take them out, or name the type of scaling"
+        )
+    return settings
+
+
+_SCALING = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_length",
+    "low_freq_factor": "low_frequency",
+    "high_freq_factor": "high_frequency",
+    "attention_factor": "attention_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "truncate": "truncate",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
+}
+"""For each field of a scaling in transformers the one here."""
+
+
+def scaling_from_hf(
+    kind: JsonValue, rotary: JsonObject, max_length: JsonValue, source: str
+) -> RotaryScaling:
+    """Converts the fields of a scaling.
+
+    Raises:
+      WeightsError: A field is unknown, missing or of another kind.
+    """
+    if unknown := sorted(rotary.keys() - _SCALING.keys()):
+        raise WeightsError(
+            f"{source} has fields of rotary positions that nothing here honours: "
+            f"{', '.join(unknown)}; take them out if the model does not depend on them"
+        )
+    settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
+    if kind in ("llama3", "yarn", "longrope"):
+        settings.setdefault("original_length", max_length)
+    if kind == "dynamic":  # transformers does not read it there: it is max_position_embeddings
+        settings.pop("original_length", None)
+    if kind == "llama3" and not {"low_frequency", "high_frequency"} <= settings.keys():
+        raise WeightsError(
+            f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor"
+        )
+    for name in ("short_factors", "long_factors"):
+        if isinstance(settings.get(name), list):
+            settings[name] = tuple(settings[name])
+    # transformers takes its default for 0, too.
+    settings = {name: x for name, x in settings.items() if x or not name.startswith("beta_")}
+    return RotaryScaling(kind=kind, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
+    """Returns the object `rope_parameters` of rotary positions.
+
+    Raises:
+      WeightsError: transformers cannot express the scaling.
+    """
+    rotary: JsonObject = {"rope_type": "default", "rope_theta": base}
+    if scaling is None:
+        return rotary
+    if scaling.kind == "dynamic" and scaling.original_length is not None:
+        raise WeightsError(
+            f"rope_scaling of the kind dynamic has original_length {scaling.original_length}, "
+            "which is max_position_embeddings in transformers: export the model with that "
+            "max_length and without original_length"
+        )
+    rotary["rope_type"] = scaling.kind
+    for name, field in _SCALING.items():
+        value = getattr(scaling, field)
+        read = value != type(scaling).__dataclass_fields__[field].default
+        if read or (scaling.kind == "llama3" and name in ("low_freq_factor", "high_freq_factor")):
+            rotary[name] = list(value) if isinstance(value, tuple) else value
+    return rotary

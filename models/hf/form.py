@@ -1,0 +1,130 @@
+"""What families of one kind share in Hugging Face's form; the kinds derive their own `Form`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from ...data.common.json_text import JsonObject
+from ..config import TransformerConfig
+from ..nn.heads import HEADS
+from .config_mapping import (
+    ConfigMapping,
+    HFConfig,
+    Settings,
+    check_exportable,
+    labels_from_hf,
+    labels_to_hf,
+    model_class,
+    settings_to_hf,
+)
+from .registry import HFMapping
+from .tensor_mapping import TensorMapping, WeightsError
+
+Config = TypeVar("Config", bound=TransformerConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form(Generic[Config]):
+    """The differences between one family and the others of its kind in Hugging Face's form."""
+
+    config: type[Config]
+    model_type: str
+    classes: Mapping[str, str]
+    """For each head the class of transformers; "none": the class without a head."""
+    fields: ConfigMapping
+    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
+    """Settings that the family cannot vary, and the values that it has. Without values: a setting
+    that it can vary, in contrast to the others of its kind."""
+    own_settings: Callable[[JsonObject, Settings, str], None] | None = None
+    """Completes the settings by fields that are no plain rows of a table, and takes these out of
+    the fields. Arguments: fields, settings, path for messages."""
+    own_fields: Callable[[Config], JsonObject] | None = None
+    """The same for export: further fields of a configuration."""
+    generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def mapping(self) -> HFMapping[Config]:
+        """Returns the family's record."""
+        return HFMapping(
+            model_types=(self.model_type,),
+            config_from_hf=self.config_from_hf,
+            config_to_hf=self.config_to_hf,
+            tensor_mapping=self.tensor_mapping,
+            generation_defaults={self.model_type: self.generation_defaults},
+        )
+
+    def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
+        """Converts the content of a `config.json`.
+
+        Args:
+          hf_config: The content of the file.
+          source: The path of the file, for messages.
+
+        Raises:
+          WeightsError: A field, or the class that wrote the model, is not supported.
+        """
+        raise NotImplementedError
+
+    def config_to_hf(self, config: Config) -> JsonObject:
+        """Converts a configuration to the content of a `config.json`.
+
+        Raises:
+          WeightsError: transformers has no such model.
+        """
+        raise NotImplementedError
+
+    def tensor_mapping(self, config: Config) -> TensorMapping:
+        """Returns the tensors of a model with its head."""
+        raise NotImplementedError
+
+    def read_own_settings(self, fields: JsonObject, source: str) -> Settings:
+        """Returns the settings of `own_settings`, and takes their fields out."""
+        settings: Settings = {}
+        if self.own_settings is not None:
+            self.own_settings(fields, settings, source)
+        return settings
+
+    def read_head(self, hf_config: HFConfig, settings: Settings, source: str) -> str:
+        """Returns the head of the class that wrote a model; sets its labels and `tie_output`.
+
+        Raises:
+          WeightsError: The class, or the labels, are not supported.
+        """
+        heads = {name: head for head, name in self.classes.items()}
+        head = heads[model_class(hf_config, tuple(heads), source)]
+        # A body without token logits is given the projection that needs no tensor.
+        settings["tie_output"] |= not HEADS[head].has_token_logits
+        if HEADS[head].needs_labels:
+            settings |= {"head": head, "labels": labels_from_hf(hf_config, source)}
+        return head
+
+    def write_fields(
+        self,
+        config: Config,
+        head: str,
+        *,
+        fixed: Mapping[str, tuple[object, ...]],
+        explicit: Settings,
+    ) -> JsonObject:
+        """Returns the content of a `config.json`.
+
+        Args:
+          config: The configuration.
+          head: Its head, or the one that stands for it in transformers.
+          fixed: Settings that families of this kind cannot vary; those of `allowed` come first.
+          explicit: Settings that the file states where the configuration leaves them out.
+
+        Raises:
+          WeightsError: transformers has no such model.
+        """
+        allowed = {name: values for name, values in {**fixed, **self.allowed}.items() if values}
+        check_exportable(config, allowed, self.model_type)
+        if head not in self.classes:
+            raise WeightsError(f"{self.model_type} has no class with the head {head}")
+        fields = settings_to_hf(
+            self.fields,
+            dataclasses.replace(config, **explicit),
+            model_type=self.model_type,
+            architecture=self.classes[head],
+        )
+        fields |= {} if self.own_fields is None else self.own_fields(config)
+        return fields | (labels_to_hf(config.labels) if HEADS[head].needs_labels else {})
