@@ -32,6 +32,10 @@ from .hf.generation_config import generation_arguments as generation_arguments
 from .hf.save import save as save
 from .hf.sentence_embedding import EmbeddingSettings as EmbeddingSettings
 from .init import init_params as init_params
+from .lectures.parameter_free_attention import kernel_regression as kernel_regression
+from .lectures.parameter_free_attention import kernel_weights as kernel_weights
+from .lectures.parameter_free_attention import simple_attention as simple_attention
+from .lectures.parameter_free_attention import simple_attention_weights as simple_attention_weights
 from .loading import load as load
 from .nn.cache import Cache as Cache
 from .nn.cache import init_cache as init_cache
@@ -40,10 +44,6 @@ from .nn.pooling import mean_pool as mean_pool
 from .nn.positions import binary_positions as binary_positions
 from .nn.positions import sinusoidal_positions as sinusoidal_positions
 from .nn.relative_positions import relative_buckets as relative_buckets
-from .parameter_free_attention import kernel_regression as kernel_regression
-from .parameter_free_attention import kernel_weights as kernel_weights
-from .parameter_free_attention import simple_attention as simple_attention
-from .parameter_free_attention import simple_attention_weights as simple_attention_weights
 from .registry import Preset as Preset
 from .registry import config_from_dict as config_from_dict
 from .registry import config_to_dict as config_to_dict

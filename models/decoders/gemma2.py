@@ -13,7 +13,7 @@ import flax.linen as nn
 
 from ...data.common.errors import UserError
 from ..config import Activation, Settings
-from ..nn.attention import MultiHeadAttention
+from ..lectures.attention import make_attention
 from ..nn.dropout import dropout
 from ..nn.layers import GatedFeedForward, Residual, RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
@@ -83,7 +83,7 @@ class Gemma2Layer(Layer[Gemma2Config]):
         own = context.self_attention(inputs)
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_output_norm")(y)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)

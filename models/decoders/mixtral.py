@@ -12,7 +12,7 @@ import flax.linen as nn
 
 from ...data.common.errors import UserError
 from ..config import MixtureConfig, Settings
-from ..nn.attention import MultiHeadAttention
+from ..lectures.attention import make_attention
 from ..nn.dropout import dropout
 from ..nn.experts import Experts
 from ..nn.layers import Residual, RMSNorm
@@ -68,7 +68,7 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
         own = context.self_attention(inputs)
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 

@@ -22,7 +22,8 @@ import flax.linen as nn
 
 from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, Settings, TransformerConfig
-from ..nn.attention import AttentionContext, MultiHeadAttention
+from ..lectures.attention import make_attention
+from ..nn.attention import AttentionContext
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout
 from ..nn.heads import Projection
@@ -138,7 +139,7 @@ class T5EncoderLayer(Layer[T5Config]):
         c, e = self.config, self.execution
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        y, cache, weights = MultiHeadAttention(c, e, output_std, name="attention")(y, own)
+        y, cache, weights = make_attention(c, e, output_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         return x, LayerOutputs(cache, weights)
@@ -167,7 +168,7 @@ class T5DecoderLayer(T5EncoderLayer):
 
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        attention = MultiHeadAttention(c, e, output_std, name="cross_attention")
+        attention = make_attention(c, e, output_std, "cross_attention")
         y, cross, weights = attention(y, context.cross_attention(inputs))
         y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)

@@ -29,7 +29,7 @@ import flax.linen as nn
 
 from ...data.common.errors import UserError
 from ..config import Activation, PositionKind, TransformerConfig, divisors
-from ..nn.attention import MultiHeadAttention
+from ..lectures.attention import make_attention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import dropout
 from ..nn.heads import Projection
@@ -170,7 +170,7 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y, _, weights = make_attention(c, e, c.init_std)(x, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
@@ -195,7 +195,7 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, _, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y, _, weights = make_attention(c, e, c.init_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 
@@ -218,12 +218,12 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y, cache, weights = make_attention(c, e, c.init_std)(x, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
 
-        attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
+        attention = make_attention(c, e, c.init_std, "cross_attention")
         y, cross, cross_weights = attention(x, context.cross_attention(inputs))
         y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)
@@ -249,12 +249,12 @@ class PreNormDecoderLayer(DecoderLayer):
         x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(y, own)
+        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
-        attention = MultiHeadAttention(c, e, c.init_std, name="cross_attention")
+        attention = make_attention(c, e, c.init_std, "cross_attention")
         y, cross, cross_weights = attention(y, context.cross_attention(inputs))
         y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
         x = Residual(c, e, name="cross_attention_residual")(x, y)

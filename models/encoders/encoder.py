@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from ...data.common.errors import UserError
 from ..config import Activation, Execution, TransformerConfig
-from ..nn.attention import MultiHeadAttention
+from ..lectures.attention import make_attention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout, row_keys
 from ..nn.heads import (
@@ -196,7 +196,7 @@ class PostNormLayer(Layer[EncoderConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.init_std, name="attention")(x, own)
+        y, cache, weights = make_attention(c, e, c.init_std)(x, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)

@@ -17,11 +17,9 @@ from ..config import Execution, TransformerConfig
 from .cache import Keys, LayerCache, write_tokens
 from .dropout import RowKeys, drop_weights, head_keys
 from .fused_attention import FusedAttention
-from .head_convolution import EarlierTokens, HeadConvolution
-from .layers import Embedding, Linear, RMSNorm
+from .layers import Linear, RMSNorm
 from .masks import AttentionMask
 from .positions import Positions
-from .relative_positions import relative_scores, relative_values
 from .typing import Array, Bool, Float, Int
 
 # The score of a hidden key.  Finite, so that a query without keys (padding) gives a uniform
@@ -119,8 +117,6 @@ class AttentionContext:
     """Dropout keys; None: no dropout."""
     head_mask: Float[Array, " N"] | None = None
     """Factor of each head's weights; 0 removes the head."""
-    earlier: EarlierTokens | None = None
-    """The tokens that the head convolution may read; None: there is no convolution."""
     output_attentions: bool = struct.field(pytree_node=False, default=False)
     """Whether to return the weights."""
 
@@ -139,14 +135,13 @@ class Attended(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Attention of a sequence to itself, or to an encoder's output.
 
-    A subclass that overrides `score_terms` adds terms to the scores.
+    A subclass that overrides `score_terms` adds terms to the scores; `values` is the seam for what
+    it adds to the weighted values.
 
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
-        `value_dim`); `attention_bias` adds biases to the four projections, `head_convolution` a
-        convolution to three; with `attention` "simple" there are none, and queries, keys and values
-        are N parts of the input. `score_cap` bounds the scores, `query_key_norm` normalizes queries
-        and keys.
+        `value_dim`); `attention_bias` adds biases to the four projections, `score_cap` bounds the
+        scores, `query_key_norm` normalizes queries and keys.
       execution: precision, and the kernel that computes attention where it can.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -159,39 +154,53 @@ class MultiHeadAttention(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
         """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output."""
         c, positions = self.config, context.positions
-        history = (None,) * 3 if context.cache is None else context.cache.recent or (None,) * 3
-        placed = positions.at_queries_keys(x)
-        query = self._project("query", c.num_heads, c.key_dim, placed)
-        query, recent_query = self._convolve("query", query, context.earlier, history[0])
-        query = self._placed("query_norm", query, positions)
+        query = self.project("query", c.num_heads, c.key_dim, x)
+        query = self.rotate("query_norm", query, positions)
         if isinstance(context.source, LayerCache):  # projected by an earlier call
             keys = Keys(context.source.key, context.source.value)
-            return self._attend(query, keys, None, context)
-
-        own = context.source is None
-        source = placed if context.source is None else context.source
-        key = self._project("key", c.kv_heads, c.key_dim, source)
-        key, recent_key = self._convolve("key", key, context.earlier, history[1])
-        key = self._placed("key_norm", key, positions)
+            return self._attend_by_xla(query, keys, None, context)
         source = x if context.source is None else context.source
-        value = self._project("value", c.kv_heads, c.value_dim, source)
-        value, recent_value = self._convolve("value", value, context.earlier, history[2])
-        value = positions.at_projections(value)
+        key = self.project("key", c.kv_heads, c.key_dim, source)
+        key = self.rotate("key_norm", key, positions)
+        value = self.project("value", c.kv_heads, c.value_dim, source)
+        return self.attend(query, key, value, context)
+
+    def project(
+        self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]
+    ) -> Float[Array, "B S {num_heads} {size}"]:
+        """Returns the projection of `x` to queries, keys or values."""
+        c, e = self.config, self.execution
+        std = c.query_init_std if name == "query" else c.init_std
+        features = num_heads, size
+        return Linear(features, std, use_bias=c.attention_bias, execution=e, name=name)(x)
+
+    def rotate(
+        self, norm: str, x: Float[Array, "B T N H"], positions: Positions
+    ) -> Float[Array, "B T N H"]:
+        """Normalizes queries or keys if the family does, and rotates them by their positions."""
+        c = self.config
+        if c.query_key_norm:
+            x = RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=norm)(x)
+        return x if positions.rotary is None else positions.rotary.rotate(x)
+
+    def attend(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K V"],
+        context: AttentionContext,
+    ) -> Attended:
+        """Attends to the tokens of this call and to cached ones, by a kernel or by XLA."""
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
-
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
         keys, written = Keys(key, value), None
-        if context.cache is not None:
-            if own:
-                written, keys = write_tokens(context.cache, key, value, context.cache_index)
-            else:
-                written = LayerCache(key, value)
-        if recent_query is not None and recent_key is not None and recent_value is not None:
-            recent = recent_query, recent_key, recent_value
-            written = None if written is None else dataclasses.replace(written, recent=recent)
-        return self._attend(query, keys, written, context)
+        if context.cache is not None and context.source is None:
+            written, keys = write_tokens(context.cache, key, value, context.cache_index)
+        elif context.cache is not None:
+            written = LayerCache(key, value)
+        return self._attend_by_xla(query, keys, written, context)
 
     def score_terms(
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
@@ -203,14 +212,28 @@ class MultiHeadAttention(nn.Module):
           keys: keys and values that are attended to.
           context: with the positions of these keys.
         """
-        del keys
-        positions = context.positions
-        if positions.distances is None:
-            return positions.bias
-        vectors = self._relative("keys", positions.distances, self.config.key_dim)
-        return relative_scores(query, positions.distances, vectors)
+        del query, keys
+        return context.positions.bias
 
-    def _attend(
+    def values(
+        self, weights: Float[Array, "B N T S"], keys: Keys, context: AttentionContext
+    ) -> Float[Array, "B T N V"]:
+        """Returns the weighted sum of the values of each query."""
+        del context
+        return weighted_values(weights, keys.value)
+
+    def output(self, attended: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
+        """Returns the projection of all heads back to the residual stream."""
+        return Linear(
+            (self.config.d_model,),
+            self.output_init_std,
+            num_input_axes=2,
+            use_bias=self.config.attention_output_bias,
+            execution=self.execution,
+            name="output",
+        )(attended)
+
+    def _attend_by_xla(
         self,
         query: Float[Array, "B T N H"],
         keys: Keys,
@@ -230,14 +253,10 @@ class MultiHeadAttention(nn.Module):
         )
         dropped = drop_weights(weights, c.attention_dropout_rate, context.rng)
         dropped = dropped.astype(keys.value.dtype)
-        attended = weighted_values(dropped, keys.value)
-        distances = context.positions.distances
-        if distances is not None:
-            vectors = self._relative("values", distances, c.value_dim)
-            attended += relative_values(dropped, distances, vectors)
+        attended = self.values(dropped, keys, context)
         if context.head_mask is not None:
             weights = weights * context.head_mask[:, None, None]
-        output = self._output(attended, context.head_mask)
+        output = self._masked_output(attended, context.head_mask)
         return Attended(output, written, weights if context.output_attentions else None)
 
     def _attend_fused(
@@ -269,61 +288,11 @@ class MultiHeadAttention(nn.Module):
             use_window=mask.use_window,
             keys=dropout_keys,
         )
-        return Attended(self._output(attended, context.head_mask), None, None)
+        return Attended(self._masked_output(attended, context.head_mask), None, None)
 
-    def _convolve(
-        self,
-        name: str,
-        x: Float[Array, "B T N H"],
-        earlier: EarlierTokens | None,
-        history: Float[Array, "B M w N H"] | None,
-    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B M w N H"] | None]:
-        width = self.config.head_convolution
-        if width is None or earlier is None:
-            return x, None
-        convolution = HeadConvolution(width, self.execution, name=f"{name}_convolution")
-        return convolution(x, earlier, history)
-
-    def _placed(
-        self, norm: str, x: Float[Array, "B T N H"], positions: Positions
-    ) -> Float[Array, "B T N H"]:
-        """Normalizes queries or keys if the family does, and puts positions into them."""
-        c = self.config
-        if c.query_key_norm:
-            x = RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=norm)(x)
-        x = positions.at_projections(x)
-        return x if positions.rotary is None else positions.rotary.rotate(x)
-
-    def _relative(
-        self, name: str, distances: Float[Array, "#B #T S R"], size: int
-    ) -> Float[Array, "R {size}"]:
-        """Returns the vector of each distance that is added to keys or to values."""
-        e = self.execution
-        table = Embedding(distances.shape[-1], size, execution=e, name=f"relative_{name}")
-        return table.embedding.astype(e.dtype)
-
-    def _project(
-        self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]
-    ) -> Float[Array, "B S {num_heads} {size}"]:
-        c, e = self.config, self.execution
-        features = num_heads, size
-        if c.attention == "simple":
-            return x.astype(e.dtype).reshape(*x.shape[:2], *features)
-        std = c.query_init_std if name == "query" else c.init_std
-        return Linear(features, std, use_bias=c.attention_bias, execution=e, name=name)(x)
-
-    def _output(
-        self, context: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
+    def _masked_output(
+        self, attended: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
     ) -> Float[Array, "B T D"]:
         if head_mask is not None:  # the same as multiplying the weights
-            context = (context * head_mask[:, None]).astype(context.dtype)
-        if self.config.attention == "simple":
-            return context.reshape(*context.shape[:2], -1)
-        return Linear(
-            (self.config.d_model,),
-            self.output_init_std,
-            num_input_axes=2,
-            use_bias=self.config.attention_output_bias,
-            execution=self.execution,
-            name="output",
-        )(context)
+            attended = (attended * head_mask[:, None]).astype(attended.dtype)
+        return self.output(attended)

@@ -110,8 +110,8 @@ class AttentionMask:
         return causal_mask(*indices, self.window) & mask
 
     def materialized(self) -> "AttentionMask":
-        """Returns a mask that holds only its array."""
-        return AttentionMask(self.num_queries, self.num_keys, values=self.materialize())
+        """Returns the mask with its array."""
+        return dataclasses.replace(self, values=self.materialize())
 
     def segments(self) -> Segments | None:
         """Returns the mask, but for causal order, as segment ids of queries and keys.

@@ -19,7 +19,6 @@ from .cache import Cache, LayerCache, LayerCaches
 from .dropout import DROPOUT_MASK, RowKeys, fold_in
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
-from .head_convolution import EarlierTokens, earlier_tokens
 from .kernels import KERNEL_RESIDUALS
 from .masks import AnyArray, AttentionMask, select_mask
 from .positions import Positions, default_positions
@@ -157,8 +156,6 @@ class LayerContext:
     """Factor of the weights of each head of self-attention."""
     cross_head_mask: Float[Array, "L N"] | None = None
     """The same of cross-attention."""
-    earlier: EarlierTokens | None = None
-    """The tokens that the convolution of heads may read."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
     real: Float[Array, "B T"] | None = None
@@ -188,7 +185,6 @@ class LayerContext:
             cache_index=self.cache_index,
             rng=fold_in(self.rng, layer),
             head_mask=None if self.head_mask is None else self.head_mask[layer],
-            earlier=self.earlier,
             output_attentions=self.output_attentions,
         )
 
@@ -279,9 +275,6 @@ def make_layer_context(
         cross_mask=None if cross_mask is None else prepared(cross_mask),
         head_mask=_of_all_layers(config, head_mask, "head_mask"),
         cross_head_mask=_of_all_layers(config, cross_head_mask, "cross_attn_head_mask"),
-        earlier=None
-        if config.head_convolution is None
-        else earlier_tokens(mask, config.head_convolution, cached=cache is not None),
         positions=Positions() if positions is None else positions,
         real=real,
     )

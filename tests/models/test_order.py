@@ -11,7 +11,8 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data import TokenizerConfig, train_tokenizer
 from flaxzoo.data.tasks.template_reviews import template_reviews
-from flaxzoo.models.encoders.bert import BertLayer
+from flaxzoo.models.encoders.encoder import PostNormLayer
+from flaxzoo.models.lectures.attention import make_attention
 from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.layers import FeedForward, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask
@@ -96,13 +97,13 @@ def test_a_permuted_input_gives_the_permuted_output(tiny, attention, part):
     @jax.jit
     def apply(x):
         if part == "attention":
-            module = MultiHeadAttention(config, execution, None)
+            module = make_attention(config, execution, None)
             context = AttentionContext(mask)
             return module.apply({"params": params.get("attention", {})}, x, context)[0]
         context = make_layer_context(
             config, execution, mask, cache=None, rng=None, output_attentions=False
         )
-        layer = BertLayer(config, execution)
+        layer = PostNormLayer(config, execution)
         return layer.apply({"params": params}, x, LayerInputs(0, None), context)[0]
 
     x, order = jnp.asarray(RNG.normal(size=(2, 9, 16)), jnp.float32), RNG.permutation(9)

@@ -9,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models
-from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
+from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.lectures.parameter_free_attention import simple_attention_weights
+from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.models.parameter_free_attention import simple_attention_weights
 from flaxzoo.models.registry import config_from_dict, config_to_dict
 
 X = jnp.array([[1.0, 0], [0, 1], [1, 1]])
@@ -190,7 +191,7 @@ def test_heads_are_parts_of_the_input():
     config = models.GPTConfig(
         vocab_size=8, max_length=8, num_layers=1, d_model=12, num_heads=3, attention="simple"
     )
-    attention = MultiHeadAttention(config, models.Execution(), None)
+    attention = LectureAttention(config, models.Execution(), None)
     x = jnp.asarray(RNG.normal(size=(2, 5, 12)), jnp.float32)
     mask = AttentionMask(5, 5, causal=True).materialized()
     context = AttentionContext(mask, output_attentions=True)

@@ -21,7 +21,7 @@ import flax.linen as nn
 
 from ....data.common.errors import UserError
 from ...config import Activation, Execution, MixtureConfig, TransformerConfig
-from ...nn.attention import MultiHeadAttention
+from ...lectures.attention import make_attention
 from ...nn.cache import Cache, advance_cache
 from ...nn.dropout import RowKeys, dropout
 from ...nn.experts import (
@@ -204,8 +204,7 @@ class PreNormLayer(Layer[GPTConfig]):
         x = context.positions.at_layer(x, inputs.index)
 
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        attention = MultiHeadAttention(c, e, c.output_init_std, name="attention")
-        y, cache, weights = attention(normed, own)
+        y, cache, weights = make_attention(c, e, c.output_init_std)(normed, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(normed if c.residual_of_norm else x, y)
 
@@ -228,7 +227,7 @@ class PostNormLayer(Layer[GPTConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(x, own)
+        y, cache, weights = make_attention(c, e, c.output_init_std)(x, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)

@@ -11,7 +11,7 @@ import flax.linen as nn
 
 from ....data.common.errors import UserError
 from ...config import Activation, PositionKind
-from ...nn.attention import MultiHeadAttention
+from ...lectures.attention import make_attention
 from ...nn.dropout import dropout
 from ...nn.layers import FeedForward, LayerNorm, Residual
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
@@ -88,7 +88,7 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
         x = context.positions.at_layer(x, inputs.index)
 
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = MultiHeadAttention(c, e, c.output_init_std, name="attention")(y, own)
+        y, cache, weights = make_attention(c, e, c.output_init_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         z = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         z = FeedForward(c, e, c.output_init_std, name="feed_forward")(z, own.rng)

@@ -12,7 +12,7 @@ import flax.linen as nn
 
 from ....data.common.errors import UserError
 from ...config import PositionKind
-from ...nn.attention import MultiHeadAttention
+from ...lectures.attention import make_attention
 from ...nn.dropout import dropout
 from ...nn.layers import FeedForward, LayerNorm, Residual
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
@@ -75,8 +75,7 @@ class GPTJLayer(Layer[GPTJConfig]):
         x = context.positions.at_layer(x, inputs.index)
 
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        attention = MultiHeadAttention(c, e, c.output_init_std, name="attention")
-        y, cache, weights = attention(normed, own)
+        y, cache, weights = make_attention(c, e, c.output_init_std)(normed, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         z = FeedForward(c, e, c.output_init_std, name="feed_forward")(normed, own.rng)
         z = dropout(z, c.dropout_rate, own.rng, "feed_forward")

@@ -10,7 +10,7 @@ from flaxzoo import models, train
 from flaxzoo.models.config import Execution
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.nn.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
+from flaxzoo.models.lectures.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.optim.parameters import is_decayed

@@ -18,7 +18,8 @@ from flaxzoo.models.config import NOT_ADDED
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
+from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions, position_vectors
 from flaxzoo.train.distributed import sharding
@@ -237,7 +238,7 @@ def attend(x, positions, kernels, **fields):
         scale_scores=False,
         **fields,
     )
-    attention = MultiHeadAttention(config, models.Execution(), None)
+    attention = LectureAttention(config, models.Execution(), None)
     params = {name: {"kernel": kernels[name][:, None]} for name in ("query", "key", "value")}
     params["output"] = {"kernel": jnp.eye(4)[None]}
     params |= {k: {"embedding": v} for k, v in kernels.items() if k.startswith("relative")}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from flaxzoo import models
-from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
+from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions
 from flaxzoo.models.nn.relative_positions import clipped_distances, relative_buckets
@@ -39,7 +40,7 @@ def test_clipped_distances_are_vectors_of_shaw(causal):
     config = models.GPTConfig(
         vocab_size=2, max_length=8, num_layers=1, d_model=8, num_heads=2, use_bias=False
     )
-    attention = MultiHeadAttention(config, models.Execution(), 0.3)
+    attention = LectureAttention(config, models.Execution(), 0.3)
     mask = AttentionMask(6, 6, causal=causal).materialized()
     inputs = AttentionContext(mask, Positions(distances=distances))
     variables = attention.init(jax.random.key(0), x, inputs)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ..data.common.errors import UserError
-from .nn.typing import Array, Bool, Float
+from ...data.common.errors import UserError
+from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
 """The score of a hidden key; finite, so that a query without keys gives an average and no NaN."""

@@ -15,8 +15,8 @@ from flax import struct
 
 from ...data.common.errors import UserError
 from ..config import Execution
-from .masks import AttentionMask
-from .typing import Array, Bool, Float
+from ..nn.masks import AttentionMask
+from ..nn.typing import Array, Bool, Float
 
 
 @struct.dataclass

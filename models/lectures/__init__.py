@@ -1,0 +1,1 @@
+"""Variants of attention from the lectures that no published family uses."""

@@ -1,0 +1,115 @@
+"""Self-attention with the options of the lectures that no published family uses.
+
+- `attention` "simple": no maps; queries, keys and values are N parts of the input.
+- `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
+- `positions` "relative": a vector for each clipped distance, added to keys and values (Shaw et al.
+  2018, equations 3 and 4).
+- `positions_at` "queries_keys" and "projections": places where position vectors are added.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+
+from ..config import Execution, TransformerConfig
+from ..nn.attention import Attended, AttentionContext, MultiHeadAttention
+from ..nn.cache import Keys
+from ..nn.layers import Embedding
+from ..nn.relative_positions import relative_scores, relative_values
+from ..nn.typing import Array, Float
+from .head_convolution import HeadConvolution, earlier_tokens
+
+
+def make_attention(
+    config: TransformerConfig,
+    execution: Execution,
+    output_init_std: float | None,
+    name: str = "attention",
+) -> MultiHeadAttention:
+    """Returns a layer's attention: `LectureAttention` only if an option of the lectures is set."""
+    from_lectures = (
+        config.attention == "simple",
+        config.head_convolution is not None,
+        config.positions == "relative",
+        config.positions_at in ("queries_keys", "projections"),
+    )
+    kind = LectureAttention if any(from_lectures) else MultiHeadAttention
+    return kind(config, execution, output_init_std, name=name)
+
+
+class LectureAttention(MultiHeadAttention):
+    """Attention with the options above. Of these, only "simple" concerns cross-attention."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
+        """Attends from `x` to the cached tokens and `x` itself, or to the encoder's output."""
+        if context.source is not None:
+            return super().__call__(x, context)
+        c, positions, cache = self.config, context.positions, context.cache
+        placed = positions.at_queries_keys(x)
+        heads = {
+            "query": self.project("query", c.num_heads, c.key_dim, placed),
+            "key": self.project("key", c.kv_heads, c.key_dim, placed),
+            "value": self.project("value", c.kv_heads, c.value_dim, x),
+        }
+        recent = None
+        if c.head_convolution is not None:
+            cached = cache is not None
+            earlier = earlier_tokens(context.mask, c.head_convolution, cached=cached)
+            histories = (None,) * 3 if cache is None or cache.recent is None else cache.recent
+            convolved = [
+                HeadConvolution(c.head_convolution, self.execution, name=f"{name}_convolution")(
+                    y, earlier, history
+                )
+                for (name, y), history in zip(heads.items(), histories, strict=True)
+            ]
+            heads = dict(zip(heads, (y for y, _ in convolved), strict=True))
+            recent = tuple(history for _, history in convolved)
+        query, key, value = (positions.at_projections(y) for y in heads.values())
+        query = self.rotate("query_norm", query, positions)
+        key = self.rotate("key_norm", key, positions)
+        attended = self.attend(query, key, value, context)
+        if recent is None or attended.cache is None:
+            return attended
+        # The convolution of the next call reads the last inputs of this one.
+        return attended._replace(cache=dataclasses.replace(attended.cache, recent=recent))
+
+    def project(
+        self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]
+    ) -> Float[Array, "B S {num_heads} {size}"]:
+        """Returns the projection of `x`, or N parts of `x` itself."""
+        if self.config.attention != "simple":
+            return super().project(name, num_heads, size, x)
+        return x.astype(self.execution.dtype).reshape(*x.shape[:2], num_heads, size)
+
+    def output(self, attended: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
+        """Returns the output projection, or the N parts side by side."""
+        if self.config.attention != "simple":
+            return super().output(attended)
+        return attended.reshape(*attended.shape[:2], -1)
+
+    def score_terms(
+        self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
+    ) -> Float[Array, "#B #N #T S"] | None:
+        """Returns the products of queries and distance vectors (Shaw et al., equation 4)."""
+        distances = context.positions.distances
+        if distances is None:
+            return super().score_terms(query, keys, context)
+        vectors = self._vectors("keys", distances.shape[-1], self.config.key_dim)
+        return relative_scores(query, distances, vectors)
+
+    def values(
+        self, weights: Float[Array, "B N T S"], keys: Keys, context: AttentionContext
+    ) -> Float[Array, "B T N V"]:
+        """Adds the weighted sum of distance vectors (Shaw et al., equation 3)."""
+        attended = super().values(weights, keys, context)
+        distances = context.positions.distances
+        if distances is None:
+            return attended
+        vectors = self._vectors("values", distances.shape[-1], self.config.value_dim)
+        return attended + relative_values(weights, distances, vectors)
+
+    def _vectors(self, name: str, num_distances: int, size: int) -> Float[Array, "R {size}"]:
+        e = self.execution
+        table = Embedding(num_distances, size, execution=e, name=f"relative_{name}")
+        return table.embedding.astype(e.dtype)
