@@ -16,7 +16,6 @@ from .chat.encoding import encode_chat as encode_chat
 from .chat.encoding import encode_completion as encode_completion
 from .chat.policy import PolicyData as PolicyData
 from .chat.policy import PolicyExamples as PolicyExamples
-from .chat.policy import RolloutConfig as RolloutConfig
 from .chat.preference_pairs import DPOData as DPOData
 from .chat.preference_pairs import PairExamples as PairExamples
 from .chat.preference_pairs import RewardData as RewardData

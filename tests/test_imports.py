@@ -56,9 +56,10 @@ ORDER = {
     "train": [
         {"compilation_cache", "mesh", "optimizer_config", "state"},
         {"losses"},
+        {"objective_config"},
+        {"objectives"},
         {"config", "optim"},
         {"distributed", "recipes"},
-        {"objectives"},
         {"rewards"},
         {"runs"},
         {"evaluation"},

@@ -4,14 +4,18 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from ..data.common.errors import UserError
 from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
+from .losses.objective import Batch, Inputs, Objective
+from .losses.router import with_router
 from .mesh import Gather, MeshConfig, Parallel
+from .objective_config import ObjectiveConfig
+from .objectives.table import check_learns_from, default_objective
 from .optimizer_config import OptimizerConfig
 
 
@@ -21,6 +25,8 @@ class TrainConfig:
 
     model: TransformerConfig
     data: DataConfig
+    objective: ObjectiveConfig[Any] = cast(ObjectiveConfig[Any], None)
+    """What is learned from the data; by default the first objective that learns from such data."""
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
@@ -41,8 +47,6 @@ class TrainConfig:
     lora: LoRAConfig | None = None
     """Train adapters of low rank to the model of `init_from`, which is frozen, instead of its own
     parameters."""
-    label_smoothing: float = 0.0
-    """For translation: the fraction of each label's probability that the other tokens share."""
     steps: int = 0
     """Number of parameter updates; 0: derived from `epochs`."""
     epochs: float = 0.0
@@ -71,6 +75,9 @@ class TrainConfig:
     """Prompt of the sample at the end of the run; for BERT a text with [MASK]s to fill."""
 
     def __post_init__(self) -> None:
+        if self.objective is None or self.objective.is_default:
+            object.__setattr__(self, "objective", default_objective(self.data))
+        check_learns_from(self.objective, self.data)
         self._check_numbers()
         if self.init_from is None:  # otherwise the model's sizes are not known yet
             check_length(self)
@@ -100,13 +107,6 @@ class TrainConfig:
             raise UserError(
                 f"steps {self.steps} and epochs {self.epochs} must not both be 0: give one of them "
                 "above 0"
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing {self.label_smoothing} must be in [0, 1)")
-        if self.label_smoothing and not self.data.allows_label_smoothing:
-            raise UserError(
-                f"label_smoothing {self.label_smoothing} is for translation: leave it out for "
-                f"{self.data.kind} data"
             )
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
@@ -143,6 +143,25 @@ def check_length(config: TrainConfig) -> None:
             f"data.{side} {longest} exceeds model.max_length "
             f"{config.model.max_length}: lower the first or {longer}"
         )
+
+
+def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
+    """Returns the loss of a run, or the caller's own, with the inputs that its model takes."""
+    objective = config.objective.build(config.data) if own is None else own
+    objective = with_router(objective, config.model)
+    if config.model.num_token_types > 1:
+        return objective
+
+    # RoBERTa and DistilBERT distinguish the parts of a sequence by their separators alone.
+    def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
+        given = objective.inputs(batch)
+        several = [
+            {name: x for name, x in one.items() if name != "token_type_ids"}
+            for one in (given if isinstance(given, tuple) else (given,))
+        ]
+        return tuple(several) if isinstance(given, tuple) else several[0]
+
+    return dataclasses.replace(objective, inputs=inputs)
 
 
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
@@ -192,6 +211,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         **dataclasses.asdict(config),
         "model": config_to_dict(config.model),
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
+        "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
     if config.lora is None:  # as every run before there were adapters
         del fields["lora"]

@@ -1,18 +1,17 @@
-"""Reinforcement learning: prompts, and how answers to them are sampled and rewarded.
+"""Reinforcement learning: prompts, to which a model samples answers.
 
 An example is a prompt. Its arrays are ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the
 left, and ``epoch`` and ``index`` int32 [], by which the fields of its record are found again: an
 ``answer``, for example, that a reward compares with.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..common.errors import DataError, UserError, check_choices
+from ..common.errors import DataError
 from ..corpora.token_corpus import Texts
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..filters.conditions import LeftOut
@@ -34,142 +33,6 @@ from .rows import Row
 PROMPTS_PER_EPOCH = 1 << 16
 """Prompts in an epoch of an endless source; every epoch has new ones."""
 _SAMPLED_PROMPTS = 256
-
-Algorithm = Literal["grpo", "rloo", "ppo"]
-"""How a policy learns from rewards."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
-    """How answers are sampled and rewarded, and what is learned from the rewards.
-
-    A setting that is None has the default of TRL for the algorithm.
-    """
-
-    algorithm: Algorithm = "grpo"
-    """grpo: rewards are compared within the answers to a prompt, token by token. rloo: likewise,
-    each answer with the others, as a whole. ppo: a learned value predicts the reward."""
-    num_generations: int | None = None
-    """Answers to each prompt, G; by default 8 for grpo, 2 for rloo and 1 for ppo. A step samples
-    and learns from batch_size · G answers."""
-    max_new_tokens: int | None = None
-    """Tokens of an answer at most, its end token included; None: half of data.length. What
-    is left of data.length is the longest prompt."""
-    temperature: float | None = None
-    """Divisor of the logits in sampling and in the loss; by default 1, for ppo 0.7."""
-    rewards: tuple[str, ...] = ()
-    """Rewards of an answer, one or several: exact_match, arithmetic, format:REGEX, length:N,
-    contains:WORD, or the folder of a reward model's run."""
-    reward_weights: tuple[float, ...] = ()
-    """The factor of each reward in their sum; by default 1."""
-    beta: float | None = None
-    """Weight of the divergence from the model at the start; None: 0 for grpo, else 0.05. Above 0
-    the checkpoints hold that model, too."""
-    num_iterations: int | None = None
-    """Passes over the answers of a step; by default 1, for ppo 4."""
-    num_mini_batches: int = 1
-    """Updates in each of these passes."""
-    epsilon: float = 0.2
-    """Largest relative change of a probability that is rewarded."""
-    epsilon_high: float | None = None
-    """Largest relative increase, if not `epsilon`; for grpo."""
-    loss: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """How grpo averages over tokens."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """The standard deviation by which grpo divides rewards."""
-    importance: Literal["token", "sequence"] = "token"
-    """Ratios of probabilities of tokens or of whole answers, for grpo."""
-    mask_truncated: bool = False
-    """Whether answers without an end are left out of the loss."""
-    missing_end_penalty: float = 0.0
-    """Penalty of an answer without an end, subtracted from its reward."""
-    value_coefficient: float = 0.1
-    """Weight of the value's squared error, for ppo."""
-    epsilon_value: float = 0.2
-    """Largest change of a value that is learned, for ppo."""
-    gamma: float = 1.0
-    """Discount of later rewards, for ppo."""
-    gae_lambda: float = 0.95
-    """Weight of later values against earlier ones in advantages, for ppo."""
-    whiten_rewards: bool = False
-    """Whether rewards of tokens are scaled to variance 1, for ppo."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        self._check_numbers()
-        for name in ("rewards", "reward_weights"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-
-    def _check_numbers(self) -> None:
-        """Checks the ranges of all numbers, and that they belong to the algorithm."""
-        grouped = self.algorithm != "ppo"
-        least = {
-            "num_generations": 2 if grouped else 1,
-            "max_new_tokens": 1,
-            "num_iterations": 1,
-            "num_mini_batches": 1,
-        }
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                why = f" for {self.algorithm}, which compares answers" if smallest == 2 else ""
-                raise UserError(f"data.rollout.{name} {value} must be at least {smallest}{why}")
-        for name in (
-            *("beta", "epsilon", "epsilon_high", "missing_end_penalty", "value_coefficient"),
-            "epsilon_value",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UserError(f"data.rollout.{name} {value} must be at least 0")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"data.rollout.{name} {getattr(self, name)} must be from 0 to 1")
-        if self.temperature is not None and not 0 < self.temperature < math.inf:
-            raise UserError(f"data.rollout.temperature {self.temperature} must be above 0")
-        owners = {
-            "grpo": ("epsilon_high", "loss", "scale_rewards", "importance"),
-            "ppo": (
-                *("value_coefficient", "epsilon_value", "gamma", "gae_lambda", "whiten_rewards"),
-            ),
-        }
-        defaults = type(self).__dataclass_fields__
-        for owner, names in owners.items():
-            for name in names:
-                value = getattr(self, name)
-                if owner != self.algorithm and value != defaults[name].default:
-                    raise UserError(
-                        f"data.rollout.{name} {value} belongs to {owner}, and data.rollout."
-                        f"algorithm is {self.algorithm}: leave it out"
-                    )
-
-    @property
-    def updates_several(self) -> bool:
-        """Whether a step has several updates, so that the policy leaves the one that sampled."""
-        return self.filled().num_iterations * self.num_mini_batches > 1
-
-    def filled(self) -> "FilledRollout":
-        """Returns the settings that depend on the algorithm, with its defaults."""
-        given = {name: getattr(self, name) for name in _USUAL[self.algorithm]}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return FilledRollout(**{**_USUAL[self.algorithm], **chosen})
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilledRollout:
-    """The settings of ``RolloutConfig`` that depend on the algorithm, none of them None."""
-
-    num_generations: int
-    temperature: float
-    beta: float
-    num_iterations: int
-
-
-# As TRL has them.
-_USUAL: dict[Algorithm, dict[str, Any]] = {
-    "grpo": {"num_generations": 8, "temperature": 1.0, "beta": 0.0, "num_iterations": 1},
-    "rloo": {"num_generations": 2, "temperature": 1.0, "beta": 0.05, "num_iterations": 1},
-    "ppo": {"num_generations": 1, "temperature": 0.7, "beta": 0.05, "num_iterations": 4},
-}
 
 
 @dataclass(frozen=True)
@@ -342,7 +205,7 @@ class PolicyExamples:
         if len(prompt.ids) > self.length:
             raise DataError(
                 f"the prompt {prompt.text[:60]!r} has {len(prompt.ids)} tokens, more than the "
-                f"{self.length} that data.length leaves beside data.rollout.max_new_tokens: raise "
+                f"{self.length} that data.length leaves with objective.max_new_tokens: raise "
                 "data.length"
             )
         ids, mask = np.zeros(self.length, np.int32), np.zeros(self.length, np.int32)
@@ -360,33 +223,29 @@ class PolicyExamples:
 class PolicyData(ChatData[PromptRecord]):
     """Prompts whose answers a model samples and is rewarded for: reinforcement learning.
 
-    An example is a prompt: a step takes `batch_size` prompts and learns from
-    `batch_size` · `rollout.num_generations` answers. `length` is that of prompt and answer.
+    An example is a prompt. `length` is the number of tokens of prompt and answer.
     """
 
     kind: ClassVar[str] = "policy"
 
-    rollout: RolloutConfig = RolloutConfig()
-    """How answers are sampled and rewarded."""
+    _answer_length: ClassVar[int | None] = None  # of an instance; see with_answer_length
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prompt_length < 1:
-            raise UserError(
-                f"data.rollout.max_new_tokens {self.answer_length} leaves no token for a "
-                f"prompt in data.length {self.length}: lower the first or raise the second"
-            )
+    def with_answer_length(self, tokens: int) -> "PolicyData":
+        """Returns the same data whose prompts leave room for answers of so many tokens.
 
-    @property
-    def answer_length(self) -> int:
-        """The longest answer in tokens, N."""
-        given = self.rollout.max_new_tokens
-        return max(self.length // 2, 1) if given is None else given
+        Args:
+          tokens: The longest answer; by default half of `length`. It is lost by
+            ``dataclasses.replace``, which copies only the settings.
+        """
+        bound = replace(self)
+        object.__setattr__(bound, "_answer_length", tokens)
+        return bound
 
     @property
     def prompt_length(self) -> int:
         """The longest prompt in tokens, P."""
-        return self.length - self.answer_length
+        longest_answer = max(self.length // 2, 1)
+        return self.length - (self._answer_length or longest_answer)
 
     def records_of(self, row: Row, location: str) -> Iterator[PromptRecord]:
         """Yields the prompt of a record."""
@@ -465,8 +324,9 @@ class PolicyData(ChatData[PromptRecord]):
             shortest = min(len(prompt.ids) for prompt in prompts)
             raise DataError(
                 f"no prompt has at most {self.prompt_length} tokens, which data.length "
-                f"{self.length} leaves beside data.rollout.max_new_tokens "
-                f"{self.answer_length}; the shortest has {shortest}: raise data.length"
+                f"{self.length} leaves with objective.max_new_tokens "
+                f"{self.length - self.prompt_length}; the shortest has {shortest}: raise "
+                "data.length"
             )
         limit = f"the {self.prompt_length} tokens of data.length {self.length} before an answer"
         notes = too_long(len(prompts) - len(kept), len(records), "prompt", limit)

@@ -8,11 +8,11 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData, Unusable
@@ -174,12 +174,6 @@ class RewardData(PreferenceData):
     kind: ClassVar[str] = "reward"
     shifted: ClassVar[bool] = False
 
-    margin: float = 0.0
-    """The least difference of the rewards of a pair for which the loss asks."""
-    centering: float = 0.0
-    """The weight of the squared sum of both rewards, which keeps rewards near 0; TRL recommends
-    0.01."""
-
     def labels(self) -> tuple[str, ...]:
         """Returns the name of the only output, the reward."""
         return ("reward",)
@@ -215,30 +209,7 @@ class DPOData(PreferenceData):
     kind: ClassVar[str] = "dpo"
     shifted: ClassVar[bool] = True
 
-    beta: float = 0.1
-    """The strength with which the model is held near the reference, its initial parameters."""
-    loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
-    """The loss of a pair; see `train.dpo`."""
-    wrong_labels: float = 0.0
-    """For the loss `robust`: the share of pairs whose answers are in the wrong order."""
-    reference: Literal["precomputed", "frozen"] = "precomputed"
-    """precomputed: the log-probabilities of the reference are computed before training, and kept
-    for later runs. frozen: each step computes them from frozen parameters."""
-
     _reference: ClassVar[ReferenceFn | None] = None  # of an instance; see with_reference
-
-    def __post_init__(self) -> None:
-        """Checks the numbers."""
-        super().__post_init__()
-        if not self.beta > 0:
-            raise UserError(f"data.beta {self.beta} must be positive, for example 0.1")
-        if not 0 <= self.wrong_labels < 0.5:
-            raise UserError(f"data.wrong_labels {self.wrong_labels} must be from 0 to below 0.5")
-        if self.wrong_labels and self.loss != "robust":
-            raise UserError(
-                f"data.wrong_labels {self.wrong_labels} belongs to data.loss robust, and this is "
-                f"{self.loss}"
-            )
 
     def with_reference(self, reference: ReferenceFn) -> "DPOData":
         """Returns the same data, whose examples have log-probabilities of a reference.
@@ -251,13 +222,6 @@ class DPOData(PreferenceData):
         object.__setattr__(bound, "_reference", reference)
         return bound
 
-    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``."""
-        spec = super().batch_spec(num_labels, num_choices)
-        if self.reference == "precomputed":
-            spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
-        return spec
-
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
         """Returns the tokens, the first of which is only read, and the last only predicted."""
         del tokenizer
@@ -266,20 +230,10 @@ class DPOData(PreferenceData):
     def encode(
         self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the pairs, with log-probabilities of the reference if they are precomputed.
-
-        Raises:
-          DataError: They are to be precomputed, and nobody has opened the reference.
-        """
+        """Returns the pairs, with log-probabilities if there is a reference."""
         split = super().encode(records, tokenizer, seed)
-        if self.reference == "frozen":
-            return split
         if self._reference is None:
-            raise DataError(
-                "data.reference precomputed needs the reference, which training opens: in Python "
-                "call with_reference(train.ReferenceModel(folder)) on the data, or give "
-                "reference='frozen'"
-            )
+            return split
         assert isinstance(split.examples, PairExamples)
         found = self._reference(split.examples)
         examples = dataclasses.replace(split.examples, reference_log_probs=found)

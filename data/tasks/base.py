@@ -37,8 +37,6 @@ class DataConfig(ABC):
 
     kind: ClassVar[str]
     """The kind of data, as a run's config.json names it."""
-    allows_label_smoothing: ClassVar[bool] = False
-    """Whether the labels are tokens that `label_smoothing` may share their probability among."""
 
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or

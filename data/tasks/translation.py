@@ -297,7 +297,6 @@ class TranslationData(DataConfig):
     """Sentences and their translations."""
 
     kind: ClassVar[str] = "translation"
-    allows_label_smoothing: ClassVar[bool] = True
 
     source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them

@@ -135,8 +135,8 @@ def configuration(
 
 def training_step(case: Training, tiny: bool) -> tuple[Step, Row]:
     """Return a function that takes a train step, and what is known before it is timed."""
+    from flaxzoo.train.config import objective_of
     from flaxzoo.train.engine.compile import compile_trainer
-    from flaxzoo.train.objectives.tasks import objective_of
     from flaxzoo.train.plan.batch_specs import model_flops, synthetic_batch
 
     config = configuration(case, tiny)
@@ -308,8 +308,8 @@ def check(tiny: bool) -> Row:
 
 def first_metrics(case: Training, tiny: bool, dtype: str, attention: str) -> list[dict[str, float]]:
     """Return the metrics of the first steps in a precision, by a kernel of attention."""
+    from flaxzoo.train.config import objective_of
     from flaxzoo.train.engine.compile import compile_trainer
-    from flaxzoo.train.objectives.tasks import objective_of
     from flaxzoo.train.plan.batch_specs import synthetic_batch
 
     config = configuration(case, tiny, dtype, attention)

@@ -97,7 +97,7 @@ def transformer(rows: int, source: int, target: int) -> Case:
     names = ("input_ids", "segment_ids", "position_ids")
     batch = dict.fromkeys(names, tokens)
     batch |= dict.fromkeys((*(f"decoder_{name}" for name in names), "labels"), targets)
-    return Case(benchmark.config(dropout=0.1), train.translation(label_smoothing=0.0), batch)
+    return Case(benchmark.config(dropout=0.1), train.seq2seq(), batch)
 
 
 CASES: dict[str, Callable[[], Case]] = {

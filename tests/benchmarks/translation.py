@@ -53,7 +53,7 @@ def training_step(batch_size: int, source: int, target: int, dropout: float) -> 
 
     model = models.create(config(dropout), models.Execution(remat="dots"))
     tx = optax.adamw(1e-4, weight_decay=0.01)
-    objective = train.translation(label_smoothing=0.0)
+    objective = train.seq2seq()
     step = jax.jit(train.make_train_step(model.apply, objective, tx), donate_argnums=0)
     draw = np.random.RandomState(0)
     labels = draw.randint(1000, 30000, (batch_size, target)).astype(np.int32)

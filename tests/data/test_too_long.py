@@ -31,14 +31,14 @@ def test_answers_are_never_cut():
 
 
 @pytest.mark.parametrize(
-    ("kind", "extra", "read"),
-    [(data.DPOData, {"reference": "frozen"}, 13), (data.RewardData, {}, 12)],
+    ("kind", "read"),
+    [(data.DPOData, 13), (data.RewardData, 12)],
 )
-def test_pairs_of_answers_are_never_cut(kind, extra, read):
+def test_pairs_of_answers_are_never_cut(kind, read):
     most = read - 2  # without the prompt and the end
     sizes = [(1, 1), (most - 1, 2), (2, most), (2, most + 1), (40, 1), (1, 40), (40, 40)]
     rows = [{"prompt": "a", "chosen": "b" * a, "rejected": "c" * b} for a, b in sizes]
-    split, _ = split_of(kind, rows, **extra)
+    split, _ = split_of(kind, rows)
     assert split.notes == ("4 of 7 pairs left out: longer than data.length 12",)
     masks = [split.examples.example(0, i)["attention_mask"].sum(-1).tolist() for i in range(3)]
     first = 3 if kind is data.RewardData else 2
@@ -47,10 +47,9 @@ def test_pairs_of_answers_are_never_cut(kind, extra, read):
 
 def test_prompts_are_never_cut():
     rows = [{"prompt": "a" * n} for n in (1, 8, 9, 30)]
-    rollout = data.RolloutConfig(rewards=("length:4",), max_new_tokens=4)
-    split, _ = split_of(data.PolicyData, rows, rollout=rollout)
-    assert split.examples.num_examples == 2
-    assert split.notes[0].startswith("2 of 4 prompts left out: longer than the 8 tokens of")
+    split, _ = split_of(data.PolicyData, rows)
+    assert split.examples.num_examples == 1
+    assert split.notes[0].startswith("3 of 4 prompts left out: longer than the 6 tokens of")
 
 
 @pytest.mark.parametrize("kind", [data.TranslationData, data.TextToTextData])

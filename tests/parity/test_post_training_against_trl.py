@@ -235,7 +235,7 @@ def test_reward(options, with_margin, tokenizer, tmp_path):
         given |= tensors(margin=margin)
         stacked["margin"] = margin
     loss = trainer.compute_loss(theirs, given)
-    case = train.reward(**options), model, params, stacked
+    case = train.reward(train.RewardConfig(**options)), model, params, stacked
     everywhere = on_eight_devices(*case) if options and with_margin else None
     name = "`reward`" if everywhere is not None else ""
     assert_as(theirs, loss, config, name, ours(*case), None, everywhere)
@@ -263,20 +263,18 @@ def test_dpo(loss, policy, tokenizer, tmp_path):
     given = tensors(**{name: np.concatenate([x[:, 0], x[:, 1]]) for name, x in stacked.items()})
     value = trainer.compute_loss(theirs, given)
     batch = {"input_ids": ids, "labels": labels, "attention_mask": mask, "loss_mask": answer}
-    options = {"beta": 0.3, "loss": loss, "label_smoothing": smoothing}
-    in_step = ours(
-        train.dpo(**options, frozen_reference=True), model, params, batch, frozen=reference
-    )
-    case = train.dpo(**options, frozen_reference=True), model, params, batch, reference
+    options = {"beta": 0.3, "loss_type": loss, "label_smoothing": smoothing}
+    in_each_step = train.dpo(train.DPOConfig(**options, reference="frozen"))
+    in_step = ours(in_each_step, model, params, batch, frozen=reference)
+    case = in_each_step, model, params, batch, reference
     assert_as(theirs, value, model.config, f"`dpo` {loss}", in_step, None, on_eight_devices(*case))
 
     # The same from stored log-probabilities of the reference.
     rows = {name: x.reshape(-1, T) for name, x in batch.items()}
     found = log_probs_of(model, reference, rows, 1.0).reshape(ids.shape)
     stored = np.sum(found * answer, axis=-1, dtype=np.float32)
-    precomputed = ours(
-        train.dpo(**options), model, params, {**batch, "reference_log_probs": stored}
-    )
+    objective = train.dpo(train.DPOConfig(**options))
+    precomputed = ours(objective, model, params, {**batch, "reference_log_probs": stored})
     np.testing.assert_allclose(precomputed[0], in_step[0], rtol=1e-5)
 
 
@@ -321,11 +319,11 @@ def for_trl(batch):
 
 
 GRPO = [
-    {"loss": "dapo"},
-    {"loss": "grpo", "beta": 0.2},
-    {"loss": "bnpo", "beta": 0.2, "correct_kl": False, "temperature": 0.7},
-    {"loss": "dr_grpo", "epsilon": 0.1, "epsilon_high": 0.3},
-    {"loss": "dapo", "importance": "sequence", "beta": 0.1},
+    {"loss_type": "dapo"},
+    {"loss_type": "grpo", "beta": 0.2},
+    {"loss_type": "bnpo", "beta": 0.2, "correct_kl": False, "temperature": 0.7},
+    {"loss_type": "dr_grpo", "epsilon": 0.1, "epsilon_high": 0.3},
+    {"loss_type": "dapo", "importance": "sequence", "beta": 0.1},
 ]
 
 
@@ -347,7 +345,7 @@ def test_grpo(options, policy, tokenizer, tmp_path):
     args = settings(
         GRPOConfig,
         tmp_path,
-        loss_type=options["loss"],
+        loss_type=options["loss_type"],
         beta=beta,
         epsilon=options.get("epsilon", 0.2),
         epsilon_high=options.get("epsilon_high"),
@@ -368,11 +366,9 @@ def test_grpo(options, policy, tokenizer, tmp_path):
     trainer.current_gradient_accumulation_steps = 1
     theirs.eval()
     loss = trainer._compute_loss(theirs, for_trl(batch))
-    own = dict(options)
-    if own["loss"] == "dr_grpo":
-        own["max_answer_length"] = T - PROMPT
-    case = train.grpo(**own), model, params, batch
-    name = f"`grpo` {own['loss']}{', by sequence' if 'importance' in own else ''}"
+    own = train.GRPOConfig(**options, max_new_tokens=T - PROMPT)
+    case = train.grpo(own), model, params, batch
+    name = f"`grpo` {own.loss_type}{', by sequence' if own.importance == 'sequence' else ''}"
     assert_as(theirs, loss, model.config, name, ours(*case), None, on_eight_devices(*case))
 
 

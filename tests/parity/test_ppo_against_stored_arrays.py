@@ -12,7 +12,10 @@ from ..support.hf_weights import parameters_of
 from .ppo_arrays import ANSWER, CONFIG, END, FILE, PROMPT, SETTINGS
 
 MODEL = models.create(dataclasses.replace(CONFIG, head="causal_lm_with_value", dropout_rate=0.0))
-OBJECTIVE = train.ppo(temperature=SETTINGS["temperature"])
+PPO = train.PPOConfig(
+    **{name: SETTINGS[name] for name in ("temperature", "beta", "gamma", "gae_lambda")}
+)
+OBJECTIVE = train.ppo(PPO)
 
 
 def part(stored, prefix):
@@ -53,13 +56,7 @@ def batch(stored):
     (log_probs, values), (reference_log_probs, _) = (asked(p, rows) for p in (policy, reference))
     penalty = SETTINGS["penalty"] * ~is_end.any(axis=1)
     targets = jax.jit(
-        lambda *arrays: train.ppo_targets(
-            *arrays[:4],
-            reference_log_probs=arrays[4],
-            beta=SETTINGS["beta"],
-            gamma=SETTINGS["gamma"],
-            gae_lambda=SETTINGS["gae_lambda"],
-        )
+        lambda *arrays: train.ppo_targets(*arrays[:4], reference_log_probs=arrays[4], settings=PPO)
     )(
         jnp.asarray((stored["scores"] - penalty).astype(np.float32)),
         log_probs,

@@ -7,7 +7,6 @@ from flaxzoo.data import (
     CausalLMData,
     Examples,
     PolicyData,
-    RolloutConfig,
     TokenizerConfig,
     TranslationData,
 )
@@ -61,7 +60,7 @@ def translation(place, **fields):
             tokenizer=TokenizerConfig(kind="sentencepiece-unigram", vocab_size=290),
         ),
         optimizer=OPTIMIZER,
-        label_smoothing=0.1,
+        objective=train.Seq2SeqConfig(label_smoothing=0.1),
         batch_size=8,
         **fields,
     )  # fmt: skip
@@ -70,7 +69,8 @@ def translation(place, **fields):
 def policy(algorithm):
     asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 4, 9) for b in (2, 7, 8)]
     settings = {"rewards": ("exact_match", "length:2"), "max_new_tokens": 4, "beta": 0.1}
-    rollout = RolloutConfig(algorithm=algorithm, num_iterations=2, **settings)
+    kind = {"grpo": train.GRPOConfig, "rloo": train.RLOOConfig, "ppo": train.PPOConfig}[algorithm]
+    objective = kind(num_iterations=2, **settings)
 
     def run(place, **fields):
         return train.TrainConfig(
@@ -82,8 +82,8 @@ def policy(algorithm):
                 validation=Examples.of(asked),
                 length=9,
                 tokenizer=TokenizerConfig(kind="characters"),
-                rollout=rollout,
             ),
+            objective=objective,
             optimizer=OPTIMIZER,
             batch_size=8,
             **fields,

@@ -92,6 +92,21 @@ FAMILIAR_NAMES: dict[str, str] = {
         "log-every": "logging-steps log-interval",
         "keep-last": "save-total-limit",
         "data.num-workers": "dataloader-num-workers num-workers",
+        "objective.beta": "data.beta data.rollout.beta kl-coef",
+        "objective.loss-type": "data.loss data.rollout.loss loss-type",
+        "objective.label-smoothing": "label-smoothing label-smoothing-factor data.wrong-labels",
+        "objective.reference": "data.reference",
+        "objective.margin": "data.margin",
+        "objective.centering": "data.centering center-rewards-coefficient",
+        **{
+            f"objective.{name}": f"data.rollout.{name}"
+            for name in (
+                *("num-generations", "max-new-tokens", "temperature", "rewards", "reward-weights"),
+                *("num-iterations", "num-mini-batches", "epsilon", "epsilon-high", "importance"),
+                *("scale-rewards", "mask-truncated", "missing-end-penalty", "value-coefficient"),
+                *("epsilon-value", "gamma", "gae-lambda", "whiten-rewards"),
+            )
+        },
         "model.num-layers": "num-layers n-layer num-hidden-layers",
         "model.num-heads": "n-head num-attention-heads",
         "model.d-model": "n-embd hidden-size",

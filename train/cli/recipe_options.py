@@ -36,14 +36,11 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "How long to train, on batches of what size, and from which parameters.",
         (
             *("steps", "epochs", "batch_size", "micro_batches", "seed"),
-            *("init_from", "init_step", "label_smoothing"),
+            *("init_from", "init_step"),
         ),
     ),
     "data": ("The examples to train and validate on.", ("data.",)),
-    "rollouts": (
-        "How answers are sampled and rewarded in reinforcement learning.",
-        ("data.rollout.",),
-    ),
+    "objective": ("What is learned from the examples.", ("objective.",)),
     "tokenizer": ("The vocabulary: an existing one, or one to train.", ("data.tokenizer.",)),
     "model": ("Sizes and variants of the model.", ("model.",)),
     "adapters": (
@@ -79,8 +76,8 @@ OPTIONAL: dict[str, Callable[[], Any]] = {
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
     *("batch_size", "optimizer.peak_learning_rate", "execution.dtype"),
-    *("data.rollout.rewards", "data.rollout.max_new_tokens", "data.rollout.num_generations"),
-    "data.rollout.beta",
+    *("objective.rewards", "objective.max_new_tokens", "objective.num_generations"),
+    "objective.beta",
 )
 """The options that `--help` shows after the command's own."""
 
@@ -133,7 +130,7 @@ class RecipeParser(OptionParser):
         self.groups = {
             title: self.add_argument_group(title, text)
             for title, (text, _) in GROUPS.items()
-            if title != "rollouts" or hasattr(self._config.data, "rollout")
+            if title != "objective" or dataclasses.fields(self._config.objective)
         }
         if named.of_preset is not None or named.of_model is not None:
             text = f"A published size, from `flaxzoo list`. (default: {named.preset})"

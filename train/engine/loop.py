@@ -16,20 +16,20 @@ import numpy as np
 import optax
 
 from ...data.batching import BatchIterator, evaluation_batches, train_iterator
-from ...data.chat.policy import PolicyData, PolicyExamples
+from ...data.chat.policy import PolicyExamples
 from ...data.common.errors import NonFiniteLoss, RunError, StepNotTaken, UserError
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import counted
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.loading import CHECKPOINTS, CONFIG_FILE, TOKENIZER, steps
 from ...models.registry import create
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
 from ..distributed.multiprocess import all_reduce_max, barrier, is_primary, primary_first
 from ..distributed.sharding import has_virtual_devices
 from ..evaluation.final_sample import final_sample
 from ..losses.eval_step import evaluate
 from ..losses.objective import Objective
-from ..objectives.tasks import objective_of, score, task_of
+from ..objectives.online import OnlineConfig
 from ..optim.schedules import make_schedule
 from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
@@ -153,7 +153,7 @@ def train(
           counts of the objective must leave out.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
         rewards: functions that reward answers in reinforcement learning, besides those that
-          `data.rollout.rewards` names: `reward(prompts, completions, **fields)` returns a number
+          `objective.rewards` names: `reward(prompts, completions, **fields)` returns a number
           for each completion, or None for one that it does not judge. A function need not take all
           of these arguments; `fields` are the other fields of the prompts' records.
 
@@ -183,8 +183,8 @@ def train(
         )
         progress.log(f"{_sizes(run.config, trainer)}, {trainer.description}")
         progress.log(trainer.memory_summary)
-        loss_note = None if custom.names else task_of(run.config.data).loss_note
-        if loss_note is not None and (note := loss_note(run.config, run.config.data)):
+        note = None if custom.names else run.config.objective.loss_note(run.config.data)
+        if note is not None:
             progress.log(note)
         # All processes compile together.
         with _removed_on_failure(run.folder) if is_new else nullcontext(), barrier():
@@ -308,7 +308,7 @@ def _open(
         lock.acquire()  # before data are read: who may not train is told at once
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
-    if isinstance(run.config.data, PolicyData):
+    if isinstance(run.config.objective, OnlineConfig):
         trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
@@ -391,9 +391,9 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
     }
-    baseline = None if run.custom.names else task_of(config.data).baseline
+    baseline = None if run.custom.names else config.objective.baseline(run.train)
     if baseline is not None:
-        compared, name, value = baseline(run.train)
+        compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
     samples = read_samples(run.folder)
@@ -697,7 +697,9 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
     scores: Scores = {"loss": evaluation.loss}
     # The metrics of a kind of data need the predictions of its own objective.
     own = bool(s.run.custom.names)
-    s.validation = evaluation.means | scores if own else score(data, evaluation, split)
+    s.validation = (
+        evaluation.means | scores if own else s.config.objective.score(evaluation, split, data)
+    )
     s.validated_step = s.step
     if s.log is not None:
         _check_folder(s)
@@ -710,7 +712,7 @@ def _evaluate(s: _Session, stop: StopRequest) -> int:
                 predictions=evaluation.predictions,
                 tokenizer=s.run.tokenizer,
             )
-    shown = tuple(evaluation.means) if own else task_of(data).progress_metrics
+    shown = tuple(evaluation.means) if own else s.config.objective.progress_metrics
     s.progress.evaluated(s.step, s.validation, shown)
     step, validation = s.step, s.validation
     _call_back(s, lambda callback: callback.on_evaluation(step, validation))

@@ -30,6 +30,7 @@ from ..evaluation.reward_model import RewardModel
 from ..evaluation.score_policy import ends_of_answers, evaluation_key
 from ..losses.eval_step import EvaluatedBatch
 from ..losses.objective import Objective
+from ..objectives.online import OnlineConfig
 from ..optim.schedules import make_schedule
 from ..rewards.functions import RewardFunction, Rewards, rewards_of
 from ..runs.run_folder import Run
@@ -51,10 +52,8 @@ from .rollout import (
     completion_metrics,
     divergence_metrics,
     group_metrics,
-    ppo_metrics,
     reward_metrics,
     take_rows,
-    targets_of,
     weighted_rewards,
 )
 
@@ -69,7 +68,7 @@ class PolicyTrainer:
 
     config: TrainConfig
     """The configuration of the run."""
-    data: PolicyData
+    objective: OnlineConfig
     sharded: ShardedStep
     """The update; `compile` may put a smaller one in its place."""
     programs: RolloutPrograms
@@ -111,7 +110,7 @@ class PolicyTrainer:
 
     @functools.cached_property
     def _schedule(self) -> Any:
-        inner = update_config(self.config, self.data)
+        inner = update_config(self.config, self.objective)
         return make_schedule(inner.optimizer, inner.steps)
 
     def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
@@ -131,7 +130,7 @@ class PolicyTrainer:
             state.frozen,
             self._placed(batch),
             jax.random.fold_in(sample_key, number),
-            group_size=self.data.rollout.filled().num_generations,
+            group_size=self.objective.num_generations,
         )
         rewards = self._rewards(rollout, batch, self.training)
         rows, metrics = self._score(state.params, state.frozen, rollout, rewards)
@@ -197,12 +196,11 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> tuple[dict[str, Array], Metrics]:
         """Returns the batch of the updates, and the metrics of the rollout."""
-        settings = self.data.rollout
-        filled = settings.filled()
+        objective = self.objective
         total = self._total(rollout, rewards)
         scored = self._log_probs(params, frozen, rollout)
-        batch = {**rollout.batch, **targets_of(settings, rollout, total, scored)}
-        if settings.mask_truncated:
+        batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
+        if objective.mask_truncated:
             for name in ("loss_mask", "value_mask"):
                 if name in batch:
                     batch[name] = batch[name] * rollout.ended[:, None]
@@ -213,24 +211,22 @@ class PolicyTrainer:
         }
         return batch, {
             **self._means(rollout, rewards, total, scored),
-            **group_metrics(total, filled.num_generations),
-            **(
-                ppo_metrics(settings, rollout, total, scored) if settings.algorithm == "ppo" else {}
-            ),
+            **group_metrics(total, objective.num_generations),
+            **objective.rollout_metrics(total, rollout.loss_mask, scored, ended=rollout.ended),
         }
 
     def _log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout
     ) -> dict[str, Array]:
         """Returns what policy and reference say of the answers, as far as it is needed."""
-        settings, filled = self.data.rollout, self.data.rollout.filled()
-        if not settings.updates_several and not filled.beta and settings.algorithm != "ppo":
+        if not self.objective.needs_log_probs:
             return {}
-        return self.programs.log_probs(params, frozen, rollout, reference=filled.beta > 0)
+        has_reference = self.objective.beta > 0
+        return self.programs.log_probs(params, frozen, rollout, reference=has_reference)
 
     def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
         """Returns the reward of each answer, less the penalty for one without an end."""
-        penalty = self.data.rollout.missing_end_penalty
+        penalty = self.objective.missing_end_penalty
         total = weighted_rewards(rewards, self.rewards.weights)
         return total - penalty * ~rollout.ended if penalty else total
 
@@ -265,12 +261,12 @@ class PolicyTrainer:
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
         """Returns the batches of the updates of a step; several are shuffled by seed and step."""
-        filled, parts = self.data.rollout.filled(), self.data.rollout.num_mini_batches
+        parts, iterations = self.objective.num_mini_batches, self.objective.num_iterations
         if parts == 1:
-            return [rows] * filled.num_iterations
+            return [rows] * iterations
         number = next(iter(rows.values())).shape[0]
         rng = np.random.default_rng([self.config.seed, step])
-        orders = [rng.permutation(number) for _ in range(filled.num_iterations)]
+        orders = [rng.permutation(number) for _ in range(iterations)]
         return [
             self._take(rows, chosen.astype(np.int32))
             for order in orders
@@ -302,7 +298,7 @@ class PolicyTrainer:
     ) -> EvaluatedBatch:
         total = self._total(rollout, rewards)
         scored = {}
-        if self.data.rollout.filled().beta:
+        if self.objective.beta:
             scored = self.programs.log_probs(params, frozen, rollout, reference=True)
         sums, counts = self._sums(rollout, rewards, total, scored)
         predictions = {
@@ -321,14 +317,14 @@ class PolicyTrainer:
             {name: batch[name] for name in names},
             {name: batch_sharding(mesh, batch[name].shape) for name in names},
         )
-        group = self.data.rollout.filled().num_generations
+        group = self.objective.num_generations
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         sample = functools.partial(self.programs.sample, group_size=group)
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
         number = rollout.real.shape[0]
         rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
         rows, _ = jax.eval_shape(self._scored, state.params, state.frozen, rollout, rewards)
-        size = number // self.data.rollout.num_mini_batches
+        size = number // self.objective.num_mini_batches
         part = {
             name: jax.ShapeDtypeStruct(
                 (size, *x.shape[1:]),
@@ -363,7 +359,7 @@ def compile_policy_trainer(
     """Makes the functions of a run of reinforcement learning for the devices at hand.
 
     Args:
-        run: the run; its data are `PolicyData`.
+        run: the run, with an online objective.
         objective: what is learned from a batch of answers.
         own_rewards: the caller's, besides those that the configuration names.
 
@@ -372,9 +368,10 @@ def compile_policy_trainer(
           tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)
+    settings = cast(OnlineConfig, config.objective)
     training = cast(PolicyExamples, run.train.examples)
     end_ids = ends_of_answers(run.tokenizer, training)
-    inner = update_config(config, data)
+    inner = update_config(config, settings)
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
@@ -383,21 +380,21 @@ def compile_policy_trainer(
     model = create(config.model, execution)
     trainer = PolicyTrainer(
         config=config,
-        data=data,
+        objective=settings,
         sharded=sharded,
         programs=RolloutPrograms(
             model=model,
             apply_fn=over_mesh(model.apply, mesh, model.config),
             mesh=mesh,
-            settings=data.rollout,
-            answer_length=data.answer_length,
+            temperature=settings.temperature,
+            answer_length=settings.answer_length(data),
             end_ids=end_ids,
-            num_parts=config.micro_batches * data.rollout.num_mini_batches,
+            num_parts=config.micro_batches * settings.num_mini_batches,
             adapter=None if config.lora is None else make_lora(config.lora, model),
         ),
         tokenizer=run.tokenizer,
         rewards=rewards_of(
-            data.rollout,
+            settings,
             own_rewards,
             open_model=functools.partial(RewardModel.of_run, mesh=mesh),
         ),

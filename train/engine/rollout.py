@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...data.chat.policy import RolloutConfig
 from ...models.adapters.lora import LoRA
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
@@ -22,11 +21,9 @@ from ...models.mesh_axes import BATCH_AXES
 from ...models.model import Model
 from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
-from ...models.token_log_probs import token_log_probs
 from ..distributed.expert_parallel import over_mesh
+from ..losses.answers import label_log_probs
 from ..losses.objective import ApplyFn, Batch, Terms
-from ..objectives.policy import group_advantages, leave_one_out_advantages
-from ..objectives.ppo import ppo_targets
 from .train_step import micro_batches
 
 
@@ -92,7 +89,8 @@ class RolloutPrograms:
     apply_fn: ApplyFn
     """The model's, as the train step calls it."""
     mesh: Mesh
-    settings: RolloutConfig
+    temperature: float
+    """The divisor of the logits."""
     answer_length: int
     """The longest answer, N."""
     end_ids: tuple[int, ...]
@@ -137,7 +135,7 @@ class RolloutPrograms:
             keys=row_keys(rng, ids.shape[0], prompts["index"][0] if "index" in prompts else 0),
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
-            temperature=self.settings.filled().temperature,
+            temperature=self.temperature,
             apply_fn=over_mesh(apply_fn, self.mesh, model.config),
         )
         return rollout_of(ids, mask, answers, self.end_ids)
@@ -181,7 +179,6 @@ class RolloutPrograms:
         return jax.lax.stop_gradient(scored)
 
     def _of_model(self, params: Params, rollout: Rollout) -> dict[str, Float[Array, "R T"]]:
-        temperature = self.settings.filled().temperature
         apply_fn = self.apply_fn if self.adapter is None else self.adapter.adapt(self.apply_fn)
 
         def of_part(part: dict[str, Array]) -> dict[str, Array]:
@@ -190,7 +187,7 @@ class RolloutPrograms:
                 input_ids=part["input_ids"],
                 attention_mask=part["attention_mask"],
             )
-            found = token_log_probs(outputs.projection, part["labels"], temperature=temperature)
+            found = label_log_probs(outputs, part, self.temperature)
             values = getattr(outputs, "values", None)
             return {
                 "log_probs": found.log_prob,
@@ -219,80 +216,6 @@ def weighted_rewards(
     """Returns the sum of the rewards of each answer; NaN where no function judges it."""
     total = jnp.nansum(rewards * jnp.asarray(weights), axis=1)
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
-
-
-def targets_of(
-    settings: RolloutConfig,
-    rollout: Rollout,
-    rewards: Float[Array, " R"],
-    scored: dict[str, Array],
-) -> dict[str, Array]:
-    """Returns what is learned from the rewards, as arrays of a batch of the objective.
-
-    Args:
-        settings: of the rollout.
-        rollout: the answers.
-        rewards: their rewards; NaN for none.
-        scored: `log_probs`, `reference_log_probs` and `values` `[R, T]`, as far as they are needed.
-    """
-    filled = settings.filled()
-    if settings.algorithm == "ppo":
-        return ppo_targets(
-            jnp.nan_to_num(rewards),
-            scored["log_probs"],
-            scored["values"],
-            rollout.loss_mask,
-            reference_log_probs=scored.get("reference_log_probs"),
-            beta=filled.beta,
-            gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda,
-            whiten_rewards=settings.whiten_rewards,
-        )
-    old = {"old_log_probs": scored["log_probs"]} if settings.updates_several else {}
-    if settings.algorithm == "grpo":
-        scale = settings.scale_rewards
-        advantages = group_advantages(rewards, filled.num_generations, scale=scale)
-        reference = {name: x for name, x in scored.items() if name == "reference_log_probs"}
-        return {"advantages": advantages, **old, **reference}
-    divergence: Array | float = 0.0
-    if filled.beta:
-        divergence = filled.beta * answer_sums(
-            rollout, scored["log_probs"] - scored["reference_log_probs"]
-        )
-    advantages = leave_one_out_advantages(rewards, filled.num_generations, divergence=divergence)
-    return {"advantages": advantages, **old}
-
-
-def answer_sums(rollout: Rollout, values: Float[Array, "R T"]) -> Float[Array, " R"]:
-    """Returns the sum of values over the tokens of each answer."""
-    return jnp.sum(jnp.where(rollout.loss_mask != 0, values, 0.0), axis=1)
-
-
-def ppo_metrics(
-    settings: RolloutConfig,
-    rollout: Rollout,
-    rewards: Float[Array, " R"],
-    scored: dict[str, Array],
-) -> dict[str, Array]:
-    """Returns the metrics of a rollout of PPO, under TRL's names: means over answers."""
-    scores = jnp.nanmean(rewards)
-    entropy = jnp.mean(answer_sums(rollout, -scored["log_probs"]))
-    metrics = {
-        "objective/scores": scores,
-        "objective/entropy": entropy,
-        "val/num_eos_tokens": jnp.sum(rollout.ended).astype(jnp.float32),
-    }
-    if "reference_log_probs" not in scored:
-        return metrics
-    divergence = scored["log_probs"] - scored["reference_log_probs"]
-    kl = jnp.mean(answer_sums(rollout, divergence))
-    cost = -settings.filled().beta * kl
-    return {
-        **metrics,
-        "objective/kl": kl,
-        "objective/non_score_reward": cost,
-        "objective/rlhf_reward": cost + scores,
-    }
 
 
 def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:

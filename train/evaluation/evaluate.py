@@ -9,8 +9,6 @@ import jax
 import numpy as np
 
 from ...data.batching import evaluation_batches
-from ...data.chat.policy import PolicyData
-from ...data.chat.preference_pairs import DPOData
 from ...data.common.errors import RunError
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
@@ -24,14 +22,14 @@ from ...models.model import Model
 from ...models.nn.typing import Array, Params
 from ...models.text.folder import beam_search_defaults
 from ...models.text.translate import TextTranslator, note_of_empty
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
 from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
 from ..losses.objective import Batch
-from ..objectives.tasks import objective_of, score, task_of
+from ..objectives.online import OnlineConfig
 from ..runs.custom import CUSTOM
 from ..runs.load_run import open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
-from ..runs.reference import with_reference
+from ..runs.reference import prepared_data
 from .score_policy import score_policy
 
 
@@ -68,9 +66,8 @@ def score_run(
         DataError: the data cannot be had or read.
     """
     config, tokenizer = _open_config(folder, max_length)
-    task = task_of(config.data)
-    generation_metrics = task.generation_metrics
-    if num_beams is not None and generation_metrics is None:
+    objective, generation = config.objective, config.objective.generation.get(config.data.kind)
+    if num_beams is not None and generation is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
     own = beam_search_defaults(folder, tokenizer)
     search = own.method if own is not None else BeamSearch()
@@ -78,35 +75,28 @@ def score_run(
     if num_beams is not None:
         search = dataclasses.replace(search, num_beams=num_beams)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
-    if isinstance(config.data, PolicyData):
+    if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
     # Before the losses, so that a source that cannot be translated is told first.
     written = {}
-    if generation_metrics is not None:
-        missing = None if task.missing_metrics is None else task.missing_metrics()
-        if missing is not None:
+    if generation is not None:
+        if missing := generation.missing():
             log(missing)
         translator = TextTranslator(model, params, tokenizer, own)
         texts = _translations(translator, split, search, log)
-        scores = generation_metrics(split.content.targets, texts)
+        scores = generation.scores(split.content.targets, texts)
         written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
-    objective = objective_of(config)
-    number = split.examples.num_examples
+    loss, number = objective_of(config), split.examples.num_examples
     evaluation = evaluate(
-        jax.jit(make_evaluate_fn(model.apply, objective)),
+        jax.jit(make_evaluate_fn(model.apply, loss)),
         params,
-        evaluation_batches(
-            split.examples,
-            batch_size=rows_at_once(
-                config.data.length, config.batch_size // config.micro_batches, number
-            ),
-        ),
-        objective,
+        evaluation_batches(split.examples, batch_size=_rows_at_once(config, number)),
+        loss,
         num_rows=number,
     )
     check_outputs({"loss": evaluation.loss, **evaluation.means})
     check_outputs(evaluation.predictions)
-    scores = {**score(config.data, evaluation, split), **written}
+    scores = {**objective.score(evaluation, split, config.data), **written}
     check_outputs(scores)
     return scores
 
@@ -127,9 +117,7 @@ class Opened(NamedTuple):
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
     """Opens a run's configuration, with model and data of another length if one is given."""
     config, tokenizer = open_run(folder)
-    if isinstance(config.data, DPOData):  # an evaluation has no frozen parameters
-        data = dataclasses.replace(config.data, reference="precomputed")
-        config = dataclasses.replace(config, data=data)
+    config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
         return config, tokenizer
     model = config.model.with_max_length(max_length)
@@ -158,13 +146,13 @@ def _opened(
             f"{folder} was trained on examples of the function {custom['examples']}, which cannot "
             f"be called here: read the scores of its evaluations in {folder}/metrics.jsonl"
         )
-    heads = task_of(config.data).heads_for(config.data)
+    heads = config.objective.heads(config.data)
     if config.model.head not in heads:
         raise RunError(
             f"{folder} has the head {config.model.head}, which is not scored on "
             f"{config.data.kind} data: evaluate it in Python"
         )
-    data, labels = with_reference(config, log).data, config.model.labels
+    data, labels = prepared_data(config, log), config.model.labels
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)
@@ -218,10 +206,7 @@ def losses_without_heads(
         return make_evaluate_fn(functools.partial(model.apply, **masks), objective)(params, batch)
 
     def loss(**changed: np.ndarray) -> float:
-        batch_size = rows_at_once(
-            config.data.length, config.batch_size // config.micro_batches, number
-        )
-        batches = evaluation_batches(split.examples, batch_size=batch_size)
+        batches = evaluation_batches(split.examples, batch_size=_rows_at_once(config, number))
         state = params, {**masks, **changed}
         evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=number)
         check_outputs({"loss": evaluation.loss})

@@ -17,7 +17,7 @@ from ...models.finite import check_outputs, load_finite
 from ...models.nn.typing import PyTree
 from ...models.text.bucketing import padded_batches, padded_length
 from ...models.text.folder import vocabulary_note
-from ..objectives.tasks import objective_of
+from ..config import objective_of
 from ..runs.load_run import open_run
 
 

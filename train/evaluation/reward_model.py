@@ -101,7 +101,7 @@ class RewardModel:
         if longest > self._length:
             raise RunError(
                 f"a prompt and its answer have {longest} tokens, and the reward model reads "
-                f"{self._length}: lower data.rollout.max_new_tokens, or train one with a larger "
+                f"{self._length}: lower objective.max_new_tokens, or train one with a larger "
                 "data.length"
             )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)

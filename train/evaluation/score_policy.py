@@ -20,6 +20,7 @@ from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Int, Key, Params
 from ..config import TrainConfig
 from ..losses.eval_step import rows_at_once
+from ..objectives.online import OnlineConfig
 from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
@@ -68,13 +69,14 @@ def score_policy(
     Raises:
         RunError: the run was rewarded by functions that were given in Python.
     """
-    data, examples = cast(PolicyData, config.data), cast(PolicyExamples, split.examples)
-    if not data.rollout.rewards:
+    objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
+    examples = cast(PolicyExamples, split.examples)
+    if not objective.rewards:
         raise RunError(
             "the run was rewarded by functions that were given in Python: name a reward, "
-            "--data.rollout.rewards, when you train, or call the functions on its answers"
+            "--objective.rewards, when you train, or call the functions on its answers"
         )
-    rewards = rewards_of(data.rollout, open_model=RewardModel.of_run)
+    rewards = rewards_of(objective, open_model=RewardModel.of_run)
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
     size = rows_at_once(data.length, part, number)
@@ -90,9 +92,9 @@ def score_policy(
             ids,
             mask,
             keys=row_keys(evaluation_key(config.seed), ids.shape[0], first),
-            max_new_tokens=data.answer_length,
+            max_new_tokens=objective.answer_length(data),
             end_ids=ends,
-            temperature=data.rollout.filled().temperature,
+            temperature=objective.temperature,
         )
 
     texts: list[str] = []
@@ -110,9 +112,8 @@ def score_policy(
             ended.append(any(end in answer for end in ends))
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts[:number])  # [number, F]
-    total = weighted(each, rewards.weights) - data.rollout.missing_end_penalty * ~np.asarray(
-        ended[:number]
-    )
+    penalty = objective.missing_end_penalty * ~np.asarray(ended[:number])
+    total = weighted(each, rewards.weights) - penalty
     reward = float(np.nanmean(total))
     return {
         "loss": -reward,

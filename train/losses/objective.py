@@ -16,7 +16,7 @@ import numpy as np
 
 from ...data.common.errors import UserError
 from ...models.nn.dropout import fold_in
-from ...models.nn.typing import Array, Float, Params
+from ...models.nn.typing import Array, Float, Int, Params
 
 Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
@@ -173,3 +173,18 @@ def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
 def select_inputs(*names: str) -> Callable[[Batch], Inputs]:
     """Returns a function that selects the inputs among `names` that a batch has."""
     return lambda batch: {name: batch[name] for name in names if name in batch}
+
+
+def packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Returns 1 for each token of a packed sequence, 0 for padding."""
+    return (segment_ids != 0).astype(jnp.float32)
+
+
+def row_weights(batch: Batch) -> Float[Array, " B"]:
+    """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
+    mask = batch["attention_mask"]
+    return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
+
+
+ENCODER_INPUTS = select_inputs("input_ids", "attention_mask", "token_type_ids")
+"""The inputs of an encoder's classifiers."""

@@ -1,16 +1,22 @@
-"""The objective of proximal policy optimization (PPO), and what it learns from rewards.
+"""Proximal policy optimization (PPO): a learned value predicts the reward.
 
 A model with a value head predicts at each token the reward to come. Advantages are what comes
 beyond that prediction. Everything here is as in TRL 1.12, the last version with PPO.
 """
 
+import dataclasses
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
-from ...data.common.errors import UserError
+from ...data.chat.policy import PolicyData
+from ...data.common.fields import Fraction, NonNegative, Positive, PositiveInt
+from ...data.dataset import ArraySpec, BatchSpec, Values
 from ...models.nn.typing import Array, Bool, Float, Int
-from ...models.token_log_probs import token_log_probs
+from ..losses.answers import answer_mask, label_log_probs, masked_sums, sum_over_answers
 from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
+from .online import OnlineConfig, per_token_spec
 
 _POLICY = "loss/policy_avg"
 _VALUE = "loss/value_avg"
@@ -20,14 +26,96 @@ _OF_POLICY = (
 )
 
 
-def ppo(
-    *,
-    epsilon: float = 0.2,
-    epsilon_value: float = 0.2,
-    value_coefficient: float = 0.1,
-    temperature: float = 0.7,
-) -> Objective:
-    """Returns the objective of proximal policy optimization (Schulman et al. 2017, equation 9).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnlineConfig):
+    """The settings of proximal policy optimization; the defaults are TRL's."""
+
+    kind = "ppo"
+
+    num_generations: PositiveInt = 1
+    temperature: Positive = 0.7
+    num_iterations: PositiveInt = 4
+    beta: NonNegative = 0.05
+    value_coefficient: NonNegative = 0.1
+    """Weight of the value's squared error."""
+    epsilon_value: NonNegative = 0.2
+    """Largest change of a value that is learned."""
+    gamma: Fraction = 1.0
+    """Discount of later rewards."""
+    gae_lambda: Fraction = 0.95
+    """Weight of later values against earlier ones in advantages."""
+    whiten_rewards: bool = False
+    """Whether rewards of tokens are scaled to variance 1."""
+
+    @property
+    def needs_log_probs(self) -> bool:
+        """True: the loss compares with the policy that sampled and with its values."""
+        return True
+
+    def heads(self, data: PolicyData) -> tuple[str, ...]:
+        """Returns the head of a language model with values."""
+        del data
+        return ("causal_lm_with_value",)
+
+    def loss(self, data: PolicyData) -> Objective:
+        """Returns `ppo`."""
+        del data
+        return ppo(self)
+
+    def targets(
+        self,
+        rewards: Float[Array, " R"],
+        loss_mask: Int[Array, "R T"],
+        scored: Mapping[str, Float[Array, "R T"]],
+    ) -> dict[str, Array]:
+        """Returns `ppo_targets`; an answer without a reward has the score 0."""
+        return ppo_targets(
+            jnp.nan_to_num(rewards),
+            scored["log_probs"],
+            scored["values"],
+            loss_mask,
+            reference_log_probs=scored.get("reference_log_probs"),
+            settings=self,
+        )
+
+    def rollout_metrics(
+        self,
+        rewards: Float[Array, " R"],
+        loss_mask: Int[Array, "R T"],
+        scored: Mapping[str, Float[Array, "R T"]],
+        *,
+        ended: Bool[Array, " R"],
+    ) -> dict[str, Array]:
+        """Returns means over answers, under TRL's names."""
+        scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
+        metrics = {
+            "objective/scores": scores,
+            "objective/entropy": jnp.mean(sum_over_answers(-log_probs, loss_mask)),
+            "val/num_eos_tokens": jnp.sum(ended).astype(jnp.float32),
+        }
+        if "reference_log_probs" not in scored:
+            return metrics
+        divergence = log_probs - scored["reference_log_probs"]
+        kl = jnp.mean(sum_over_answers(divergence, loss_mask))
+        return {
+            **metrics,
+            "objective/kl": kl,
+            "objective/non_score_reward": -self.beta * kl,
+            "objective/rlhf_reward": scores - self.beta * kl,
+        }
+
+    def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
+        """Returns the arrays of a sampled answer."""
+        names = ("advantages", "returns", "old_log_probs", "old_values")
+        return {
+            **super().batch_spec(data, num_labels, num_choices),
+            **dict.fromkeys(names, per_token_spec(data.length)),
+            "value_mask": ArraySpec((data.length,), Values.MASK),
+        }
+
+
+def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
+    """Returns the loss of proximal policy optimization (Schulman et al. 2017, equation 9).
 
     With ρ the ratio of the probabilities of a token under the model and under the old policy, and A
     its advantage, the loss of a token is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A), averaged over the
@@ -49,23 +137,9 @@ def ppo(
     `val/clipfrac_avg`.
 
     Args:
-        epsilon: ε, the largest relative change of a probability that is rewarded.
-        epsilon_value: ε_v, the largest change of a value that is learned.
-        value_coefficient: the weight of the loss of values.
-        temperature: the divisor of the logits in sampling.
-
-    Raises:
-        UserError: a number is out of range.
+        settings: the hyperparameters.
     """
-    for name, value in (
-        ("epsilon", epsilon),
-        ("epsilon_value", epsilon_value),
-        ("value_coefficient", value_coefficient),
-    ):
-        if value < 0:
-            raise UserError(f"{name} {value} must not be negative")
-    if not temperature > 0:
-        raise UserError(f"temperature {temperature} must be positive: 1.0 leaves logits unchanged")
+    epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
@@ -78,7 +152,7 @@ def ppo(
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         mask, value_mask = _masks(batch)
-        found = token_log_probs(outputs.projection, batch["labels"], temperature=temperature)
+        found = label_log_probs(outputs, batch, settings.temperature)
         log_ratio = jnp.where(mask, found.log_prob - batch["old_log_probs"], 0.0)
         ratio, advantages = jnp.exp(log_ratio), batch["advantages"]
         plain = -advantages * ratio
@@ -99,13 +173,10 @@ def ppo(
             _VALUE: 0.5 * jnp.maximum(error, near_error),
             "val/clipfrac_avg": near_error > error,
         }
-        return {
-            **{name: jnp.sum(jnp.where(mask, x, 0.0)) for name, x in of_policy.items()},
-            **{name: jnp.sum(jnp.where(value_mask, x, 0.0)) for name, x in of_values.items()},
-        }
+        return {**masked_sums(of_policy, mask), **masked_sums(of_values, value_mask)}
 
     return Objective(
-        coefficients={_POLICY: 1.0, _VALUE: value_coefficient},
+        coefficients={_POLICY: 1.0, _VALUE: settings.value_coefficient},
         inputs=select_inputs("input_ids", "attention_mask"),
         counts=counts,
         terms=terms,
@@ -119,10 +190,7 @@ def ppo_targets(
     loss_mask: Int[Array, "B T"],
     *,
     reference_log_probs: Float[Array, "B T"] | None = None,
-    beta: float = 0.05,
-    gamma: float = 1.0,
-    gae_lambda: float = 0.95,
-    whiten_rewards: bool = False,
+    settings: PPOConfig = PPOConfig(),
 ) -> dict[str, Array]:
     """Returns what PPO learns from the scores of answers, as arrays of a batch of `ppo`.
 
@@ -136,10 +204,7 @@ def ppo_targets(
         values: its values.
         loss_mask: 1 where the label belongs to the answer; at no row's last position.
         reference_log_probs: those under the reference; None: there is no divergence.
-        beta: β, the weight of the divergence.
-        gamma: the discount of later rewards.
-        gae_lambda: λ, the weight of later values.
-        whiten_rewards: whether the rewards of tokens are scaled to variance 1 first.
+        settings: β, γ, λ, and whether the rewards of tokens are scaled to variance 1 first.
 
     Returns:
         `advantages`, `returns`, `old_log_probs` and `old_values` float32 `[B, T]`, and `value_mask`
@@ -153,11 +218,13 @@ def ppo_targets(
     last = jnp.max(jnp.where(value_mask, positions, -1), axis=1, keepdims=True)  # [B, 1]
     rewards = jnp.where(positions == last, scores[:, None], 0.0)
     if reference_log_probs is not None:
-        rewards -= beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
-    if whiten_rewards:
+        rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
+    if settings.whiten_rewards:
         rewards = jnp.where(value_mask, whitened(rewards, value_mask, shift_mean=False), 0.0)
     values = jnp.where(value_mask, values, 0.0)
-    raw = generalized_advantages(rewards, values, gamma=gamma, gae_lambda=gae_lambda)
+    raw = generalized_advantages(
+        rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+    )
     return {
         "advantages": jnp.where(mask, whitened(raw, mask), 0.0),
         "returns": raw + values,
@@ -196,4 +263,4 @@ def whitened(
 def _masks(batch: Batch) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
     """Returns where a label belongs to an answer, and where a value is learned."""
     real = batch["attention_mask"] != 0
-    return (batch["loss_mask"] != 0) & real, (batch["value_mask"] != 0) & real
+    return answer_mask(batch), (batch["value_mask"] != 0) & real

@@ -5,13 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 
-from ...data.chat.policy import PolicyData
 from ...data.dataset import ArraySpec, BatchSpec, Values
-from ..config import MeshConfig, TrainConfig
+from ..config import MeshConfig, TrainConfig, objective_of
 from ..distributed.sharding import batch_sharding, make_mesh
 from ..engine.compile import NumpyBatch, ShardedStep, configured_step
-from ..engine.policy_update import update_spec
-from ..objectives.tasks import objective_of
 from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
@@ -23,9 +20,7 @@ def example_spec(config: TrainConfig) -> BatchSpec:
 
     In reinforcement learning they are those of a sampled answer.
     """
-    if isinstance(config.data, PolicyData):
-        return update_spec(config.data)
-    return config.data.batch_spec(len(config.model.labels), NUM_CHOICES)
+    return config.objective.batch_spec(config.data, len(config.model.labels), NUM_CHOICES)
 
 
 def batch_shapes(config: TrainConfig, step: ShardedStep) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,10 +10,9 @@ import jax
 
 from ...data.common.errors import UserError
 from ..compilation_cache import cache_hits
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
 from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
 from ..engine.memory_summary import peak_bytes
-from ..objectives.tasks import objective_of
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
 from .chips import PEAK_FLOPS, Device

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.chat.policy import PolicyData
 from ...models.loading import CONFIG_FILE, model_config
 from ..config import TrainConfig, check_length, in_steps
 from ..engine.policy_update import update_config
+from ..objectives.online import OnlineConfig
 from ..runs.init_from import head_parameters
 from ..runs.run_folder import fit_model
 
@@ -66,7 +66,7 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         config = dataclasses.replace(config, lora=lora)
     config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
-    if isinstance(config.data, PolicyData):
-        config = update_config(config, config.data)
+    if isinstance(config.objective, OnlineConfig):
+        config = update_config(config, config.objective)
         log(f"a step of the plan: an update on {config.batch_size:,} sampled answers")
     return config

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -16,7 +17,7 @@ from ...models.init import parameter_shapes
 from ...models.loading import model_config
 from ...models.nn.cache import init_cache
 from ...models.registry import create
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
 from ..distributed.sharding import (
     batch_sharding,
     make_mesh,
@@ -26,7 +27,7 @@ from ..distributed.sharding import (
 from ..engine.compile import ShardedStep, configured_step, with_shardings
 from ..engine.memory_summary import bytes_per_device, is_out_of_memory, temp_bytes
 from ..engine.rollout import RolloutPrograms, samples_stacked
-from ..objectives.tasks import objective_of
+from ..objectives.online import OnlineConfig
 from ..runs.config_json import from_dict
 from ..state import count_parameters
 from .batch_specs import batch_shapes, model_flops
@@ -82,41 +83,44 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
         attention=step.attention,
         exchange=step.exchange,
     )
-    if isinstance(config.data, PolicyData):
-        plan = _with_rollout(plan, config, config.data, step)
+    if isinstance(config.objective, OnlineConfig):
+        plan = _with_rollout(plan, config, config.objective, step)
     plan = dataclasses.replace(plan, model_flops=model_flops(config))
     return _with_compiled_step(plan, step, batch, mesh, topology=topology)
 
 
-def _with_rollout(plan: Plan, config: TrainConfig, data: PolicyData, step: ShardedStep) -> Plan:
+def _with_rollout(
+    plan: Plan, config: TrainConfig, objective: OnlineConfig, step: ShardedStep
+) -> Plan:
     """Returns the plan with the memory of sampling, and of the reward models that are here."""
-    mesh, rows = step.mesh, config.batch_size * data.rollout.num_mini_batches
+    mesh, rows = step.mesh, config.batch_size * objective.num_mini_batches
     config = dataclasses.replace(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
     )
     model = create(config.model, config.execution)
     layers = config.execution.layers if samples_stacked(mesh) else "separate"
     sampling = dataclasses.replace(config.execution, layers=layers)
-    cache = jax.eval_shape(lambda: init_cache(config.model, sampling, rows, data.length))
+    cache = jax.eval_shape(lambda: init_cache(config.model, sampling, rows, config.data.length))
     heads = mesh.shape["tensor"] if config.model.kv_heads % mesh.shape["tensor"] == 0 else 1
     whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
-    judges = [_reward_bytes(name, mesh) for name in data.rollout.rewards if Path(name).is_dir()]
+    judges = [_reward_bytes(name, mesh) for name in objective.rewards if Path(name).is_dir()]
     plan = dataclasses.replace(
         plan,
         cache_bytes=whole // (num_batch_shards(mesh) * heads),
         reward_bytes=sum(judges),
     )
+    answer_length = objective.answer_length(cast(PolicyData, config.data))
     programs = RolloutPrograms(
         model=model,
         apply_fn=model.apply,
         mesh=mesh,
-        settings=data.rollout,
-        answer_length=data.answer_length,
+        temperature=objective.temperature,
+        answer_length=answer_length,
         end_ids=(0,),
         adapter=None if config.lora is None else make_lora(config.lora, model),
     )
-    group = data.rollout.filled().num_generations
-    shape = rows // group, data.prompt_length
+    group = objective.num_generations
+    shape = rows // group, config.data.length - answer_length
     sharding = batch_sharding(mesh, shape)
     prompt = jax.ShapeDtypeStruct(shape, "int32", sharding=sharding)
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -9,6 +9,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution, TransformerConfig
 from ...models.decoders.gpt.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
+from ..objectives.reward import RewardConfig
 from ..optimizer_config import OptimizerConfig
 
 # Sizes and vocabulary are those of the run that a recipe begins with.
@@ -35,9 +36,8 @@ SFT = TrainConfig(
 
 REWARD = TrainConfig(
     model=_MODEL,
-    data=RewardData(
-        source="jsonl:hh.train.jsonl.gz", length=128, tokenizer=_TOKENIZER, centering=0.01
-    ),
+    data=RewardData(source="jsonl:hh.train.jsonl.gz", length=128, tokenizer=_TOKENIZER),
+    objective=RewardConfig(centering=0.01),
     optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=20, weight_decay=0.0),
     init_from="runs/sft",
     epochs=2.0,

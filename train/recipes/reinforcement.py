@@ -3,12 +3,15 @@
 import dataclasses
 from collections.abc import Callable
 
-from ...data.chat.policy import PolicyData, RolloutConfig
+from ...data.chat.policy import PolicyData
 from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import TransformerConfig
 from ...models.decoders.gpt.gpt import GPTConfig
 from ..config import Recipe, TrainConfig
+from ..objectives.grpo import GRPOConfig
+from ..objectives.ppo import PPOConfig
+from ..objectives.rloo import RLOOConfig
 from ..optimizer_config import OptimizerConfig
 from .post_training import of_any_size
 
@@ -38,12 +41,8 @@ SUMS = TrainConfig(
 
 GRPO = TrainConfig(
     model=_MODEL,
-    data=PolicyData(
-        source="builtin:sums",
-        length=16,
-        tokenizer=_CHARACTERS,
-        rollout=RolloutConfig(rewards=("exact_match",), max_new_tokens=6, beta=0.05),
-    ),
+    data=PolicyData(source="builtin:sums", length=16, tokenizer=_CHARACTERS),
+    objective=GRPOConfig(rewards=("exact_match",), max_new_tokens=6, beta=0.05),
     optimizer=OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=0, weight_decay=0.0),
     init_from="runs/sums",
     steps=150,
@@ -55,22 +54,12 @@ GRPO = TrainConfig(
 
 RLOO = dataclasses.replace(
     GRPO,
-    data=dataclasses.replace(
-        GRPO.data,
-        rollout=RolloutConfig(
-            algorithm="rloo", rewards=("exact_match",), max_new_tokens=6, num_generations=4
-        ),
-    ),
+    objective=RLOOConfig(rewards=("exact_match",), max_new_tokens=6, num_generations=4),
 )
 
 PPO = dataclasses.replace(
     GRPO,
-    data=dataclasses.replace(
-        GRPO.data,
-        rollout=RolloutConfig(
-            algorithm="ppo", rewards=("exact_match",), max_new_tokens=6, num_generations=4
-        ),
-    ),
+    objective=PPOConfig(rewards=("exact_match",), max_new_tokens=6, num_generations=4),
     optimizer=dataclasses.replace(GRPO.optimizer, peak_learning_rate=5e-4),
     steps=100,
 )
@@ -85,14 +74,8 @@ _BEGINS = (
 
 def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
     """Returns the function from a published size to the recipe for it, with longer answers."""
-
-    def of_size(model: TransformerConfig) -> TrainConfig:
-        sized = of_any_size(config)(model)
-        assert isinstance(sized.data, PolicyData)
-        rollout = dataclasses.replace(sized.data.rollout, max_new_tokens=None)
-        return dataclasses.replace(sized, data=dataclasses.replace(sized.data, rollout=rollout))
-
-    return of_size
+    objective = dataclasses.replace(config.objective, max_new_tokens=None)
+    return of_any_size(dataclasses.replace(config, objective=objective))
 
 
 RECIPES: dict[str, Recipe] = {

@@ -8,6 +8,7 @@ from ...models import registry
 from ...models.config import Execution
 from ...models.encoder_decoders.transformer import EncoderDecoderConfig
 from ..config import Recipe, TrainConfig
+from ..objectives.seq2seq import Seq2SeqConfig
 from ..optimizer_config import OptimizerConfig
 
 
@@ -50,7 +51,7 @@ def _of_size(preset: str) -> TrainConfig:
         ),
         optimizer=_published_schedule(model.d_model),
         execution=Execution(remat="dots"),
-        label_smoothing=0.1,
+        objective=Seq2SeqConfig(label_smoothing=0.1),
         steps=10_000,
         batch_size=64,
         evaluate_every=500,
@@ -74,7 +75,7 @@ def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None
         ),
         optimizer=_published_schedule(model.d_model),
         execution=Execution(dtype="bfloat16", remat="dots"),
-        label_smoothing=0.1,
+        objective=Seq2SeqConfig(label_smoothing=0.1),
         steps=steps,
         batch_size=104,
         evaluate_every=5_000,
@@ -110,7 +111,7 @@ RECIPES: dict[str, Recipe] = {
             ),
             optimizer=_to_zero(3e-3, 200),
             execution=Execution(remat="dots"),
-            label_smoothing=0.1,
+            objective=Seq2SeqConfig(label_smoothing=0.1),
             steps=1000,
             batch_size=32,
             evaluate_every=250,
@@ -146,7 +147,7 @@ RECIPES: dict[str, Recipe] = {
             ),
             optimizer=_to_zero(3e-3, 400),
             execution=Execution(),
-            label_smoothing=0.1,
+            objective=Seq2SeqConfig(label_smoothing=0.1),
             steps=2400,
             batch_size=64,
             evaluate_every=300,

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ...data.chat.policy import Prompt, RolloutConfig
+from ...data.chat.policy import Prompt
 from ...data.common.errors import UserError, suggest
+from ..objectives.online import OnlineConfig
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
@@ -147,7 +148,7 @@ def named_reward(name: str) -> RewardFunction:
     known = [*BUILT_IN, *(f"{kind}:" for kind in PARAMETRIC)]
     raise UserError(
         f"the reward {name!r} is unknown, and no folder: {suggest(name, known)} (see "
-        "--data.rollout.rewards)"
+        "--objective.rewards)"
     )
 
 
@@ -157,7 +158,7 @@ def reward_name(function: RewardFunction) -> str:
 
 
 def rewards_of(
-    settings: RolloutConfig,
+    settings: OnlineConfig,
     own: Sequence[RewardFunction] = (),
     *,
     open_model: Callable[[str], RewardFunction] | None = None,
@@ -185,7 +186,7 @@ def rewards_of(
     pairs = [*named, *((reward_name(function), function) for function in own)]
     if not pairs:
         raise UserError(
-            "data.rollout.rewards is empty: name a reward, such as exact_match, or give functions "
+            "objective.rewards is empty: name a reward, such as exact_match, or give functions "
             "in Python: train.train(config, folder, rewards=[…])"
         )
     functions: dict[str, RewardFunction] = {}
@@ -196,7 +197,7 @@ def rewards_of(
     weights = settings.reward_weights or (1.0,) * len(pairs)
     if len(weights) != len(pairs):
         raise UserError(
-            f"data.rollout.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
+            f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
             "give one for each"
         )
     return Rewards(functions, tuple(map(float, weights)), tuple(models))

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...data.chat.policy import RolloutConfig
 from ...data.common.errors import UserError, checked_record
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.adapters.lora import LoRAConfig
 from ...models.config import Execution
 from ...models.registry import config_from_dict
 from ..config import MeshConfig, TrainConfig
-from ..objectives.tasks import data_class
+from ..objectives.table import data_class, objective_class
 from ..optimizer_config import OptimizerConfig
 
 
@@ -28,13 +27,12 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
             TokenizerConfig, _section(data, "tokenizer", "data."), "data.tokenizer."
         )
         kind = data_class(data.pop("kind"))
-        if "rollout" in data:
-            data["rollout"] = checked_record(
-                RolloutConfig, _section(data, "rollout", "data."), "data.rollout."
-            )
+        objective = dict(_section(fields, "objective"))
+        learned = objective_class(objective.pop("kind"))
         records = {
             "model": config_from_dict(_section(fields, "model")),
             "data": checked_record(kind, data, "data."),
+            "objective": checked_record(learned, objective, "objective."),
             "optimizer": checked_record(
                 OptimizerConfig, _section(fields, "optimizer"), "optimizer."
             ),

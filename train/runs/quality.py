@@ -21,9 +21,8 @@ from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_outputs, load_finite
 from ...models.nn.typing import Params
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
 from ..losses.eval_step import rows_at_once, whole_rows
-from ..objectives.tasks import objective_of
 from .load_run import open_run
 
 GOOD = "good"

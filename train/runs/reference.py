@@ -2,17 +2,18 @@
 
 import hashlib
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from ...data.chat.preference_pairs import DPOData, PairExamples
+from ...data.chat.preference_pairs import PairExamples
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...data.dataset import PickledByFields, counted
 from ...data.sources.documents import default_cache_dir
+from ...data.tasks.base import DataConfig
 from ...models.config import TransformerConfig
 from ...models.finite import load_finite
 from ...models.hub import local_folder
@@ -20,7 +21,8 @@ from ...models.nn.typing import Array, Params
 from ..config import TrainConfig
 from ..losses.eval_step import rows_at_once
 from ..losses.objective import Batch
-from ..objectives.preferences import answer_log_probs, dpo
+from ..losses.pairs import pair_inputs
+from ..objectives.dpo import answer_log_probs
 
 FOLDER = "reference"
 """The folder, in that of the cache, of log-probabilities that were computed before."""
@@ -65,13 +67,11 @@ class ReferenceModel(PickledByFields):
         if path.is_file():
             return np.load(path)
         self.log(f"reference {self.folder}: {counted(pairs.num_examples, 'pair')} to score")
-        inputs = dpo().inputs
 
         @jax.jit
         def log_probs(params: Params, batch: Batch) -> Array:
-            given = inputs(batch)
-            assert isinstance(given, dict)
-            return answer_log_probs(model.apply({"params": params}, **given), batch)
+            outputs = model.apply({"params": params}, **pair_inputs(batch))
+            return answer_log_probs(outputs, batch)
 
         # Imported late: it needs grain, which `flaxzoo bench` does without.
         from ...data.batching import evaluation_batches
@@ -102,26 +102,28 @@ def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) ->
     return whole.hexdigest()
 
 
-def with_reference(config: TrainConfig, log: LogFn) -> TrainConfig:
-    """Returns a run whose data have the reference opened that they need, if any.
+def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
+    """Returns the data of a run with what its objective adds to them, such as an open reference.
 
     Raises:
-        RunError: The run begins with no model that could be the reference.
+        RunError: The objective needs the model that the run starts from, and there is none, or
+            adapters are trained to a rounded copy of it.
     """
-    data = config.data
-    if not isinstance(data, DPOData):
-        return config
-    if config.init_from is None:
+    source, lora = config.init_from, config.lora
+    if source is None and config.objective.needs_init_from:
         raise RunError(
-            "DPO compares a model with the one that it begins with: give --init-from, such as the "
-            "run of supervised fine-tuning"
+            f"objective {config.objective.kind} compares a model with the one that it begins "
+            "with: give --init-from, such as the run of supervised fine-tuning"
         )
-    if data.reference == "frozen":
-        return config
-    if config.lora is not None and config.lora.frozen_dtype == "bfloat16":
-        raise RunError(
-            "lora.frozen_dtype bfloat16 rounds the model, and data.reference precomputed does not: "
-            "give data.reference frozen, which is the same model without adapters"
-        )
-    reference = ReferenceModel(config.init_from, config.init_step, log)
-    return replace(config, data=data.with_reference(reference))
+
+    def open_reference() -> ReferenceModel:
+        assert source is not None
+        if lora is not None and lora.frozen_dtype == "bfloat16":
+            raise RunError(
+                "lora.frozen_dtype bfloat16 rounds the model, and objective.reference precomputed "
+                "does not: give objective.reference frozen, which is the same model without "
+                "adapters"
+            )
+        return ReferenceModel(source, config.init_step, log)
+
+    return config.objective.prepare(config.data, open_reference)

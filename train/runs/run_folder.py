@@ -24,12 +24,11 @@ from ...models.loading import CONFIG_FILE, TOKENIZER, chosen_step, model_config,
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
-from ..objectives.tasks import task_of
 from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import open_run
 from .params_only_run import check_trainable
-from .reference import with_reference
+from .reference import prepared_data
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names; the others are counted."""
@@ -110,7 +109,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     # The configuration that is stored has no open model.
-    data, labels = with_reference(config, log).data, config.model.labels
+    data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
     train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
@@ -245,7 +244,7 @@ def fit_model(
         head, labels = config.model.head, config.model.labels
         model = dataclasses.replace(model.with_head(head, labels), vocab_size=size)
         return dataclasses.replace(config, model=model)
-    heads = task_of(config.data).heads_for(config.data)
+    heads = config.objective.heads(config.data)
     able = [head for head in heads if head in model.heads]
     if not able:
         raise RunError(

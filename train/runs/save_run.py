@@ -19,7 +19,7 @@ from ...models.init import fitting_params
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ..config import check_length, to_dict
-from ..objectives.tasks import task_of
+from ..objectives.table import default_objective
 from .load_run import config_of_model
 from .params_only_run import SAVED_FROM_PYTHON, make_params_only_run
 
@@ -77,13 +77,14 @@ def save_run(
     check_vocabulary(tokenizer, model.config)
     config = config_of_model(model.config)
     if data is not None:
-        heads = task_of(data).heads_for(data)
+        objective = default_objective(data)
+        heads = objective.heads(data)
         if model.config.head not in heads:
             raise RunError(
                 f"{data.kind} data are for a model with the head {' or '.join(heads)}, not "
                 f"{model.config.head}: give the data of this model"
             )
-        config = dataclasses.replace(config, data=data)
+        config = dataclasses.replace(config, data=data, objective=objective)
         check_length(config)
     train = to_dict(config)
     fields = {"model": train.pop("model"), "train": train, SAVED_FROM_PYTHON: data is not None}

@@ -1,25 +1,20 @@
 """Prompts for reinforcement learning."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from flaxzoo import data
-from flaxzoo.data import UserError
 from flaxzoo.data.sources.builtin.toys import Toy
-from flaxzoo.train import open_run  # noqa: F401  (loads the table of tasks)
 
 CHARACTERS = data.TokenizerConfig(kind="characters")
 
 
-def prompts(source="builtin:sums", length=12, **rollout):
-    return data.PolicyData(
-        source=source, length=length, tokenizer=CHARACTERS, rollout=data.RolloutConfig(**rollout)
-    )
+def prompts(source="builtin:sums", length=12, answer_length=4):
+    config = data.PolicyData(source=source, length=length, tokenizer=CHARACTERS)
+    return config.with_answer_length(answer_length)
 
 
 def test_a_prompt_is_padded_on_the_left_and_found_again():
-    config = prompts(max_new_tokens=4)
+    config = prompts()
     tokenizer = config.make_tokenizer()
     split = config.train_split(tokenizer, (), seed=1)
     example = split.examples.example(2, 5)
@@ -71,7 +66,7 @@ def test_prompts_of_all_forms(form):
 
 
 def test_validation_asks_every_sum_once():
-    config = prompts(max_new_tokens=4)
+    config = prompts()
     split = config.validation_split(config.make_tokenizer(), ())
     texts = {split.examples.prompts.prompt(0, i).text for i in range(split.examples.num_examples)}
     assert len(texts) == split.examples.num_examples == 100
@@ -94,31 +89,7 @@ def test_half_of_the_sums_are_wrong():
     assert 0.5 < share < 0.56  # a random number is right at times
 
 
-def test_defaults_are_those_of_the_algorithm():
-    grpo, ppo = (data.RolloutConfig(algorithm=name).filled() for name in ("grpo", "ppo"))
-    assert dataclasses.astuple(grpo) == (8, 1.0, 0.0, 1)
-    assert dataclasses.astuple(ppo) == (1, 0.7, 0.05, 4)
-    assert data.RolloutConfig(algorithm="rloo", beta=0.0).filled().beta == 0.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_generations": 1}, "num_generations 1 must be at least 2 for grpo"),
-        ({"temperature": 0.0}, "temperature 0.0 must be above 0"),
-        ({"beta": -1.0}, r"beta -1.0 must be at least 0"),
-        ({"gamma": 0.9}, "gamma 0.9 belongs to ppo"),
-        ({"algorithm": "rloo", "loss": "grpo"}, "loss grpo belongs to grpo"),
-        ({"max_new_tokens": 12}, "max_new_tokens 12 leaves no token for a prompt"),
-        ({"algorithm": "dpo"}, "algorithm 'dpo'"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(settings, message):
-    with pytest.raises(UserError, match=message):
-        prompts(**settings)
-
-
 def test_a_prompt_that_is_too_long_is_refused():
-    config = prompts("builtin:words", length=10)
+    config = prompts("builtin:words", length=10, answer_length=5)
     with pytest.raises(data.DataError, match="no prompt has at most 5 tokens"):
         config.validation_split(config.make_tokenizer(), ())

@@ -202,14 +202,13 @@ def test_pairs_and_prompts_that_cannot_be_used_are_left_out():
     bad = [{**pair, "chosen": ""}, {**pair, "rejected": [USER]}, {**pair, "prompt": 5}]
     bad.append({"prompt": "a", "chosen": "b"})
     for kind in (data.RewardData, data.DPOData):
-        more = {"reference": "frozen"} if kind is data.DPOData else {}
-        split = split_of(kind, [pair, *bad, pair], **more)
+        split = split_of(kind, [pair, *bad, pair])
         assert split.examples.num_examples == 2
         assert "3 records left out" in split.notes[-1]  # of another type, or without a field
         assert "1 of 3 pairs left out" in split.notes[0]
         assert "examples[1]" in split.notes[0]
         with pytest.raises(data.DataError, match=r"examples\[2\]"):
-            split_of(kind, [pair, *bad], strict=True, **more)
+            split_of(kind, [pair, *bad], strict=True)
     prompts = [{"prompt": "a"}, {"prompt": " "}, {"prompt": [{"role": "user", "content": "b"}]}]
     image = {"role": "user", "content": ["Look", {"type": "image"}]}
     split = split_of(data.PolicyData, [*prompts, {"prompt": [image]}])
@@ -287,13 +286,11 @@ def test_pairs_are_padded_apart_and_too_long_ones_are_left_out_of_rewards():
     assert float(first["margin"]) == 2
     weights = [float(split.examples.example(0, i)["pair_weights"]) for i in range(4)]
     assert weights == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
-    pairs = data.DPOData(source=rows, length=8, tokenizer=TOKENIZER, reference="frozen")
+    pairs = data.DPOData(source=rows, length=8, tokenizer=TOKENIZER)
     dpo = pairs.whole_source(rows, tokenizer, ()).examples.example(0, 0)
     labels = dpo["labels"][0][dpo["loss_mask"][0] == 1].tolist()
     assert tokenizer.decode(labels) == "bc"
     assert labels[-1] == tokenizer.special_ids.eos
-    with pytest.raises(data.DataError, match="with_reference"):
-        data.DPOData(source=rows, length=8, tokenizer=TOKENIZER).whole_source(rows, tokenizer, ())
     reference = np.ones((4, 2), np.float32)
     bound = data.DPOData(source=rows, length=8, tokenizer=TOKENIZER).with_reference(
         lambda pairs: reference[: pairs.num_examples]
@@ -337,9 +334,8 @@ def test_answers_of_a_pair_begin_at_the_same_token():
     )
     assert len(tokenizer.encode("ab")) == 1
     config = data.DPOData(
-        source=[{"prompt": "xa", "chosen": "b", "rejected": "d"}], length=9, tokenizer=TOKENIZER,
-        reference="frozen",
-    )  # fmt: skip
+        source=[{"prompt": "xa", "chosen": "b", "rejected": "d"}], length=9, tokenizer=TOKENIZER
+    )
     arrays = config.whole_source(config.source, tokenizer, ()).examples.example(0, 0)
     first = arrays["loss_mask"].argmax(-1)
     assert first.tolist() == [0, 0]  # "ab" is a token, so the other answer begins at "a" too

@@ -51,7 +51,7 @@ def run(tmp_path_factory):
             peak_learning_rate=5e-3, schedule="linear", warmup_steps=20,
             beta2=0.98, weight_decay=0.0,
         ),
-        label_smoothing=0.1,
+        objective=train.Seq2SeqConfig(label_smoothing=0.1),
         steps=300,
         batch_size=8,
         evaluate_every=150,
@@ -227,8 +227,6 @@ def test_what_is_refused(run, tmp_path, capsys):
           "--output", tmp_path / "x.npy")  # fmt: skip
     fails(capsys, "use the command translate",
           "predict", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
-    with pytest.raises(ValueError, match=r"label_smoothing 0\.1 is for translation"):
-        dataclasses.replace(train.recipe("quickstart"), label_smoothing=0.1)
     model = dataclasses.replace(run[1].run.config.model, max_length=128)
     config = dataclasses.replace(train.recipe("quickstart"), model=model)
     with pytest.raises(train.RunError, match="transformer has no head for causal"):

@@ -601,5 +601,5 @@ def test_the_help_of_chat_data_says_what_they_are(flaxzoo):
     for recipe in ("sft", "dpo", "reward", "grpo"):
         shown = " ".join(flaxzoo("train", recipe, "--help")[1].split())
         assert "messages" in shown.partition("--data.source")[2].partition("--data.validation")[0]
-        beta = shown.partition("--data.rollout.beta")[2]
+        beta = shown.partition("--objective.beta")[2]
         assert "by default" not in beta.partition("(default")[0]

@@ -160,7 +160,7 @@ def test_the_short_help_has_an_example_and_the_options_one_needs(name, capsys, m
     lines = help_of(["train", name], capsys, "--help")
     assert lines[0] == f"usage: flaxzoo train {name} [options]"
     assert lines[2].startswith(f"example: flaxzoo train {name}")
-    absent = {"preset", *(field for field in MOST_USED if field.startswith("data.rollout."))}
+    absent = {"preset", *(field for field in MOST_USED if field.startswith("objective."))}
     shown = [f"--{field.replace('_', '-')}" for field in MOST_USED if field not in absent]
     assert groups_of(lines)["options"] == ["--help-all", "--workdir", *shown]
     assert lines[-1].endswith(f" options: flaxzoo train {name} --help-all")

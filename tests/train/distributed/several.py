@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import jax
+from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop, machine_memory
-from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.runs.config_json import from_dict
 
 DEEDS = {

@@ -15,7 +15,7 @@ from flaxzoo.models.nn import fused_attention, stack
 from flaxzoo.models.nn.kernels import flash, flash_triton
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.objectives.objectives import CAUSAL
+from flaxzoo.train.objectives.causal_lm import CAUSAL
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data import DPOData, PolicyData, RewardData, RolloutConfig, TokenizerConfig
+from flaxzoo.data import DPOData, PolicyData, RewardData, TokenizerConfig
 
 from ...support.objective_runs import policy
 from ...support.run_folders import everything, lines
@@ -40,33 +40,32 @@ def runs(place):
     base = dataclasses.replace(
         policy("grpo")(place, **steps),
         data=RewardData(length=12, **of),
+        objective=train.RewardConfig(),
         optimizer=optimizer,
     )
     lora = models.LoRAConfig(rank=2, dropout_rate=0.2)
     rewards = (str(place / "reward"), "length:2")
 
-    def rollout(algorithm, **fields):
-        settings = {"max_new_tokens": 4, "beta": 0.1, "num_iterations": 2, **fields}
-        return RolloutConfig(algorithm=algorithm, **settings)
-
+    settings = {"max_new_tokens": 4, "beta": 0.1, "num_iterations": 2}
     return {
         "reward": base,
         "dpo": dataclasses.replace(
             base,
-            data=DPOData(length=12, reference="frozen", **of),
+            data=DPOData(length=12, **of),
+            objective=train.DPOConfig(reference="frozen"),
             init_from=str(place / "reward"),
             lora=lora,
         ),
         "grpo": dataclasses.replace(
             base,
-            data=PolicyData(
-                length=9, rollout=rollout("grpo", rewards=rewards, num_mini_batches=2), **of
-            ),
+            data=PolicyData(length=9, **of),
+            objective=train.GRPOConfig(rewards=rewards, num_mini_batches=2, **settings),
             mesh=train.MeshConfig(data=1, fsdp=2),
         ),
         "ppo": dataclasses.replace(
             base,
-            data=PolicyData(length=9, rollout=rollout("ppo", rewards=("length:2",)), **of),
+            data=PolicyData(length=9, **of),
+            objective=train.PPOConfig(rewards=("length:2",), **settings),
         ),
     }
 

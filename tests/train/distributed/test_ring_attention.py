@@ -25,7 +25,7 @@ from flaxzoo.train.distributed.ring_attention import (
     window_steps,
 )
 from flaxzoo.train.engine.compile import compile_trainer
-from flaxzoo.train.objectives.objectives import CAUSAL
+from flaxzoo.train.objectives.causal_lm import CAUSAL
 from flaxzoo.train.plan.hlo.collectives import collective_ops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel

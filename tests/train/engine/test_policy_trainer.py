@@ -5,14 +5,12 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 from flaxzoo import data, models, train
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
-from flaxzoo.train.engine.rollout import Rollout, targets_of
 from flaxzoo.train.evaluation.score_policy import ends_of_answers
 from flaxzoo.train.runs.samples import read_samples
 
@@ -33,8 +31,8 @@ ASKED = data.Examples.of(
 """Nine prompts, which do not fill two batches."""
 
 
-def configured(*, rollout=None, **fields):
-    settings = {"rewards": ("exact_match",), "max_new_tokens": 4, "beta": 0.1, "num_generations": 4}
+def configured(*, kind=train.GRPOConfig, settings=None, **fields):
+    given = {"rewards": ("exact_match",), "max_new_tokens": 4, "beta": 0.1, "num_generations": 4}
     usual = {
         "optimizer": train.OptimizerConfig(
             peak_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0
@@ -50,8 +48,8 @@ def configured(*, rollout=None, **fields):
             validation=ASKED,
             length=9,
             tokenizer=data.TokenizerConfig(kind="characters"),
-            rollout=data.RolloutConfig(**{**settings, **(rollout or {})}),
         ),
+        objective=kind(**given | (settings or {})),
         **{**usual, **fields},
     )
 
@@ -77,7 +75,7 @@ SEVERAL = {"num_iterations": 2, "num_mini_batches": 2}
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grpo") / "run"
-    return train.train(configured(rollout=SEVERAL), folder, quiet=True), folder
+    return train.train(configured(settings=SEVERAL), folder, quiet=True), folder
 
 
 @pytest.mark.slow
@@ -106,7 +104,7 @@ def test_a_run_logs_what_others_call_so(whole_run):
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_run_never_stopped(whole_run, tmp_path):
-    config = configured(rollout=SEVERAL)
+    config = configured(settings=SEVERAL)
     with pytest.raises(Stop):
         train.train(config, tmp_path / "run", quiet=True, callbacks=[StopAfter(1)])
     train.train(config, tmp_path / "run", quiet=True)
@@ -137,7 +135,7 @@ def test_a_run_that_was_killed_is_the_run_never_stopped(algorithm, tmp_path, on_
 def test_eight_devices_train_the_same_policy(whole_run, tmp_path, monkeypatch):
     one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(compiling, "make_mesh", one)
-    train.train(configured(rollout=SEVERAL), tmp_path / "run", quiet=True)
+    train.train(configured(settings=SEVERAL), tmp_path / "run", quiet=True)
     ours, theirs = (everything(folder, 4) for folder in (tmp_path / "run", whole_run[1]))
     for name, value in ours.items():
         np.testing.assert_allclose(value, theirs[name], rtol=0, atol=2e-5, err_msg=name)
@@ -145,7 +143,7 @@ def test_eight_devices_train_the_same_policy(whole_run, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_constant_reward_leaves_the_policy_where_it_was(tmp_path):
-    config = configured(rollout={"rewards": (), "beta": 0.0}, steps=2)
+    config = configured(settings={"rewards": (), "beta": 0.0}, steps=2)
 
     def constant(completions):
         return [0.5] * len(completions)
@@ -181,7 +179,7 @@ def broken(completions):
     ("fault", "at"), [(broken, "training"), (wrong_length, "evaluation"), (no_number, "training")]
 )
 def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fault, at):
-    config = configured(rollout={"rewards": ()}, evaluate_every=3, checkpoint_every=100)
+    config = configured(settings={"rewards": ()}, evaluate_every=3, checkpoint_every=100)
     asked, is_mended = [], []
 
     def reward(completions):
@@ -213,7 +211,8 @@ def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fau
 @pytest.mark.slow
 def test_ppo_learns_values_and_exports_a_language_model(tmp_path):
     config = configured(
-        rollout={"algorithm": "ppo", "num_generations": None, "num_iterations": 2},
+        kind=train.PPOConfig,
+        settings={"num_generations": 1, "num_iterations": 2},
         steps=2,
         lora=models.LoRAConfig(rank=2),
         init_from=str(tmp_path / "base"),
@@ -246,27 +245,6 @@ PPO_METRICS = {
     *("policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
     *("val/ratio", "val/num_eos_tokens", "reward"),
 }
-
-
-def test_a_leave_one_out_advantage_is_the_reward_less_its_divergence_beyond_the_others():
-    settings = data.RolloutConfig(algorithm="rloo", beta=0.5, num_iterations=2)
-    mask = jnp.asarray([[0, 1, 1, 0], [0, 1, 0, 0]] * 2)
-    log_probs = -jnp.arange(16.0).reshape(4, 4)
-    reference = log_probs - 1.0  # a nat for each token of an answer
-    rollout = Rollout(
-        input_ids=mask,
-        labels=mask,
-        attention_mask=mask,
-        loss_mask=mask,
-        ended=jnp.ones(4, bool),
-        real=jnp.ones(4, bool),
-    )
-    rewards = jnp.asarray([3.0, 1.0, 0.0, jnp.nan])
-    scored = {"log_probs": log_probs, "reference_log_probs": reference}
-    found = targets_of(settings, rollout, rewards, scored)
-    # 3 - 1 against 1 - 0.5; the second group has one reward alone.
-    np.testing.assert_allclose(found["advantages"], [1.5, -1.5, 0.0, 0.0])
-    np.testing.assert_array_equal(found["old_log_probs"], log_probs)
 
 
 def test_an_answer_in_a_dialogue_ends_with_its_turn(tmp_path):

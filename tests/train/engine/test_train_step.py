@@ -12,14 +12,20 @@ import optax
 import pytest
 from flaxzoo.data import CausalLMData, DataSplit, TokenizerConfig
 from flaxzoo.data.dataset import counted
-from flaxzoo.train import CAUSAL, MeshConfig, Objective, init_state, make_train_step
+from flaxzoo.train import (
+    CAUSAL,
+    CausalLMConfig,
+    MeshConfig,
+    Objective,
+    init_state,
+    make_train_step,
+)
 from flaxzoo.train.distributed import sharding as sharding_module
 from flaxzoo.train.engine import compile as parallel_module
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.engine.train_step import divide, micro_batches, weigh
 from flaxzoo.train.losses.eval_step import Evaluation, evaluate, unigram_entropy
-from flaxzoo.train.objectives.tasks import score
 
 WAYS = {
     "data 8": {"mesh": MeshConfig(data=8)},
@@ -301,7 +307,8 @@ def test_scores_of_a_text_by_hand():
     data = CausalLMData(source="builtin:python-docs", length=4, tokenizer=TokenizerConfig())
     rows: Any = None  # not asked
     split = DataSplit(rows, SimpleNamespace(num_bytes=16), "", "")
-    assert score(data, evaluation, split) == pytest.approx(
+    found = CausalLMConfig().score(evaluation, split, data)
+    assert found == pytest.approx(
         {
             "loss": 1.5,
             "perplexity": np.exp(1.5),

@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_pairs_that_the_model_was_trained_on(judge):
 
 def test_a_folder_is_a_reward_and_its_prompts_are_texts_or_conversations(judge):
     folder, _, _, tokenizer = judge
-    rewards = rewards_of(data.RolloutConfig(rewards=(str(folder),)), open_model=RewardModel.of_run)
+    rewards = rewards_of(train.GRPOConfig(rewards=(str(folder),)), open_model=RewardModel.of_run)
     records = [PromptRecord(Dialogue((USER,)), {}), PromptRecord(PromptedText("hi", ""), {})]
     found = rewards([record.encode(tokenizer) for record in records], ["", " you"])
     assert list(rewards.functions) == ["judge"]

@@ -11,8 +11,6 @@ from flaxzoo import data, models, train
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.losses.eval_step import Evaluation, evaluate
-from flaxzoo.train.objectives import objectives
-from flaxzoo.train.objectives.tasks import score
 
 B, T, M, V = 16, 12, 3, 48
 SIZES = {"vocab_size": V, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4}
@@ -88,13 +86,13 @@ def policy_batch(rng):
 
 
 OBJECTIVES = {
-    "pretraining": (objectives.PRETRAINING, pretraining_batch),
-    "token_classification": (objectives.TAGGING, tag_batch),
-    "question_answering": (objectives.SPAN, span_batch),
-    "multiple_choice": (objectives.CLASSIFICATION, choice_batch),
-    "translation": (objectives.translation(0.1), translation_batch),
+    "pretraining": (train.PRETRAINING, pretraining_batch),
+    "token_classification": (train.TAGGING, tag_batch),
+    "question_answering": (train.SPAN, span_batch),
+    "multiple_choice": (train.CLASSIFICATION, choice_batch),
+    "translation": (train.seq2seq(train.Seq2SeqConfig(label_smoothing=0.1)), translation_batch),
     "dpo": (train.dpo(), preference_batch),
-    "grpo": (train.grpo(loss="grpo"), policy_batch),
+    "grpo": (train.grpo(train.GRPOConfig(loss_type="grpo")), policy_batch),
 }
 # engine/test_train_step.py has each axis alone, and fsdp beside tensor in micro-batches.
 WAYS = {
@@ -191,12 +189,12 @@ def test_counts_and_filler():
     rng = np.random.default_rng(1)
     batch = pretraining_batch(rng)
     batch = {name: jnp.concatenate([x, 0 * x[:2]]) for name, x in batch.items()}
-    counts = objectives.PRETRAINING.counts(batch)
+    counts = train.PRETRAINING.counts(batch)
     assert float(counts["next_sentence"]) == B
     assert float(counts["masked_token"]) == batch["masked_weights"].sum()
     choices = choice_batch(rng)
     choices = {name: jnp.concatenate([x, 0 * x[:3]]) for name, x in choices.items()}
-    assert float(objectives.CLASSIFICATION.counts(choices)["label"]) == B
+    assert float(train.CLASSIFICATION.counts(choices)["label"]) == B
 
 
 def test_a_span_is_looked_for_among_real_tokens_only():
@@ -208,9 +206,9 @@ def test_a_span_is_looked_for_among_real_tokens_only():
         "start_positions": jnp.array([2, 0, -1]),
         "end_positions": jnp.array([0, 0, -1]),
     }
-    terms = objectives.SPAN.terms(outputs, batch)
+    terms = train.SPAN.terms(outputs, batch)
     # The second row is filler; nobody knows where the answer of the third is.
-    assert float(objectives.SPAN.counts(batch)["start"]) == 1
+    assert float(train.SPAN.counts(batch)["start"]) == 1
     expected = np.log(np.exp([0.0, 1.0, 2.0]).sum()) - 2
     assert float(terms["start"]) == pytest.approx(expected, rel=1e-5)
     assert float(terms["start_accuracy"]) == float(terms["end_accuracy"]) == 1
@@ -222,14 +220,12 @@ def test_one_score_and_several_labels_by_hand():
         "labels": jnp.array([1.0, -2.0, 7.0]),
     }
     outputs = SimpleNamespace(logits=jnp.array([[1.5], [0.0], [3.0]]))
-    assert float(objectives.REGRESSION.terms(outputs, batch)["squared_error"]) == 4.25
-    assert float(objectives.REGRESSION.counts(batch)["squared_error"]) == 2
+    assert float(train.REGRESSION.terms(outputs, batch)["squared_error"]) == 4.25
+    assert float(train.REGRESSION.counts(batch)["squared_error"]) == 2
     batch["labels"] = jnp.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     outputs = SimpleNamespace(logits=jnp.zeros((3, 2)))
-    assert float(objectives.MULTI_LABEL.terms(outputs, batch)["label"]) == pytest.approx(
-        2 * np.log(2)
-    )
-    assert float(objectives.MULTI_LABEL.counts(batch)["label"]) == 2
+    assert float(train.MULTI_LABEL.terms(outputs, batch)["label"]) == pytest.approx(2 * np.log(2))
+    assert float(train.MULTI_LABEL.counts(batch)["label"]) == 2
 
 
 def test_one_logit_is_the_softmax_of_zero_and_it():
@@ -239,12 +235,12 @@ def test_one_logit_is_the_softmax_of_zero_and_it():
 
     def one(z):
         batch = {"attention_mask": mask, "labels": labels[:, None].astype(jnp.float32)}
-        return objectives.MULTI_LABEL.terms(SimpleNamespace(logits=z), batch)["label"]
+        return train.MULTI_LABEL.terms(SimpleNamespace(logits=z), batch)["label"]
 
     def two(z):
         batch = {"attention_mask": mask, "labels": labels}
         outputs = SimpleNamespace(logits=jnp.concatenate([jnp.zeros_like(z), z], axis=1))
-        return objectives.CLASSIFICATION.terms(outputs, batch)["label"]
+        return train.CLASSIFICATION.terms(outputs, batch)["label"]
 
     np.testing.assert_allclose(one(z), two(z), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(one)(z), jax.grad(two)(z), rtol=1e-5, atol=1e-7)
@@ -263,5 +259,5 @@ def test_a_binary_target_has_one_output_and_the_scores_of_two_labels():
     split = config.whole_source(examples, config.make_tokenizer(), config.labels())
     predictions = {"logits": np.array([[2.0], [-1.0], [1.0], [-3.0]])}
     evaluation = Evaluation(0.5, {}, {}, predictions)
-    scores = score(config, evaluation, split)
+    scores = train.ClassificationConfig().score(evaluation, split, config)
     assert scores == {"loss": 0.5, "accuracy": 0.5, "f1": 0.5, "matthews": 0.0}

@@ -9,7 +9,6 @@ import optax
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.objectives.tasks import task_of
 
 from ...support.encoders import KINDS, fine_tuning, pretraining
 
@@ -29,14 +28,14 @@ SCORES = {
 @pytest.mark.parametrize(
     ("recipe", "fields", "told"),
     [
-        ("multi30k-en-de", {}, "loss is smoothed (--label-smoothing 0.1)"),
-        ("multi30k-en-de", {"label_smoothing": 0.0}, None),
+        ("multi30k-en-de", {}, "loss is smoothed (--objective.label-smoothing 0.1)"),
+        ("multi30k-en-de", {"objective": train.Seq2SeqConfig()}, None),
         ("bert-quickstart", {}, "loss is the sum of masked_token"),
     ],
 )
 def test_a_loss_that_differs_from_the_metrics_is_explained(recipe, fields, told):
     config = dataclasses.replace(train.recipe(recipe), **fields)
-    note = task_of(config.data).loss_note(config, config.data)
+    note = config.objective.loss_note(config.data)
     assert note is None if told is None else note.startswith(told)
 
 

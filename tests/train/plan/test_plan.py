@@ -7,11 +7,11 @@ import jax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.engine.compile import compile_trainer, configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.losses import cross_entropy as losses
-from flaxzoo.train.objectives.tasks import objective_of
 from flaxzoo.train.plan import plan, worker
 from flaxzoo.train.plan.chips import GIB
 from flaxzoo.train.plan.placeholders import without_data

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import train
+from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compile_module
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.evaluation.evaluate import score_run
-from flaxzoo.train.objectives.tasks import objective_of
 
 NAMES = ("reviews-bag", "reviews-simple", "reviews")
 

@@ -9,7 +9,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data.tasks.translation import ARRAYS
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.train.objectives.tasks import objective_of
+from flaxzoo.train.config import objective_of
 from flaxzoo.train.recipes import RECIPES
 
 PUBLISHED = [name for name in RECIPES if name.startswith("wmt14")]
@@ -39,7 +39,7 @@ def test_the_papers_numbers(name):
     assert config.data.tokenizer.vocab_size == vocab_size
     assert config.data.source.endswith("#en,de" if german else "#en,fr")
     assert config.steps == (300_000 if big else 100_000)
-    assert config.label_smoothing == 0.1
+    assert config.objective.label_smoothing == 0.1
     assert 25_000 <= config.batch_size * config.data.length <= 27_000
     assert config.keep_last == (20 if big else 5)
     optimizer = config.optimizer

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from flaxzoo.data import RolloutConfig, UserError
+from flaxzoo.data import UserError
 from flaxzoo.data.chat.policy import Prompt
 from flaxzoo.data.chat.records import PromptedText
+from flaxzoo.train import GRPOConfig
 from flaxzoo.train.rewards.functions import named_reward, rewards_of
 
 CASES = {
@@ -36,7 +37,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
             for prompt, text in zip(prompts, completions, strict=False)
         ]
 
-    settings = RolloutConfig(rewards=("exact_match",), reward_weights=(1.0, 0.5))
+    settings = GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 0.5))
     rewards = rewards_of(settings, [long])
     assert list(rewards.functions) == ["exact_match", "long"]
     assert rewards.weights == (1.0, 0.5)
@@ -56,7 +57,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
 )
 def test_a_wrong_name_is_one_line(name, message):
     with pytest.raises(UserError, match=message):
-        rewards_of(RolloutConfig(rewards=(name,)))
+        rewards_of(GRPOConfig(rewards=(name,)))
 
 
 @pytest.mark.parametrize(
@@ -69,16 +70,16 @@ def test_a_wrong_name_is_one_line(name, message):
     ],
 )
 def test_a_wrong_reward_is_one_line(reward, message):
-    rewards = rewards_of(RolloutConfig(), [reward])
+    rewards = rewards_of(GRPOConfig(), [reward])
     with pytest.raises(UserError, match=message):
         rewards([asked("a"), asked("b")], ["x", "y"])
 
 
 def test_a_run_needs_a_reward_and_a_weight_for_each():
-    with pytest.raises(UserError, match=r"data\.rollout\.rewards is empty"):
-        rewards_of(RolloutConfig())
+    with pytest.raises(UserError, match=r"objective\.rewards is empty"):
+        rewards_of(GRPOConfig())
     with pytest.raises(UserError, match="reward_weights has 2 numbers for 1 rewards"):
-        rewards_of(RolloutConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))
+        rewards_of(GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))
 
 
 def test_reward_models_are_asked_first_and_keep_their_column(tmp_path):
@@ -94,7 +95,7 @@ def test_reward_models_are_asked_first_and_keep_their_column(tmp_path):
         return [1.0] * len(completions)
 
     (tmp_path / "judge").mkdir()
-    settings = RolloutConfig(rewards=("length:1", str(tmp_path / "judge")))
+    settings = GRPOConfig(rewards=("length:1", str(tmp_path / "judge")))
     rewards = rewards_of(settings, [own], open_model=lambda name: model)
     np.testing.assert_array_equal(rewards([asked("a")], ["x"]), [[1.0, 2.0, 1.0]])
     assert asked_in_order == ["model", "own"]

@@ -34,7 +34,6 @@ def train_command(arguments: list[str]) -> int:
     from ...engine.compile import check_devices
     from ...engine.loop import train
     from ...engine.stop_signals import ended_by_second_signal
-    from ...objectives.tasks import task_of
 
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)
@@ -43,7 +42,7 @@ def train_command(arguments: list[str]) -> int:
         log(f"the trained model's output for --sample-prompt {config.sample_prompt!r}:")
         print(result.sample)
     if result.finished and is_primary():
-        command = task_of(config.data).next_command.format(run=parsed.workdir)
+        command = config.objective.next_command.format(run=parsed.workdir)
         log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {command}")
     return 0 if result.signal is None else 128 + result.signal
 

@@ -1,6 +1,5 @@
 """GRPO, RLOO and their advantages: by hand, filler, limits; TRL is in parity."""
 
-import inspect
 from types import SimpleNamespace
 
 import jax
@@ -8,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import train
+from flaxzoo.data import UserError
 from flaxzoo.models.nn.heads import Projection
 
+GRPOConfig = train.GRPOConfig
 V, D, T, B = 7, 5, 4, 3
 MASK = np.array([[0, 1, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0]])
 LENGTHS = MASK.sum(-1)
@@ -52,8 +53,10 @@ def test_the_ways_to_average_by_hand(given):
         "bnpo": per_token.sum() / MASK.sum(),
         "grpo": (per_token.sum(-1) / LENGTHS).mean(),
     }.items():
-        assert mean(train.grpo(loss=loss), outputs, batch) == pytest.approx(expected, rel=1e-5)
-    divided = train.grpo(loss="dr_grpo", max_answer_length=10)
+        assert mean(train.grpo(GRPOConfig(loss_type=loss)), outputs, batch) == pytest.approx(
+            expected, rel=1e-5
+        )
+    divided = train.grpo(GRPOConfig(loss_type="dr_grpo", max_new_tokens=10))
     assert mean(divided, outputs, batch) == pytest.approx(per_token.sum() / (B * 10), rel=1e-5)
     found = mean(train.grpo(), outputs, batch, "entropy")
     assert found == pytest.approx((entropy * MASK).sum() / MASK.sum(), rel=1e-5)
@@ -83,11 +86,11 @@ def test_the_divergence_from_the_reference_is_never_negative_and_is_added(given)
     outputs, batch, ratio, towards, _ = given
     divergence = (np.exp(towards) - towards - 1) * MASK
     assert (divergence >= 0).all()
-    found = mean(train.grpo(beta=0.1), outputs, batch, "kl")
+    found = mean(train.grpo(GRPOConfig(beta=0.1)), outputs, batch, "kl")
     assert found == pytest.approx(divergence.sum() / MASK.sum(), rel=1e-4)
     plain = mean(train.grpo(), outputs, batch)
     for corrected, factor in ((True, ratio), (False, 1.0)):
-        objective = train.grpo(beta=0.1, correct_kl=corrected)
+        objective = train.grpo(GRPOConfig(beta=0.1, correct_kl=corrected))
         more = 0.1 * (factor * divergence).sum() / MASK.sum()
         assert mean(objective, outputs, batch) - plain == pytest.approx(more, rel=1e-3)
 
@@ -139,7 +142,7 @@ def test_filler_may_hold_anything(given):
     short = SimpleNamespace(
         projection=outputs.projection.replace(hidden=outputs.projection.hidden[:2])
     )
-    for objective in (train.grpo(beta=0.1, loss="grpo"), train.rloo()):
+    for objective in (train.grpo(GRPOConfig(beta=0.1, loss_type="grpo")), train.rloo()):
         assert mean(objective, outputs, bad) == pytest.approx(
             mean(objective, short, first), rel=1e-5
         )
@@ -159,10 +162,6 @@ def test_advantages_by_hand():
     np.testing.assert_allclose(
         train.leave_one_out_advantages(rewards, 3), [-1.5, 0, 1.5, 0, 0, 0], atol=1e-6
     )
-    penalty = jnp.array([0.0, 0.0, 3.0, 0.0, 0.0, 0.0])
-    np.testing.assert_allclose(
-        train.leave_one_out_advantages(rewards, 3, divergence=penalty)[:3], [0, 1.5, -1.5]
-    )
 
 
 def test_an_answer_without_a_reward_has_no_advantage_and_no_influence():
@@ -175,26 +174,38 @@ def test_an_answer_without_a_reward_has_no_advantage_and_no_influence():
         assert found[5] == 0  # alone in its group, there is nothing to compare it with
 
 
+def test_an_advantage_of_rloo_is_the_reward_less_its_divergence_beyond_the_others():
+    settings = train.RLOOConfig(beta=0.5, num_iterations=2)
+    mask = jnp.asarray([[0, 1, 1, 0], [0, 1, 0, 0]] * 2)
+    log_probs = -jnp.arange(16.0).reshape(4, 4)
+    # A nat for each token of an answer.
+    scored = {"log_probs": log_probs, "reference_log_probs": log_probs - 1.0}
+    found = settings.targets(jnp.asarray([3.0, 1.0, 0.0, jnp.nan]), mask, scored)
+    # 3 - 1 against 1 - 0.5; the second group has one reward alone.
+    np.testing.assert_allclose(found["advantages"], [1.5, -1.5, 0.0, 0.0])
+    np.testing.assert_array_equal(found["old_log_probs"], log_probs)
+
+
+def test_defaults_are_those_of_trl():
+    names = ("num_generations", "temperature", "beta", "num_iterations")
+    found = [
+        tuple(getattr(settings, name) for name in names)
+        for settings in (GRPOConfig(), train.RLOOConfig(), train.PPOConfig())
+    ]
+    assert found == [(8, 1.0, 0.0, 1), (2, 1.0, 0.05, 1), (1, 0.7, 0.05, 4)]
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (
-            lambda: inspect.unwrap(train.grpo)(loss="drgrpo"),
-            "loss 'drgrpo' is unknown: choose one of dapo",
-        ),
-        (lambda: train.grpo(loss="dr_grpo"), "max_answer_length belongs to the loss 'dr_grpo'"),
-        (lambda: train.grpo(max_answer_length=3), "max_answer_length belongs to"),
-        (lambda: train.grpo(epsilon=-0.1), "epsilon -0.1 must not be negative"),
-        (lambda: inspect.unwrap(train.grpo)(importance="word"), "importance 'word' is unknown"),
-        (lambda: train.rloo(temperature=0.0), "temperature 0.0 must be positive"),
-        (lambda: train.group_advantages(jnp.ones(5), 2), "5 rewards do not make groups of 2"),
-        (
-            lambda: inspect.unwrap(train.group_advantages)(jnp.ones(4), 2, scale="x"),
-            "scale 'x' is unknown",
-        ),
+        (lambda: train.grpo(GRPOConfig(loss_type="dr_grpo")), "max_new_tokens None"),
+        (lambda: GRPOConfig(num_generations=1), "num_generations .* 1"),
+        (lambda: train.RLOOConfig(temperature=0.0), r"temperature .* 0\.0"),
+        (lambda: train.PPOConfig(gamma=1.1), r"gamma .* 1\.1"),
+        (lambda: train.group_advantages(jnp.ones(5), 2), "5 rewards"),
         (lambda: train.leave_one_out_advantages(jnp.ones(5), 1), "groups of 1"),
     ],
 )
-def test_what_makes_no_objective_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_wrong_setting_is_named(make, named):
+    with pytest.raises(UserError, match=named):
         make()

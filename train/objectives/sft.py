@@ -1,15 +1,50 @@
-"""Supervised fine-tuning: next tokens, of which only the marked ones are learned."""
+"""Supervised fine-tuning (SFT): next tokens, of which only the marked ones are learned."""
+
+import dataclasses
 
 import jax.numpy as jnp
 
+from ...data.chat.supervised import SupervisedData
+from ...data.dataset import DataSplit
 from ...models.nn.typing import Array, Float
 from ..losses.cross_entropy import cross_entropy
+from ..losses.eval_step import Evaluation
 from ..losses.objective import Batch, Objective, Outputs, Terms
-from .objectives import CAUSAL
+from ..objective_config import ObjectiveConfig, Scores, perplexity
+from .causal_lm import CAUSAL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTConfig(ObjectiveConfig[SupervisedData]):
+    """Supervised fine-tuning; it has no hyperparameters."""
+
+    kind = "sft"
+    data_kinds = (SupervisedData,)
+    progress_metrics = ("perplexity", "mean_token_accuracy")
+    next_command = "chat {run}"
+
+    def build(self, data: SupervisedData) -> Objective:
+        """Returns `supervised`."""
+        del data
+        return supervised()
+
+    def metrics(self, evaluation: Evaluation, split: DataSplit, data: SupervisedData) -> Scores:
+        """Returns perplexity, accuracy, and the number of learned tokens."""
+        del split, data
+        return {
+            "perplexity": perplexity(evaluation.loss),
+            "mean_token_accuracy": evaluation.means["mean_token_accuracy"],
+            "num_tokens": int(evaluation.counts["next_token"]),
+        }
+
+    def heads(self, data: SupervisedData) -> tuple[str, ...]:
+        """Returns the head of a language model."""
+        del data
+        return ("causal_lm",)
 
 
 def supervised() -> Objective:
-    """Returns the objective of supervised fine-tuning of a causal language model.
+    """Returns the loss of supervised fine-tuning of a causal language model.
 
     The loss is -Σ log π(y_t | …) over the marked labels, divided by their number in the whole
     batch, in nats (Ouyang et al. 2022, section 3.5, step 1). The arrays of a batch are those of

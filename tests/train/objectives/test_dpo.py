@@ -1,6 +1,5 @@
 """Reward models and DPO: by hand, filler, weights; TRL is in parity."""
 
-import inspect
 from types import SimpleNamespace
 
 import jax
@@ -8,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import train
+from flaxzoo.data import UserError
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train.losses.objective import Objective
 
+DPOConfig = train.DPOConfig
 V, D, T = 7, 5, 4
 # log σ(x), negated, of the differences 0, 1 and 2.
 BY_HAND = [0.693147, 0.313262, 0.126928]
@@ -42,10 +43,15 @@ def test_the_loss_of_a_reward_model_by_hand():
 
 def test_margins_add_up_and_centering_is_a_term_of_its_own():
     batch = {"attention_mask": pairs_mask(1), "margin": jnp.array([0.5])}
-    terms = train.reward(margin=0.5, centering=0.01).terms(rewards((2.0, 0.0)), batch)
+    terms = train.reward(train.RewardConfig(margin=0.5, centering=0.01)).terms(
+        rewards((2.0, 0.0)), batch
+    )
     assert float(terms["preference"]) == pytest.approx(BY_HAND[1], abs=1e-6)
     assert float(terms["centering"]) == 4
-    assert train.reward(centering=0.01).coefficients == {"preference": 1.0, "centering": 0.01}
+    assert train.reward(train.RewardConfig(centering=0.01)).coefficients == {
+        "preference": 1.0,
+        "centering": 0.01,
+    }
 
 
 def test_pairs_of_a_prompt_weigh_as_much_as_the_only_pair_of_another():
@@ -96,7 +102,7 @@ def answers():
 def test_each_loss_of_dpo_by_hand(answers, loss, by_hand):
     outputs, batch, log_probs = answers
     smoothing = {"label_smoothing": 0.2} if loss == "robust" else {}
-    terms = train.dpo(beta=0.5, loss=loss, **smoothing).terms(outputs, batch)
+    terms = train.dpo(DPOConfig(beta=0.5, loss_type=loss, **smoothing)).terms(outputs, batch)
     ratios = log_probs - np.array([[-3.0, -4.0], [-2.0, -1.5]])
     difference = ratios[:, 0] - ratios[:, 1]
     per_token = ratios / np.array([[2, 3], [1, 2]])
@@ -110,7 +116,7 @@ def test_each_loss_of_dpo_by_hand(answers, loss, by_hand):
 
 def test_the_model_that_is_its_own_reference_has_the_loss_of_chance(answers):
     outputs, batch, _ = answers
-    objective = train.dpo(frozen_reference=True)
+    objective = train.dpo(DPOConfig(reference="frozen"))
     terms = objective.terms(outputs, batch, outputs)
     assert float(terms["preference"]) / 2 == pytest.approx(np.log(2), rel=1e-6)
     assert float(terms["rewards/margins"]) == 0
@@ -152,21 +158,14 @@ def test_the_texts_of_a_pair_have_dropout_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("config", "settings", "named"),
     [
-        (lambda: train.dpo(beta=0.0), "beta 0.0 must be positive"),
-        (
-            lambda: inspect.unwrap(train.dpo)(loss="sigmiod"),
-            "loss 'sigmiod' is unknown: choose one of sigmoid",
-        ),
-        (
-            lambda: train.dpo(label_smoothing=0.1),
-            "label_smoothing 0.1 belongs to the loss 'robust'",
-        ),
-        (lambda: train.dpo(loss="robust", label_smoothing=0.5), "at least 0 and below 0.5"),
-        (lambda: train.reward(centering=-1.0), "centering -1.0 must not be negative"),
+        (DPOConfig, {"beta": 0.0}, r"beta .* 0\.0"),
+        (DPOConfig, {"label_smoothing": 0.1}, r"label_smoothing 0\.1"),
+        (DPOConfig, {"loss_type": "robust", "label_smoothing": 0.5}, r"label_smoothing .* 0\.5"),
+        (train.RewardConfig, {"centering": -1.0}, r"centering .* -1\.0"),
     ],
 )
-def test_what_makes_no_objective_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_wrong_setting_is_named(config, settings, named):
+    with pytest.raises(UserError, match=named):
+        config(**settings)

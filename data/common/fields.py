@@ -1,0 +1,300 @@
+"""Configuration fields that declare their range: `beta1: Rate = 0.9`.
+
+A dataclass that derives `Checked` checks every field against its type when it is made. The same
+declaration makes the message ("beta1 must be in [0, 1), got 1.0"), the check of a command line's
+option, and its line of `--help`. Only relations between fields remain code, in `__post_init__`
+after `super().__post_init__()`; `require` and `require_default` state them.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import UserError
+
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field accepts: an annotation, `Annotated[float, Range(above=0)]`.
+
+    Attributes:
+      least: Lower bound, included.
+      above: Lower bound, excluded.
+      most: Upper bound, included.
+      below: Upper bound, excluded.
+    """
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        low, high = max(self.least, self.above), min(self.most, self.below)
+        if math.isinf(high):
+            return (
+                f"at least {low:,}"
+                if low == self.least
+                else "positive"
+                if not low
+                else (f"above {low:,}")
+            )
+        if math.isinf(low):
+            return f"at most {high:,}" if high == self.most else f"below {high:,}"
+        if (low, high) == (self.least, self.most):
+            return f"from {low:,} to {high:,}"
+        opening, closing = "[" if low == self.least else "(", "]" if high == self.most else ")"
+        return f"in {opening}{low:,}, {high:,}{closing}"
+
+
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(least=0)]
+Rate = Annotated[float, Range(least=0, below=1)]
+Fraction = Annotated[float, Range(least=0, most=1)]
+PositiveInt = Annotated[int, Range(least=1)]
+NonNegativeInt = Annotated[int, Range(least=0)]
+Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
+
+
+class FieldError(UserError):
+    """A field has a value that its declaration does not allow, alone or with another field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        """Creates the error.
+
+        Args:
+          field: The name of the field.
+          problem: What is wrong: "must be positive, got -1".
+        """
+        super().__init__(field, problem)
+        self.field, self.problem = field, problem
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.problem}"
+
+
+class Checked:
+    """Base class of dataclasses whose fields are checked against their types.
+
+    A list, as JSON has it, becomes a tuple.
+
+    Raises:
+      FieldError: A field has a value of another type, or out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks all fields."""
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            value = getattr(self, field.name)
+            if isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+            check_value(field.name, value, field.type)
+
+
+def check_value(name: str, value: object, hint: object) -> None:
+    """Checks a value against a type and its range.
+
+    Raises:
+      FieldError: It is of another type, or out of the range.
+    """
+    if expected := expectation(value, hint):
+        shown = repr(value)
+        shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
+        raise FieldError(name, f"must be {expected}, got {shown}")
+
+
+def expectation(value: object, hint: object) -> str:
+    """Returns what a value of a type must be: "positive", "a whole number"; "" if it is.
+
+    An integer is also a float, a list also a tuple, and a truth value no number. A type that
+    this file does not know accepts every value.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        ranges = (str(rule) for rule in arguments[1:] if value not in rule)
+        return expectation(value, arguments[0]) or next(ranges, "")
+    if origin in (Union, UnionType):
+        found = [expectation(value, one) for one in arguments]
+        return " or ".join(found) if all(found) else ""
+    if origin is Literal:
+        return "" if value in arguments else f"one of {', '.join(map(str, arguments))}"
+    if origin in (tuple, Sequence):
+        return _expected_items(value, arguments)
+    if hint in _SCALARS:
+        name, accepts = _SCALARS[hint]
+        return "" if accepts(value) else name
+    return hint.__name__ if isinstance(hint, type) and not isinstance(value, hint) else ""
+
+
+def _expected_items(value: object, arguments: tuple[object, ...]) -> str:
+    if not isinstance(value, tuple | list):
+        return "a tuple"
+    kinds = itertools.repeat(arguments[0]) if arguments[1:] in ((), (...,)) else arguments
+    found = filter(None, map(expectation, value, kinds))
+    return next((f"a tuple of values that are {expected}" for expected in found), "")
+
+
+def _is_number(value: object, kind: type, most: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and -most <= value <= most  # pyright: ignore
+
+
+_SCALARS: dict[object, tuple[str, Callable[[object], bool]]] = {
+    int: ("a 64-bit whole number", lambda value: _is_number(value, Integral, 2**63 - 1)),
+    float: ("a finite number", lambda value: _is_number(value, Real, sys.float_info.max)),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    NoneType: ("None", lambda value: value is None),
+}
+"""Type → what a message calls it, and the values that belong to it."""
+
+
+def require(condition: object, message: str) -> None:
+    """Checks a relation between fields or arguments.
+
+    Raises:
+      UserError: The condition does not hold; with the message.
+    """
+    if not condition:
+        raise UserError(message)
+
+
+def require_default(record: object, names: Iterable[str], problem: str) -> None:
+    """Checks that fields which have no effect are at their defaults.
+
+    Args:
+      record: The dataclass.
+      names: The fields.
+      problem: Why they have no effect: "belongs to grpo, and the algorithm is ppo".
+
+    Raises:
+      FieldError: A field has another value.
+    """
+    for name in names:
+        value = getattr(record, name)
+        if value != type(record).__dataclass_fields__[name].default:  # pyright: ignore
+            raise FieldError(name, f"{value!r} {problem}: leave it out")
+
+
+def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
+    """Makes a dataclass from what a file gives for its fields.
+
+    Args:
+      cls: The dataclass, which derives `Checked`.
+      fields: Its fields by name, as JSON has them; a nested dataclass is an object.
+      prefix: What is before the names in messages: "optimizer.".
+
+    Raises:
+      UserError: A field is unknown or missing, or a value is not of its type or range.
+    """
+    known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
+    required = {
+        name for name, x in known.items() if x.default is x.default_factory is dataclasses.MISSING
+    }
+    for name in sorted(fields.keys() - known):
+        raise UserError(f"unknown field {prefix}{name}")
+    for name in sorted(required - fields.keys()):
+        raise UserError(f"the field {prefix}{name} is missing")
+    nested = {}
+    for name, value in fields.items():
+        kind = next(filter(dataclasses.is_dataclass, _kinds(known[name].type)), None)
+        if isinstance(kind, type) and isinstance(value, Mapping):
+            nested[name] = make_record(kind, value, f"{prefix}{name}.")
+    with named_below(prefix):
+        return cls(**{**fields, **nested})
+
+
+def _kinds(hint: object) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+@contextlib.contextmanager
+def named_below(prefix: str) -> Iterator[None]:
+    """Puts a prefix before the field that an error names: `optimizer.` before `beta1`."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(prefix + error.field, error.problem) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a reader should know of a field.
+
+    Attributes:
+      name: The field, in a nested configuration with a dot: `optimizer.beta1`.
+      hint: Its type.
+      default: Its value in the configuration that is described.
+      range: The numbers that it accepts: "in [0, 1)"; "" if its type says all.
+      text: The docstring below it, as one line.
+    """
+
+    name: str
+    hint: Any
+    default: object
+    range: str
+    text: str
+
+
+def describe(
+    record: object,
+    prefix: str = "",
+    *,
+    nested: Mapping[str, Callable[[], Any]] = {},
+    with_text: bool = True,
+) -> Iterator[Description]:
+    """Describes each field of a configuration, and of those that it contains.
+
+    Args:
+      record: A dataclass instance.
+      prefix: What is before the names.
+      nested: Name of a field that is None → makes the configuration that it can have instead.
+      with_text: Whether to read the docstrings from the source code, which takes time.
+    """
+    hints = get_type_hints(type(record), include_extras=True)
+    docs = field_docs(type(record)) if with_text else {}
+    for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
+        value, name = getattr(record, field.name), prefix + field.name
+        if value is None and name in nested:
+            value = nested[name]()
+        if dataclasses.is_dataclass(value):
+            yield from describe(value, f"{name}.", nested=nested, with_text=with_text)
+        else:
+            hint, text = hints[field.name], docs.get(field.name, "")
+            yield Description(name, hint, value, range_of(hint), text)
+
+
+def range_of(hint: object) -> str:
+    """Returns the range that a type declares, for a reader: "positive"; "" without one."""
+    if get_origin(hint) is Annotated:
+        return ", ".join(str(rule) for rule in get_args(hint)[1:] if isinstance(rule, Range))
+    return ", ".join(filter(None, map(range_of, get_args(hint))))
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
+    docs = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
+        assert isinstance(definition, ast.ClassDef)
+        for field, following in itertools.pairwise(definition.body):
+            match field, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docs[name] = " ".join(text.split())
+    return docs

@@ -1,0 +1,73 @@
+"""What the losses on sampled answers share: masks, sums, log-probabilities, and groups of rewards.
+
+A batch has the arrays `input_ids`, `labels`, `attention_mask` and `loss_mask` `[B, T]`; see `grpo`.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from ...data.common.errors import UserError
+from ...models.nn.typing import Array, Bool, Float
+from ...models.token_log_probs import TokenLogProbs, token_log_probs
+from .objective import Batch, Outputs, Terms
+
+CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
+"""The measures of the clipping, under TRL's names."""
+
+
+def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
+    """Returns where a label belongs to an answer, for rows or for pairs of rows."""
+    return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
+
+
+def real_rows(batch: Batch) -> Float[Array, " B"]:
+    """Returns 1 for each row that is not filler, else 0."""
+    return jnp.any(batch["attention_mask"] != 0, axis=-1).astype(jnp.float32)
+
+
+def label_log_probs(outputs: Outputs, batch: Batch, temperature: float) -> TokenLogProbs:
+    """Returns the log-probabilities of the labels at the temperature of sampling."""
+    return token_log_probs(outputs.projection, batch["labels"], temperature=temperature)
+
+
+def masked_sums(values: Mapping[str, Array], mask: Array) -> Terms:
+    """Returns the sum of each value where the mask is true; elsewhere it may be NaN."""
+    return {name: jnp.sum(jnp.where(mask, value, 0.0)) for name, value in values.items()}
+
+
+def sum_over_answers(values: Float[Array, "B T"], mask: Array) -> Float[Array, " B"]:
+    """Returns the sum of values over the tokens of each answer."""
+    return jnp.sum(jnp.where(mask != 0, values, 0.0), axis=1)
+
+
+def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> dict[str, Array]:
+    """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and where the clipping takes the gradient.
+
+    Args:
+        ratio: ρ, of tokens or of answers.
+        advantages: A, of the same number of axes.
+        low: the largest relative decrease of a probability that is rewarded.
+        high: the largest increase.
+    """
+    clipped = jnp.clip(ratio, 1 - low, 1 + high)
+    below = (ratio < 1 - low) & (advantages < 0)
+    above = (ratio > 1 + high) & (advantages > 0)
+    return {
+        "policy": -jnp.minimum(ratio * advantages, clipped * advantages),
+        **dict(zip(CLIPPED, (below, above, below | above), strict=True)),
+    }
+
+
+def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S"]:
+    """Returns the rewards of the answers to each prompt.
+
+    Raises:
+        UserError: N is not a multiple of the group size, or the latter is below 2.
+    """
+    if group_size < 2 or rewards.shape[0] % group_size:
+        raise UserError(
+            f"{rewards.shape[0]} rewards do not make groups of {group_size}: give a multiple of "
+            "the number of answers to each prompt, which is at least 2"
+        )
+    return rewards.reshape(-1, group_size)

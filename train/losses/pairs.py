@@ -1,0 +1,37 @@
+"""What the losses on preferences share: pairs of texts `[B, 2, T]`, the chosen one first.
+
+A pair is one example, so that neither micro-batches nor devices divide it.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from ...models.nn.typing import Array, Float
+from .objective import Batch, Inputs, Terms
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def rows_of_pairs(x: Array) -> Array:
+    """Returns `[2B, …]` of `[B, 2, …]`: the chosen row of each pair before its rejected row."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def pair_inputs(batch: Batch) -> Inputs:
+    """Returns the model's inputs for both texts of each pair."""
+    return {name: rows_of_pairs(batch[name]) for name in _INPUTS if name in batch}
+
+
+def pair_weights(batch: Batch) -> Float[Array, " B"]:
+    """Returns the weight of each pair: 1 unless stated; 0 for filler, which is all padding."""
+    real = jnp.any(batch["attention_mask"] != 0, axis=(1, 2)).astype(jnp.float32)
+    return real * batch["pair_weights"] if "pair_weights" in batch else real
+
+
+def weighted_sums(values: Mapping[str, Array], weights: Float[Array, " B"]) -> Terms:
+    """Returns Σ weight · value of each; a value without weight may be anything, also NaN."""
+    return {
+        name: jnp.sum(weights * jnp.where(weights > 0, value, 0.0))
+        for name, value in values.items()
+    }

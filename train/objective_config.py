@@ -1,0 +1,103 @@
+"""The base of all objectives: hyperparameters as fields, loss and metrics as methods."""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from ..data.common.fields import Checked
+from ..data.dataset import BatchSpec, DataSplit
+from ..data.tasks.base import DataConfig
+from .losses.eval_step import Evaluation, unigram_entropy
+from .losses.objective import Objective
+
+Scores = Mapping[str, object]
+"""Metrics by name: numbers, and for BLEU and chrF also their signatures."""
+D = TypeVar("D", bound=DataConfig)
+OpenReference = Callable[[], Callable[[Any], np.ndarray]]
+"""Opens the model that a run starts from, as the log-probabilities of the answers of examples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationMetrics:
+    """The metrics of texts that a trained model generates."""
+
+    scores: Callable[[Sequence[str], Sequence[str]], Scores]
+    """The metrics, given the references and the texts."""
+    missing: Callable[[], str | None] = lambda: None
+    """A line that names the package that some metrics need, if it is not installed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(Checked, ABC, Generic[D]):
+    """What a run learns, and with which hyperparameters.
+
+    Each objective is a subclass in a file named after its `kind`. The fields are options of the
+    command line: `--objective.beta 0.1`.
+    """
+
+    is_default: ClassVar[bool] = False  # True of an instance that `default_objective` made
+    kind: ClassVar[str]
+    """The name in a run's config.json."""
+    data_kinds: ClassVar[tuple[type[DataConfig], ...]]
+    """The data that it learns from. The first objective that names a kind is its default."""
+    progress_metrics: ClassVar[tuple[str, ...]]
+    """The metrics that a line of progress shows."""
+    next_command: ClassVar[str]
+    """The command that uses a finished run; {run} stands for its folder."""
+    needs_init_from: ClassVar[bool] = False
+    """Whether it compares the model with the one that the run starts from."""
+    generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
+    """The metrics of generated texts, by kind of data."""
+
+    @abstractmethod
+    def build(self, data: D) -> Objective:
+        """Returns the functions of the loss."""
+
+    @abstractmethod
+    def metrics(self, evaluation: Evaluation, split: DataSplit, data: D) -> Scores:
+        """Returns the metrics of an evaluation, except the loss."""
+
+    def score(self, evaluation: Evaluation, split: DataSplit, data: D) -> dict[str, Any]:
+        """Returns `loss` and the metrics, as plain numbers."""
+        return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
+
+    def heads(self, data: D) -> tuple[str, ...]:
+        """Returns the names in `HEADS` of the heads that can learn it, the first choice first."""
+        return (data.kind,)
+
+    def check(self, data: D) -> None:
+        """Checks the hyperparameters against the data; raises UserError."""
+
+    def loss_note(self, data: D) -> str | None:
+        """Returns a line on how the loss differs from the metrics, or None."""
+
+    def baseline(self, split: DataSplit) -> tuple[str, str, float] | None:
+        """Returns what token frequencies alone reach: metric, name of the baseline and value."""
+
+    def batch_spec(self, data: D, num_labels: int, num_choices: int) -> BatchSpec:
+        """Returns the arrays of an example that a step reads; see `DataConfig.batch_spec`."""
+        return data.batch_spec(num_labels, num_choices)
+
+    def prepare(self, data: D, open_reference: OpenReference) -> D:
+        """Returns the data with what only the objective can add to the examples."""
+        del open_reference
+        return data
+
+    def for_evaluation(self) -> "ObjectiveConfig[D]":
+        """Returns the settings for a model without the frozen parameters of its train state."""
+        return self
+
+
+def perplexity(nats: float) -> float:
+    """Returns exp(nats), at most e⁷⁰⁰: more does not fit into float64."""
+    return math.exp(min(nats, 700.0))
+
+
+def entropy_baseline(metric: str, split: DataSplit) -> tuple[str, str, float]:
+    """Returns the baseline of a language model's metric: the entropy of single tokens."""
+    name = "unigram entropy of the training text"
+    return metric, name, unigram_entropy(split.content.token_counts)

@@ -1,0 +1,198 @@
+"""Group relative policy optimization (GRPO): answers are compared with others to their prompt.
+
+A batch holds answers that an earlier state of the model, the old policy, sampled, each with its
+advantage: by how much its reward exceeds what is usual for its prompt.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from ...data.chat.policy import PolicyData
+from ...data.common.errors import UserError
+from ...data.common.fields import NonNegative, Range
+from ...data.dataset import BatchSpec
+from ...models.nn.typing import Array, Float, Int
+from ..losses.answers import (
+    CLIPPED,
+    answer_mask,
+    clipped_loss,
+    in_groups,
+    label_log_probs,
+    masked_sums,
+    real_rows,
+)
+from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
+from .online import OnlineConfig, near_zero_note, per_token_spec
+
+GroupSize = Annotated[int, Range(least=2)]
+"""Answers to each prompt, for an objective that compares them."""
+Scale = Literal["group", "batch", "none"]
+"""The divisor of `group_advantages`: a standard deviation, or none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GRPOConfig(OnlineConfig):
+    """The settings of group relative policy optimization; the defaults are TRL's."""
+
+    kind = "grpo"
+
+    num_generations: GroupSize = 8
+    beta: NonNegative = 0.0
+    epsilon_high: NonNegative | None = None
+    """Largest relative increase of a probability, if not `epsilon`."""
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
+    """How losses are averaged over tokens. dapo and bnpo: over all tokens of the batch. grpo: over
+    the tokens of each answer, then over answers. dr_grpo: the sum is divided by the number of
+    answers times max_new_tokens."""
+    scale_rewards: Scale = "group"
+    """The standard deviation by which rewards are divided."""
+    importance: Literal["token", "sequence"] = "token"
+    """Ratios of probabilities of tokens or of whole answers (GSPO)."""
+    correct_kl: bool = True
+    """Whether the divergence is estimated under the model, not under the policy that sampled."""
+
+    def loss(self, data: PolicyData) -> Objective:
+        """Returns `grpo` with the longest answer that the data allow."""
+        return grpo(dataclasses.replace(self, max_new_tokens=self.answer_length(data)))
+
+    def targets(
+        self,
+        rewards: Float[Array, " R"],
+        loss_mask: Int[Array, "R T"],
+        scored: Mapping[str, Float[Array, "R T"]],
+    ) -> dict[str, Array]:
+        """Returns advantages, and log-probabilities as far as the loss needs them."""
+        del loss_mask
+        found = {
+            "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
+        }
+        if self.updates_several:
+            found["old_log_probs"] = scored["log_probs"]
+        if self.beta:
+            found["reference_log_probs"] = scored["reference_log_probs"]
+        return found
+
+    def loss_note(self, data: PolicyData) -> str | None:
+        """Returns a line on the validation loss and on that of a step."""
+        del data
+        return near_zero_note(self)
+
+    def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
+        """Returns the arrays of a sampled answer."""
+        spec = super().batch_spec(data, num_labels, num_choices)
+        if self.updates_several:
+            spec["old_log_probs"] = per_token_spec(data.length)
+        if self.beta:
+            spec["reference_log_probs"] = per_token_spec(data.length)
+        return spec
+
+
+def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
+    """Returns the loss of group relative policy optimization (Shao et al. 2024, equation 3).
+
+    With ρ the ratio of the probabilities of a token under the model and under the old policy, A
+    the advantage of its answer, and k = π_ref/π - log (π_ref/π) - 1 the estimate of the divergence
+    from a reference (equation 4), the loss of a token is
+
+        -min(ρ A, clip(ρ, 1 - ε, 1 + ε_high) A) + β ρ k.
+
+    `loss_type` says how tokens are averaged: `dapo` and `bnpo` over all tokens of the batch (Yu et
+    al. 2025, equation 8; micro-batches and devices do not matter, so both are the same here),
+    `grpo` over the tokens of each answer and then over answers (Shao et al. 2024), `dr_grpo`
+    divides the sum by the number of answers times `max_new_tokens` (Liu et al. 2025). With
+    `importance="sequence"` ρ is the exponential of the mean log-ratio of an answer's tokens (GSPO,
+    Zheng et al. 2025, equation 7). Without `correct_kl` k lacks the factor ρ. Before the first
+    update after sampling ρ is 1 and the loss near 0 whatever the rewards, but its gradient is not.
+
+    The arrays of a batch:
+
+    - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
+      after each of them;
+    - `attention_mask` int32 `[B, T]`: 1 for real tokens;
+    - `loss_mask` int32 or bool `[B, T]`: 1 where the label belongs to the answer, its end
+      included, and was written by the policy, not by a tool;
+    - `advantages` float32 `[B]`; see `group_advantages`;
+    - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
+      policy, in nats, at the same temperature. Without them the model is its own old policy: ρ = 1;
+    - `reference_log_probs` float32 `[B, T]`: those under the reference, if β is above 0.
+
+    Measures: `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean`, the share of tokens whose
+    gradient the clipping takes away, with `clip_ratio/low_mean` and `clip_ratio/high_mean`; all are
+    means over the tokens of answers.
+
+    Args:
+        settings: the hyperparameters.
+
+    Raises:
+        UserError: the loss type is `dr_grpo`, and `max_new_tokens`, by which it divides, is None.
+    """
+    beta, loss_type, longest = settings.beta, settings.loss_type, settings.max_new_tokens
+    low, high = settings.epsilon, settings.epsilon_high
+    if loss_type == "dr_grpo" and longest is None:
+        raise UserError("max_new_tokens None must be a number: the loss type dr_grpo divides by it")
+    measures = ("entropy", *(("kl",) if beta else ()), *CLIPPED)
+
+    def counts(batch: Batch) -> Terms:
+        tokens = jnp.sum(answer_mask(batch)).astype(jnp.float32)
+        rows = jnp.sum(real_rows(batch))
+        number = {"grpo": rows, "dr_grpo": rows * (longest or 1)}.get(loss_type, tokens)
+        return {"policy": number, **dict.fromkeys(measures, tokens)}
+
+    def terms(outputs: Outputs, batch: Batch) -> Terms:
+        mask = answer_mask(batch)  # [B, T]
+        lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)  # [B, 1]
+        found = label_log_probs(outputs, batch, settings.temperature)
+        log_probs = found.log_prob
+        old = batch.get("old_log_probs", jax.lax.stop_gradient(log_probs))
+        log_ratio = jnp.where(mask, log_probs - old, 0.0)
+        if settings.importance == "sequence":
+            log_ratio = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths  # [B, 1]
+        ratio = jnp.exp(log_ratio)
+        advantages = batch["advantages"][:, None]
+        values = clipped_loss(ratio, advantages, low, low if high is None else high)
+        values["entropy"] = found.entropy
+        if beta:
+            towards = jnp.where(mask, batch["reference_log_probs"] - log_probs, 0.0)
+            divergence = jnp.exp(towards) - towards - 1
+            values["kl"] = divergence
+            values["policy"] += beta * (ratio * divergence if settings.correct_kl else divergence)
+        if loss_type == "grpo":
+            values["policy"] /= lengths
+        return masked_sums(values, mask)
+
+    return Objective(
+        coefficients={"policy": 1.0},
+        inputs=select_inputs("input_ids", "attention_mask"),
+        counts=counts,
+        terms=terms,
+    )
+
+
+def group_advantages(
+    rewards: Float[Array, " N"], group_size: int, *, scale: Scale = "group"
+) -> Float[Array, " N"]:
+    """Returns GRPO's advantages of the answers to each prompt (Shao et al. 2024, section 4.1.2).
+
+    The advantage of an answer is its reward minus the mean of its group, the answers to the same
+    prompt, divided by a standard deviation (of n - 1 degrees of freedom, plus 1e-4).
+
+    Args:
+        rewards: the rewards, group by group. An answer without a reward is NaN: it is left out, and
+          its advantage is 0.
+        group_size: the number of answers to each prompt, at least 2.
+        scale: whose standard deviation divides: the group's, that of the whole batch, or none.
+
+    Raises:
+        UserError: N is not a multiple of the group size, or the latter is below 2.
+    """
+    groups = in_groups(rewards, group_size)
+    centered = groups - jnp.nanmean(groups, axis=1, keepdims=True)
+    if scale == "group":
+        centered /= jnp.nanstd(groups, axis=1, ddof=1, keepdims=True) + 1e-4
+    elif scale == "batch":
+        centered /= jnp.nanstd(rewards, ddof=1) + 1e-4
+    return jnp.nan_to_num(centered.reshape(-1), posinf=0.0, neginf=0.0)

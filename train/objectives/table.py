@@ -1,0 +1,84 @@
+"""The table of objectives. A new objective is a file in this folder, and a line here."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from ...data.common.errors import UserError
+from ...data.tasks.base import DataConfig
+from ..objective_config import ObjectiveConfig
+
+OBJECTIVES = {
+    "causal_lm": "causal_lm.CausalLMConfig",
+    "sft": "sft.SFTConfig",
+    "reward": "reward.RewardConfig",
+    "dpo": "dpo.DPOConfig",
+    "grpo": "grpo.GRPOConfig",
+    "rloo": "rloo.RLOOConfig",
+    "ppo": "ppo.PPOConfig",
+    "masked_lm": "masked_lm.MaskedLMConfig",
+    "classification": "classification.ClassificationConfig",
+    "token_classification": "token_classification.TokenClassificationConfig",
+    "question_answering": "question_answering.QuestionAnsweringConfig",
+    "multiple_choice": "classification.MultipleChoiceConfig",
+    "seq2seq": "seq2seq.Seq2SeqConfig",
+}
+"""Objective → file and class. A file is imported when it is needed: help should appear at once."""
+
+
+def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
+    """Returns the class of an objective.
+
+    Raises:
+        KeyError: There is no such objective.
+    """
+    file, _, name = OBJECTIVES[kind].partition(".")
+    return getattr(import_module(f".{file}", __package__), name)
+
+
+def _of_data(kind: str) -> Iterator[tuple[type[ObjectiveConfig[Any]], type[DataConfig]]]:
+    """Yields the objectives that learn from a kind of data, each with the class of the data."""
+    for name in OBJECTIVES:
+        objective = objective_class(name)
+        yield from ((objective, data) for data in objective.data_kinds if data.kind == kind)
+
+
+def data_class(kind: str) -> type[DataConfig]:
+    """Returns the class of a kind of data.
+
+    Raises:
+        KeyError: There is no such kind.
+    """
+    for _, data in _of_data(kind):
+        return data
+    raise KeyError(kind)
+
+
+def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
+    """Returns the first objective in the table that learns from the data.
+
+    It is marked: `dataclasses.replace(config, data=…)` with other data then chooses again.
+
+    Raises:
+        UserError: None does.
+    """
+    for objective, _ in _of_data(data.kind):
+        chosen = objective()
+        object.__setattr__(chosen, "is_default", True)
+        return chosen
+    raise UserError(f"data.kind {data.kind!r} has no objective: add it to objectives/table.py")
+
+
+def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None:
+    """Checks an objective against the data of a run.
+
+    Raises:
+        UserError: It learns from other data, or a hyperparameter does not suit the data.
+    """
+    kinds = [kind.kind for kind in objective.data_kinds]
+    if data.kind not in kinds:
+        raise UserError(
+            f"objective {objective.kind} learns from {' or '.join(kinds)} data, not from "
+            f"{data.kind} data: give its objective, or None for the default"
+        )
+    objective.check(data)
