@@ -352,8 +352,8 @@ class TransformerConfig:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return (self.head,)
+        """The heads that the model can have: the choices of the field `head`."""
+        return self.__dataclass_fields__["head"].metadata.get("choices", (self.head,))
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
         """Returns the configuration of the same body below another head.

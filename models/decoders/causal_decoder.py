@@ -131,11 +131,6 @@ class CausalDecoderConfig(TransformerConfig):
                         f"rotated dimensions: give {self.rotated_dim // 2}"
                     )
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return DECODER_HEADS
-
     def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalDecoderConfig":
         """Returns the configuration of the same body below another head."""
         return dataclasses.replace(self, head=head, labels=labels)

@@ -100,11 +100,6 @@ class BartConfig(EncoderDecoderConfig):
                     f"{self.vocab_size}: give the id of one of its tokens"
                 )
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return BART_HEADS
-
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
         """Returns the same body with another head; one that writes no tokens has no output."""
         if head != "seq2seq_lm":

@@ -7,7 +7,7 @@ authors' code there is no pooler; classifiers pool the first token with gelu.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import Activation
 from ..registry import Family, Preset
@@ -45,11 +45,11 @@ class ELECTRA(Encoder):
     """An ELECTRA with its head."""
 
 
-def _preset(published: str, sizes: tuple[int, int, int], note: str = "", **fields: int) -> Preset:
+def _preset(published: str, sizes: tuple[int, int, int], note: str = "", **fields: Any) -> Preset:
     """Builds a preset of the sizes (layers, width, heads)."""
     names = "num_layers", "d_model", "num_heads"
-    sized = dict(zip(names, sizes, strict=True)) | fields
-    config = ElectraConfig(vocab_size=30522, max_length=512, **sized)
+    fields |= dict(zip(names, sizes, strict=True))
+    config = ElectraConfig(vocab_size=30522, max_length=512, **fields)
     return Preset(config, "Clark et al. 2020", published, note)
 
 

@@ -10,6 +10,7 @@ papers: initial weights are normally distributed, not truncated.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ from jax.core import Tracer
 from ...data.common.errors import UserError
 from ..config import Activation, Execution, TransformerConfig
 from ..lectures.attention import make_attention
+from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout, row_keys
 from ..nn.heads import (
@@ -162,11 +164,6 @@ class EncoderConfig(TransformerConfig):
         """Width of the vectors of positions, which are added before the map to D."""
         return self.d_embedding or self.d_model
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return self.__dataclass_fields__["head"].metadata["choices"]
-
     def with_head(self, head: str, labels: tuple[str, ...]) -> "EncoderConfig":
         """Returns the configuration of the same body below another head."""
         return dataclasses.replace(
@@ -185,7 +182,14 @@ class EncoderConfig(TransformerConfig):
 
 
 class PostNormLayer(Layer[EncoderConfig]):
-    """Self-attention and feed-forward; each residual sum is normalized."""
+    """Self-attention and feed-forward; each residual sum is normalized.
+
+    A family whose scores have more terms (relative biases, products with vectors of distances)
+    derives its layer and names the attention whose `score_terms` computes them.
+    """
+
+    attention: ClassVar[Callable[..., MultiHeadAttention]] = staticmethod(make_attention)
+    """Makes the attention of the layer."""
 
     @nn.compact
     def __call__(
@@ -196,7 +200,7 @@ class PostNormLayer(Layer[EncoderConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = make_attention(c, e, c.init_std)(x, own)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
         x = Residual(c, e, name="attention_residual")(x, y)
         x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)

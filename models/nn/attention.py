@@ -41,7 +41,7 @@ def attention_weights(
     mask: Bool[Array, "#B 1 #T #S"],
     *,
     scale: Scale = None,
-    bias: Float[Array, "#B N #T S"] | None = None,
+    bias: Float[Array, "#B #N #T S"] | None = None,
     cap: float | None = None,
 ) -> Float[Array, "B N T S"]:
     """Returns softmax(Q Kᵀ / √H + bias), in float32 (Vaswani et al., equation 1).

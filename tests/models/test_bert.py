@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models import Generator, Sampling, registry
+from flaxzoo.models.encoders.bert import BERT
+from flaxzoo.models.encoders.encoder import PostNormLayer
+from flaxzoo.models.nn.attention import MultiHeadAttention
 from flaxzoo.models.nn.pooling import mean_pool, pool
 
 RNG = np.random.default_rng(0)
@@ -83,6 +86,30 @@ def test_every_token_sees_both_sides(bert):
         other[:, changed] = (other[:, changed] + 1) % 29
         difference = np.abs(model.logits(input_ids=other) - model.logits(input_ids=IDS))
         assert (difference.max((0, 2)) > 1e-3).all()
+
+
+class Backwards(MultiHeadAttention):
+    """Attention whose terms hide later tokens."""
+
+    def score_terms(self, query, keys, context):
+        index = jnp.arange(query.shape[1])
+        return jnp.where(index > index[:, None], -1e30, 0.0)[None, None]
+
+
+class BackwardsLayer(PostNormLayer):
+    attention = Backwards
+
+
+class BackwardsBERT(BERT):
+    layer = BackwardsLayer
+
+
+def test_a_family_may_add_terms_to_the_scores(bert, assert_close):
+    model = bert("masked_lm")
+    found = BackwardsBERT(model.config).apply({"params": model.params}, input_ids=IDS)
+    earlier = np.broadcast_to(np.tri(12, dtype=bool), (3, 12, 12))
+    assert_close(found.logits, model.logits(input_ids=IDS, attention_mask=earlier))
+    assert np.abs(found.logits - model.logits(input_ids=IDS)).max() > 0.1
 
 
 def test_token_types_matter_and_default_to_0(bert, assert_close):

@@ -39,11 +39,6 @@ class BloomConfig(GPTConfig):
     labels or a score of the sequence (sequence_classification), or labels of every token
     (token_classification)."""
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return LABELING_HEADS
-
 
 class Bloom(GPT):
     """A BLOOM with its head; its layers are those of GPT-2."""

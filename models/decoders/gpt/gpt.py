@@ -135,11 +135,6 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
             if not 0 <= getattr(self, f"{name}_rate") < 1:
                 raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return GPT_HEADS
-
     def with_head(self, head: str, labels: tuple[str, ...]) -> "GPTConfig":
         """Returns the configuration of the same body below another head."""
         return dataclasses.replace(self, head=head, labels=labels)

@@ -56,11 +56,6 @@ class GPTNeoConfig(GPTConfig):
             )
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return LABELING_HEADS
-
-    @property
     def windowed_layers(self) -> tuple[bool, ...]:
         """Whether each layer attends to `local_window` only; read only if there is one."""
         if self.local_layers is None:

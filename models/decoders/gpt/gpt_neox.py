@@ -65,11 +65,6 @@ class GPTNeoXConfig(GPTConfig):
             )
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have."""
-        return LABELING_HEADS
-
-    @property
     def rotated_dim(self) -> int:
         """Number of dimensions of a head that are rotated, R."""
         return int(self.key_dim * self.rope_fraction)
