@@ -46,7 +46,7 @@ class LectureAttention(MultiHeadAttention):
         if context.source is not None:
             return super().__call__(x, context)
         c, positions, cache = self.config, context.positions, context.cache
-        placed = positions.at_queries_keys(x)
+        placed = positions.added(x, "queries_keys")
         heads = {
             "query": self.project("query", c.num_heads, c.key_dim, placed),
             "key": self.project("key", c.kv_heads, c.key_dim, placed),
@@ -65,7 +65,7 @@ class LectureAttention(MultiHeadAttention):
             ]
             heads = dict(zip(heads, (y for y, _ in convolved), strict=True))
             recent = tuple(history for _, history in convolved)
-        query, key, value = (positions.at_projections(y) for y in heads.values())
+        query, key, value = (positions.added(y, "projections") for y in heads.values())
         query = self.rotate("query_norm", query, positions)
         key = self.rotate("key_norm", key, positions)
         attended = self.attend(query, key, value, context)

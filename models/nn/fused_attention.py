@@ -10,8 +10,9 @@ take fewer key/value heads than query heads. XLA computes the calls that no kern
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -293,60 +294,23 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
     )
 
 
-def flash_attention(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K V"],
-    segments: Segments | None,
-    *,
-    causal: bool,
-    window: int | None,
-    cap: float | None,
-    keys: HeadKeys | None = None,
-    rate: float = 0.0,
-) -> Float[Array, "B T N V"]:
-    """Computes our own flash attention, for TPUs; scores are not scaled and not capped.
+def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
+    """Computes our own flash attention of a module in `kernels`; scores are not scaled or capped.
 
-    With `keys`, weights are dropped with probability `rate`, the same as in XLA.
+    With `keys` among the options, weights are dropped with probability `rate`, the same as in XLA.
     """
-    from .kernels import flash
-
     assert cap is None
-    return flash.flash_attention(
-        query, key, value, segments, causal=causal, window=window, keys=keys, rate=rate
-    )
-
-
-def triton_attention(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K V"],
-    segments: Segments | None,
-    *,
-    causal: bool,
-    window: int | None,
-    cap: float | None,
-    keys: HeadKeys | None = None,
-    rate: float = 0.0,
-) -> Float[Array, "B T N V"]:
-    """Computes our own flash attention, for NVIDIA's GPUs; scores are not scaled and not capped.
-
-    With `keys`, weights are dropped with probability `rate`, the same as in XLA.
-    """
-    from .kernels import flash_triton
-
-    assert cap is None
-    return flash_triton.flash_attention(
-        query, key, value, segments, causal=causal, window=window, keys=keys, rate=rate
-    )
+    # Imported here because a machine may lack the kernel's compiler.
+    kernel = importlib.import_module(f".kernels.{module}", __package__)
+    return kernel.flash_attention(*arrays, **options)
 
 
 KERNELS: dict[str, Callable[..., Array]] = {
     "blocks": blockwise_attention,
     "cudnn": cudnn_attention,
     "splash": splash_attention,
-    "flash": flash_attention,
-    "triton": triton_attention,
+    "flash": functools.partial(_flash_attention, "flash"),  # for TPUs
+    "triton": functools.partial(_flash_attention, "flash_triton"),  # for NVIDIA's GPUs
 }
 
 

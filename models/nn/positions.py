@@ -151,31 +151,26 @@ class Positions:
             distances=None if distances is None else keys.of_columns(distances, axis=2),
         )
 
+    def added(
+        self, x: Float[Array, "B T *rest"], *places: PositionPlace
+    ) -> Float[Array, "B T *rest"]:
+        """Adds Π, split into heads if `x` is, if it belongs to one of the given places."""
+        if self.vectors is None or self.place not in places:
+            return x
+        return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])
+
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""
-        if self.vectors is None or self.place not in ("input", "every_layer"):
-            return x
-        return x + self.vectors
+        return self.added(x, "input", "every_layer")
 
     def at_layer(
         self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
     ) -> Float[Array, "B T D"]:
         """Adds Π to the input of a layer after the first, if every layer has it."""
-        if self.vectors is None or self.place != "every_layer":
+        if self.place != "every_layer":
             return x
-        return jnp.where(layer > 0, x + self.vectors, x)
-
-    def at_queries_keys(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Adds Π to the input of the projections of queries and keys."""
-        if self.vectors is None or self.place != "queries_keys":
-            return x
-        return x + self.vectors
-
-    def at_projections(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Adds Π, split into heads, to queries, keys or values."""
-        if self.vectors is None or self.place != "projections":
-            return x
-        return x + self.vectors.reshape(*self.vectors.shape[:-1], *x.shape[-2:])
+        # The first layer reads the sum that `at_input` made.
+        return jnp.where(layer > 0, self.added(x, "every_layer"), x)
 
 
 def make_positions(
