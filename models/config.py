@@ -7,9 +7,20 @@ rematerialization); it may change from one machine to the next without changing 
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from ..data.common.errors import UserError, check_choices, check_types
+from ..data.common.errors import UserError
+from ..data.common.fields import (
+    Checked,
+    NonNegative,
+    Positive,
+    Range,
+    Rate,
+    check_value,
+    require,
+    require_default,
+)
 from .rotary_scaling import RotaryScaling
 
 if TYPE_CHECKING:
@@ -49,16 +60,20 @@ _POSITION_OPTIONS = {
 """Options of positions, and the kinds that read each."""
 MOST_BITS = 31
 """The most binary digits of a position."""
-MOST = 2**27
-"""The largest size, in any direction; a larger one in a file would occupy whoever reads it."""
-MOST_REPEATED = 2**13
-"""The most layers, and the most experts of one."""
 MOST_POSITIONS = 2**31
 """The most numbers in a table of positions."""
-REPEATED = ("num_layers", "num_decoder_layers", "num_experts", "num_shared_experts")
-UNBOUNDED = ("window", "local_window")
-"""Integers that are only compared."""
 
+# The bounds are beyond any model. A larger size in a file would occupy whoever reads the file.
+Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
+"""A size in any direction."""
+Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
+"""A number of rows or tokens, or the id of a token."""
+Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
+"""A number of layers."""
+NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
+"""A number of experts in a layer."""
+RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
+"""The part of the dimensions of a head that rotary positions rotate."""
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
 """The non-linearities of feed-forward layers: the names of `models.nn.layers.ACTIVATIONS`."""
@@ -70,8 +85,33 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+def divisors_of(number: int) -> str:
+    """Returns all positive divisors of a number as text for a message."""
+    return ", ".join(map(str, divisors(number)))
+
+
+def require_pairs(rotated: int, of: int, setting: str) -> None:
+    """Checks that the dimensions which rotary positions rotate are pairs of a head's.
+
+    Args:
+      rotated: Number of rotated dimensions.
+      of: Number of dimensions of a head.
+      setting: Name and value of the setting that it follows from.
+    """
+    require(
+        0 < rotated <= of and rotated % 2 == 0,
+        f"{setting} rotates {rotated} of {of} dimensions: choose an even number of them",
+    )
+
+
+def require_layers(name: str, layers: Sequence[int] | None, num_layers: int) -> None:
+    """Checks that the layers that a field lists are layers of the model."""
+    for layer in layers or ():
+        check_value(name, layer, Annotated[int, Range(least=0, below=num_layers)])
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(Checked):
     """The fields of every transformer.
 
     Raises:
@@ -79,17 +119,17 @@ class TransformerConfig:
         `d_model` is not divisible by `num_heads`.
     """
 
-    vocab_size: int
+    vocab_size: Size
     """Number of tokens, V."""
-    max_length: int
+    max_length: Size
     """Longest sequence, in tokens."""
-    num_layers: int
+    num_layers: Depth
     """Number of layers, L."""
-    d_model: int
+    d_model: Size
     """Width of the residual stream, D."""
-    num_heads: int
+    num_heads: Size
     """Number of attention heads, N, each of size D / N."""
-    d_ff: int | None = None
+    d_ff: Size | None = None
     """Width of the feed-forward layer, F; 4 D if not given."""
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
@@ -97,24 +137,24 @@ class TransformerConfig:
     attention: Literal["learned", "simple"] = "learned"
     """learned: queries, keys, values and outputs are linear maps. simple: attention without
     parameters; the input, in N parts of size D / N, is query, key and value at once."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
     norm_affine: bool = True
     """Whether normalization has learned scales and biases; else it only normalizes."""
     residual_scalar: bool = False
     """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
-    d_k: int | None = None
+    d_k: Size | None = None
     """Size of queries and keys in a head, if not that of a head."""
-    d_v: int | None = None
+    d_v: Size | None = None
     """Size of values in a head, if not that of a head."""
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
-    head_convolution: int | None = None
+    head_convolution: Size | None = None
     """If given, the width of the causal convolution over the tokens that follows the projections
     of causal self-attention to queries, keys and values (3 in Primer)."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate, at the places that the paper names."""
-    init_std: float | None = 0.02
+    init_std: Positive | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
     widths; a narrow model needs its own 1 / √D. None: each kernel is initialized uniformly, over
     an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
@@ -130,129 +170,91 @@ class TransformerConfig:
     """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
     input of every layer. queries_keys: to the inputs of the query and key projections, in every
     layer. projections: to queries, keys and values themselves, D cut into heads."""
-    position_base: float = 10_000.0
+    position_base: Positive = 10_000.0
     """Base of the wavelengths of sinusoidal and rotary positions."""
     position_layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved"
     """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
     (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
-    position_distance: int | None = None
+    position_distance: Size | None = None
     """Distance at which relative positions are clipped (16 if not given), or from which on all
     tokens share a bucket (128)."""
-    position_buckets: int = 32
+    position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
     position_table: tuple[float, ...] | None = None
     """The vectors of positions "table", max_length · D numbers row by row; of an array
     float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        self._check_bounds()
-        for name in (
-            *("vocab_size", "max_length", "num_layers", "d_model", "num_heads", "d_ff"),
-            *("d_k", "d_v", "head_convolution"),
-        ):
-            value = getattr(self, name)
-            least = self.fewest_layers if name == "num_layers" else 1
-            if value is not None and value < least:
-                problem = "is not positive" if least else "is negative"
-                raise UserError(f"{name} {value} {problem}: choose at least {least}")
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"dropout_rate {self.dropout_rate} is not in [0, 1)")
-        if self.init_std is not None and not self.init_std > 0:
-            raise UserError(f"init_std {self.init_std} must be above 0, for example 0.02")
-        if not self.norm_eps > 0:
-            raise UserError(f"norm_eps {self.norm_eps} must be above 0, for example 1e-5")
-        if self.d_model % self.num_heads and getattr(self, "d_head", None) is None:
-            choices = ", ".join(map(str, divisors(self.d_model)))
-            raise UserError(
-                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
-                f"choose num_heads from {choices}"
-            )
+        super().__post_init__()
+        require(
+            self.d_model % self.num_heads == 0 or getattr(self, "d_head", None) is not None,
+            f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
+            f"choose num_heads from {divisors_of(self.d_model)}",
+        )
         if self.attention == "simple":
-            if self.head_convolution is not None:
-                raise UserError(
-                    f"head_convolution {self.head_convolution} follows projections, and attention "
-                    '"simple" has none: leave it out'
-                )
+            require(
+                self.head_convolution is None,
+                f"head_convolution {self.head_convolution} follows projections, and attention "
+                '"simple" has none: leave it out',
+            )
             # Parts of one input have one size, and there are as many of each.
             part = self.d_model // self.num_heads
-            if (self.kv_heads, self.key_dim, self.value_dim) != (self.num_heads, part, part):
-                raise UserError(
-                    'attention "simple" has no maps that could give keys or values sizes of their '
-                    f"own: leave heads of size {part}, one key and one value for each of "
-                    f"num_heads {self.num_heads}"
-                )
+            require(
+                (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
+                'attention "simple" has no maps that could give keys or values other sizes: leave '
+                f"heads of size {part}, one key and one value for each of num_heads "
+                f"{self.num_heads}",
+            )
         self._check_positions()
 
-    def _check_bounds(self) -> None:
-        """Raises UserError if a size is beyond any model, before work of that size begins."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            most = MOST_REPEATED if field.name in REPEATED else MOST
-            if isinstance(value, int) and value > most and field.name not in UNBOUNDED:
-                raise UserError(f"{field.name} {value} is too large: choose at most {most:,}")
-        if self.positions not in NOT_ADDED and self.max_length * self.d_model > MOST_POSITIONS:
-            raise UserError(
-                f"max_length {self.max_length} times d_model {self.d_model} is too large for "
-                f"positions {self.positions!r}: choose a product of at most {MOST_POSITIONS:,}"
-            )
-
     def _check_positions(self) -> None:
-        """Raises UserError if the options of positions contradict each other."""
-        kind, place = self.positions, self.positions_at
-        if kind in NOT_ADDED and place != "input":
-            raise UserError(
-                f"positions_at {place!r} does not suit positions {kind!r}, which are not added to "
-                "anything: leave positions_at out"
-            )
+        """Checks that the options of positions do not contradict each other."""
+        kind, added = self.positions, self.positions not in NOT_ADDED
+        require(
+            not added or self.max_length * self.d_model <= MOST_POSITIONS,
+            f"max_length {self.max_length} times d_model {self.d_model} is too large for "
+            f"positions {kind!r}: choose a product of at most {MOST_POSITIONS:,}",
+        )
+        require(
+            added or self.positions_at == "input",
+            f"positions_at {self.positions_at!r} does not suit positions {kind!r}, which are not "
+            "added to anything: leave positions_at out",
+        )
         sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
-        if place == "projections" and sizes != {self.d_model}:
-            raise UserError(
-                f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
-                f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
-                "another place or D / N"
-            )
-        if not self.position_base > 0:
-            raise UserError(f"position_base {self.position_base} must be above 0")
+        require(
+            self.positions_at != "projections" or sizes == {self.d_model},
+            f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
+            f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
+            "another place or D / N",
+        )
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
             size = size if self.d_k is None else "d_k"
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
-        if self.position_buckets < 4:
-            raise UserError(f"position_buckets {self.position_buckets} must be at least 4")
-        if self.position_distance is not None:
-            least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
-            if self.position_distance < least:
-                raise UserError(
-                    f"position_distance {self.position_distance} must be at least {least}"
-                )
-        if kind == "binary" and self.max_length > 2 ** min(self.d_model, MOST_BITS):
-            raise UserError(
-                f"max_length {self.max_length} has more positions than {self.d_model} binary "
-                "digits: raise d_model or choose other positions"
-            )
-        for field in dataclasses.fields(self):
-            read_by = _POSITION_OPTIONS.get(field.name, (kind,))
-            value = getattr(self, field.name)
-            if kind not in read_by and value != field.default:
-                raise UserError(
-                    f"{field.name} {value!r} belongs to positions {' or '.join(read_by)}, and "
-                    f"these are {kind}: leave it out"
-                )
-        if (kind == "table") != (self.position_table is not None):
-            raise UserError(
-                "positions 'table' and position_table belong together: give both or neither"
-            )
-        if self.position_table is not None:
-            object.__setattr__(self, "position_table", tuple(map(float, self.position_table)))
-            if len(self.position_table) != self.max_length * self.position_dim:
-                raise UserError(
-                    f"position_table has {len(self.position_table)} numbers, not max_length "
-                    f"{self.max_length} times {self.position_dim}: give one row per position"
-                )
+        # Half of the buckets are for single distances, so the last begins behind them.
+        least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
+        require(
+            self.position_distance is None or self.position_distance >= least,
+            f"position_distance must be at least {least}, got {self.position_distance}",
+        )
+        require(
+            kind != "binary" or self.max_length <= 2 ** min(self.d_model, MOST_BITS),
+            f"max_length {self.max_length} has more positions than {self.d_model} binary "
+            "digits: raise d_model or choose other positions",
+        )
+        for name, kinds in _POSITION_OPTIONS.items():
+            if kind not in kinds:
+                belongs = f"belongs to positions {' or '.join(kinds)}, and these are {kind}"
+                require_default(self, [name], belongs)
+        rows = self.max_length * self.position_dim if kind == "table" else 0
+        given = len(self.position_table or ())
+        require(
+            rows == given,
+            f"position_table has {given} numbers: positions {kind!r} with max_length "
+            f"{self.max_length} and rows of {self.position_dim} need {rows}",
+        )
 
     @property
     def longest_input(self) -> int | None:
@@ -313,8 +315,6 @@ class TransformerConfig:
 
     # Properties in which families differ. A family whose models differ in one makes it a field.
 
-    fewest_layers: ClassVar[int] = 1
-    """The least number of layers; 0 if the family has a use for embeddings alone."""
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
     causal: ClassVar[bool] = True
@@ -436,7 +436,7 @@ class TransformerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MixtureConfig:
+class MixtureConfig(Checked):
     """The fields of a model whose feed-forward layers can be mixtures of experts.
 
     A configuration derives it before another one: `GPTConfig(MixtureConfig, TransformerConfig)`.
@@ -445,66 +445,47 @@ class MixtureConfig:
       UserError: a size or a rate is out of range.
     """
 
-    num_experts: int = 0
+    num_experts: NumExperts = 0
     """Number of experts of each feed-forward layer, E; 0: there is no mixture."""
-    experts_per_token: int = 2
+    experts_per_token: Size = 2
     """Number of experts that each token goes through, k."""
-    num_shared_experts: int = 0
+    num_shared_experts: NumExperts = 0
     """Number of further experts that every token goes through, with weight 1."""
-    expert_capacity: float | None = None
+    expert_capacity: Positive | None = None
     """If given, an expert takes at most T · k / E · capacity tokens of a sequence of T real tokens,
     and drops the others; None: no token is dropped, nor is one in a call with a cache."""
-    router_jitter: float = 0.0
+    router_jitter: Rate = 0.0
     """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
-    router_balance: float = 0.01
+    router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
     """The tokens that this loss balances: those of each sequence and layer, or of all sequences and
     layers together, as in transformers; a batch cannot be cut into micro-batches then."""
-    router_z: float = 0.0
+    router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # pyright: ignore[reportAttributeAccessIssue]
-        if self.num_experts < 0:
-            raise UserError(f"num_experts {self.num_experts} must not be negative")
-        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise UserError(
-                f"experts_per_token {self.experts_per_token} must be from 1 to num_experts "
-                f"{self.num_experts}"
-            )
-        if self.num_shared_experts < 0:
-            raise UserError(f"num_shared_experts {self.num_shared_experts} must not be negative")
-        if self.expert_capacity is not None and not self.expert_capacity > 0:
-            raise UserError(f"expert_capacity {self.expert_capacity} must be above 0, or None")
-        if not 0 <= self.router_jitter < 1:
-            raise UserError(f"router_jitter {self.router_jitter} is not in [0, 1)")
-        for name in ("router_balance", "router_z"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)} must not be negative")
+        super().__post_init__()
         if not self.num_experts:
-            self._check_dense()
-
-    def _check_dense(self) -> None:
-        """Raises UserError if a field of mixtures is set, which would be without effect."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in EFFECTIVE_IN_MIXTURES and value != field.default:
-                raise UserError(
-                    f"{field.name} {value} is for a mixture of experts: give num_experts, or leave "
-                    f"it at {field.default}"
-                )
+            problem = "is for a mixture of experts, and num_experts is 0"
+            require_default(self, EFFECTIVE_IN_MIXTURES, problem)
+            return
+        require(
+            self.experts_per_token <= self.num_experts,
+            f"experts_per_token {self.experts_per_token} must be at most num_experts "
+            f"{self.num_experts}",
+        )
 
 
-EFFECTIVE_IN_MIXTURES = frozenset(
+EFFECTIVE_IN_MIXTURES = tuple(
     field.name for field in dataclasses.fields(MixtureConfig) if field.name != "num_experts"
 )
 """The fields that a configuration without experts leaves at their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Execution:
+class Execution(Checked):
     """How a model is run."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..data.common.errors import UserError, checked_record
+from ..data.common.errors import UserError
+from ..data.common.fields import make_record
 from ..data.common.json_text import JsonObject, read_object
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
@@ -323,11 +324,8 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
     stored = object_field(fields, "train", folder).get("lora")
     if not isinstance(stored, dict):
         raise UserError(f"{folder}/config.json does not describe its adapters: restore it")
-    values: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in stored.items()
-    }
     with naming_writer(fields, folder):
-        return make_lora(checked_record(LoRAConfig, values, "lora."), create(config))
+        return make_lora(make_record(LoRAConfig, stored, "lora."), create(config))
 
 
 def _trained_shapes(lora: LoRA, targets: Params) -> Params:

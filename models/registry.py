@@ -19,9 +19,9 @@ import flax.linen as nn
 import numpy as np
 
 from ..data.common.errors import UserError, suggest
+from ..data.common.fields import make_record
 from ..data.common.lazy_names import LazyRecords
 from .config import Execution, TransformerConfig
-from .rotary_scaling import RotaryScaling
 
 FAMILIES = {
     "gpt": "decoders.gpt",
@@ -184,24 +184,11 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
     Raises:
       UserError: The family is unknown, or a field does not belong to it.
     """
-    values: dict[str, Any] = {  # JSON has no tuples
-        name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()
-    }
+    values = dict(fields)
     name = values.pop("architecture", None)
     if not isinstance(name, str) or name not in families():
         raise UserError(
             f"unknown architecture {name!r}: this version knows {', '.join(families())}"
         )
     cls = families()[name].config
-    if isinstance(scaling := values.get("rope_scaling"), Mapping):
-        try:
-            values["rope_scaling"] = RotaryScaling(**scaling)
-        except TypeError as error:
-            raise UserError(f"rope_scaling {dict(scaling)!r} has another form ({error})") from None
-    unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
-    if unknown:
-        raise UserError(f"{name} configuration has unknown fields {sorted(unknown)}")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise UserError(f"{name} configuration has a value of another form ({error})") from None
+    return make_record(cls, values)

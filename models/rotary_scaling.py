@@ -12,7 +12,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from ..data.common.errors import UserError, check_choices, check_types
+from ..data.common.fields import Checked, Positive, PositiveInt, require, require_default
 
 ScalingKind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -32,7 +32,7 @@ _READ_BY: dict[str, tuple[ScalingKind, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RotaryScaling:
+class RotaryScaling(Checked):
     """How rotary frequencies are scaled, so that a model reads more tokens than it was trained on.
 
     Raises:
@@ -43,10 +43,10 @@ class RotaryScaling:
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
     frequencies are divided, high ones stay. yarn: likewise, with a ramp over the dimensions.
     longrope: each frequency has a divisor of its own, another for long sequences."""
-    factor: float | None = None
+    factor: Positive | None = None
     """How much longer sequences may be; yarn and longrope: by default the quotient of
     `max_length` and `original_length`."""
-    original_length: int | None = None
+    original_length: PositiveInt | None = None
     """The trained length, in tokens (dynamic: by default `max_length`)."""
     low_frequency: float = 1.0
     """llama3: wavelengths above `original_length` / this are divided by `factor`."""
@@ -70,20 +70,11 @@ class RotaryScaling:
     """longrope: the same for longer ones."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        for name in ("short_factors", "long_factors"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, tuple(map(float, value)))
-        for field in dataclasses.fields(self):
-            kinds = _READ_BY.get(field.name, (self.kind,))
-            value = getattr(self, field.name)
-            if self.kind not in kinds and value != field.default:
-                raise UserError(
-                    f"rope_scaling {field.name} {value!r} belongs to the kind "
-                    f"{' or '.join(kinds)}, and this one is {self.kind}: leave it out"
-                )
+        super().__post_init__()
+        for name, kinds in _READ_BY.items():
+            if self.kind not in kinds:
+                belongs = f"belongs to the kind {' or '.join(kinds)}, and this one is {self.kind}"
+                require_default(self, [name], belongs)
         needed = {
             "linear": ("factor",),
             "dynamic": ("factor",),
@@ -92,10 +83,10 @@ class RotaryScaling:
             "longrope": ("original_length", "short_factors", "long_factors"),
         }[self.kind]
         for name in needed:
-            if getattr(self, name) is None:
-                raise UserError(f"rope_scaling of the kind {self.kind} needs {name}: give it")
-        if self.factor is not None and not self.factor > 0:
-            raise UserError(f"rope_scaling factor {self.factor} must be above 0, for example 8.0")
+            require(
+                getattr(self, name) is not None,
+                f"rope_scaling of the kind {self.kind} needs {name}: give it",
+            )
 
     def of_length(self, max_length: int) -> "RotaryScaling":
         """Returns the same scaling, whatever `max_length` a model gets that had this one."""

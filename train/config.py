@@ -7,6 +7,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ..data.common.errors import UserError
+from ..data.common.fields import (
+    Checked,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Seed,
+    require,
+)
 from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
@@ -20,7 +28,7 @@ from .optimizer_config import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Checked):
     """The complete configuration of a training run."""
 
     model: TransformerConfig
@@ -42,32 +50,32 @@ class TrainConfig:
     name on its hub. The run has that model's sizes and tokenizer, and starts from the parameters
     of its body and of those parts of the head that both have. Of `model` only `dropout_rate` is
     used, and `data.tokenizer` is not used."""
-    init_step: int | None = None
+    init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. By default the newest."""
     lora: LoRAConfig | None = None
     """Train adapters of low rank to the model of `init_from`, which is frozen, instead of its own
     parameters."""
-    steps: int = 0
+    steps: NonNegativeInt = 0
     """Number of parameter updates; 0: derived from `epochs`."""
-    epochs: float = 0.0
+    epochs: NonNegative = 0.0
     """Passes over the training examples, if `steps` is 0."""
-    batch_size: int
+    batch_size: PositiveInt
     """Sequences in an update, over all devices, B."""
-    micro_batches: int = 1
+    micro_batches: PositiveInt = 1
     """Parts of a batch that run one after another, to save memory."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial parameters, the dropout and the order of the examples."""
-    log_every: int = 10
+    log_every: PositiveInt = 10
     """Steps between two records of metrics."""
-    evaluate_every: int = 0
+    evaluate_every: NonNegativeInt = 0
     """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
-    checkpoint_every: int = 0
+    checkpoint_every: NonNegativeInt = 0
     """Steps between two checkpoints; 0: once an epoch."""
-    keep_last: int = 2
+    keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
-    keep_best: int = 1
+    keep_best: NonNegativeInt = 1
     """Number of checkpoints with the lowest validation loss to keep."""
-    skip_bad_steps: int = 3
+    skip_bad_steps: NonNegativeInt = 3
     """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
@@ -75,41 +83,31 @@ class TrainConfig:
     """Prompt of the sample at the end of the run; for BERT a text with [MASK]s to fill."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.steps or self.epochs,
+            f"steps {self.steps} and epochs {self.epochs} must not both be 0: give one of them "
+            "above 0",
+        )
         if self.objective is None or self.objective.is_default:
             object.__setattr__(self, "objective", default_objective(self.data))
         check_learns_from(self.objective, self.data)
-        self._check_numbers()
         if self.init_from is None:  # otherwise the model's sizes are not known yet
             check_length(self)
-        if self.execution.param_dtype != "float32":
-            raise UserError(
-                f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
-                "train with float32 parameters and execution.dtype bfloat16"
-            )
-        if self.execution.layers == "separate":
-            raise UserError(
-                "execution.layers separate is for decoding: choose scan or unroll to train"
-            )
-        if self.batch_size % self.micro_batches:
-            raise UserError(
-                f"batch_size {self.batch_size} is not divisible by micro_batches "
-                f"{self.micro_batches}: choose a divisor of {self.batch_size}"
-            )
-
-    def _check_numbers(self) -> None:
-        for name in ("batch_size", "micro_batches", "log_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
-        for name in ("steps", "evaluate_every", "checkpoint_every", "keep_best", "skip_bad_steps"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
-        if not 0 <= self.epochs < math.inf or not (self.steps or self.epochs):
-            raise UserError(
-                f"steps {self.steps} and epochs {self.epochs} must not both be 0: give one of them "
-                "above 0"
-            )
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed {self.seed} must be at least 0 and below 2³²")
+        require(
+            self.execution.param_dtype == "float32",
+            f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
+            "train with float32 parameters and execution.dtype bfloat16",
+        )
+        require(
+            self.execution.layers != "separate",
+            "execution.layers separate is for decoding: choose scan or unroll to train",
+        )
+        require(
+            self.batch_size % self.micro_batches == 0,
+            f"batch_size {self.batch_size} is not divisible by micro_batches "
+            f"{self.micro_batches}: choose a divisor of {self.batch_size}",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,31 @@
 """The sizes of the device mesh, and how a step uses it."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+from ..data.common.fields import Checked, Range
 
 Parallel = Literal["jit", "pmap"]
 """jit: any mesh. pmap: data parallelism over the devices of one process."""
 Gather = Literal["auto", "step", "layer"]
 """When parameters that are sharded over `fsdp` are gathered."""
 
+Devices = Annotated[int, Range(least=-1)]
+"""A number of devices; -1: all remaining ones."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig:
+class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
-    data: int = -1
+    data: Devices = -1
     """Copies of the model, each with its part of the batch; -1: all remaining devices."""
-    fsdp: int = 1
+    fsdp: Devices = 1
     """Shards of the parameters and the optimizer state, each with its part of the batch."""
-    expert: int = 1
+    expert: Devices = 1
     """Shards of the experts of a mixture, each with its part of the batch; the other parameters
     are sharded over it as over `fsdp`."""
-    context: int = 1
+    context: Devices = 1
     """Shards of the tokens of each sequence."""
-    tensor: int = 1
+    tensor: Devices = 1
     """Shards of the heads, the feed-forward layers and the vocabulary."""

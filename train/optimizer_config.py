@@ -1,20 +1,29 @@
 """The hyper-parameters of the optimizer; its fields are the command line's flags."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from ..data.common.errors import UserError
+from ..data.common.fields import (
+    Checked,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Rate,
+    require,
+)
 
 OptimizerName = Literal["adamw", "lamb", "adafactor", "muon"]
 StateDtype = Literal["float32", "bfloat16", "bfloat16_stochastic", "int8"]
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
+LayerDecay = Annotated[float, Range(above=0, most=1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW (Loshchilov & Hutter 2019) or another update rule, and the learning rate.
 
     The others are LAMB (You et al. 2020), Adafactor (Shazeer & Stern 2018) and Muon (Jordan et al.
@@ -29,36 +38,36 @@ class OptimizerConfig:
     adafactor: no first moment, and of the second only sums of rows and columns, with learning rates
     relative to the parameters; muon: orthogonal updates of the matrices inside layers, AdamW for
     the rest."""
-    peak_learning_rate: float
+    peak_learning_rate: Positive
     """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
     """How the learning rate decays after the warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Steps in which the learning rate rises linearly from 0 to its peak."""
-    warmup_fraction: float = 0.0
+    warmup_fraction: Rate = 0.0
     """Length of the warm-up as a fraction of the run, if `warmup_steps` is 0."""
-    final_fraction: float = 0.1
+    final_fraction: NonNegative = 0.1
     """Learning rate of the last step divided by the peak (linear and cosine)."""
-    beta1: float = 0.9
+    beta1: Rate = 0.9
     """Decay of the first moment, the running mean of the gradient."""
     adafactor_momentum: bool = False
     """Whether Adafactor keeps a first moment, too, with beta1."""
-    muon_beta: float = 0.95
+    muon_beta: Rate = 0.95
     """Decay of Muon's momentum; beta1 and beta2 are those of the parameters that AdamW updates."""
-    beta2: float = 0.95
+    beta2: Rate = 0.95
     """Decay of the second moment, the running mean of the squared gradient. Adafactor's rises from
     step to step, 1 - step^-0.8."""
-    epsilon: float = 1e-8
+    epsilon: Positive = 1e-8
     """Added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
     """Precision of AdamW's and LAMB's two moments: float32, 8 bytes per parameter; bfloat16, 6, the
     first moment in bfloat16; bfloat16_stochastic, 4, both in bfloat16 and rounded at random; int8,
     about 2.1, both in blocks with a scale. Muon has one moment of matrices, and half of that."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have none."""
-    max_gradient_norm: float | None = 1.0
+    max_gradient_norm: Positive | None = 1.0
     """Gradients with a larger global norm are scaled down to it; None: no clipping."""
-    layer_decay: float = 1.0
+    layer_decay: LayerDecay = 1.0
     """Learning rate of each layer divided by that of the layer above it. The head has the full
     rate."""
     frozen: Sequence[str] = ()
@@ -66,56 +75,22 @@ class OptimizerConfig:
     that match the whole path of a parameter, of a part of the model, or of a layer."""
 
     def __post_init__(self) -> None:
-        choices_of = {
-            "name": OptimizerName,
-            "schedule": ScheduleName,
-            "state_dtype": StateDtype,
-        }
-        for name, kind in choices_of.items():
-            if getattr(self, name) not in get_args(kind):
-                choices = ", ".join(get_args(kind))
+        super().__post_init__()
+        momentum = self.adafactor_momentum
+        require(
+            self.state_dtype == "float32" or self.name != "adafactor" or momentum,
+            f"optimizer.state_dtype {self.state_dtype}: adafactor keeps no moment of a parameter's "
+            "size: leave it out, or keep a first moment (--optimizer.adafactor-momentum)",
+        )
+        require(
+            self.name == "adafactor" or not momentum,
+            f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is {self.name}: "
+            "leave it out",
+        )
+        for pattern in self.frozen:
+            try:
+                re.compile(pattern)
+            except re.error as error:
                 raise UserError(
-                    f"optimizer.{name} {getattr(self, name)!r} is unknown: choose from {choices}"
-                )
-        for name in ("peak_learning_rate", "epsilon", "max_gradient_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(f"optimizer.{name} {value} must be above 0 and finite")
-        for name in ("weight_decay", "final_fraction"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"optimizer.{name} {getattr(self, name)} must be at least 0")
-        for name in ("beta1", "beta2", "muon_beta", "warmup_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"optimizer.{name} {getattr(self, name)} must be in [0, 1)")
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(
-                f"optimizer.layer_decay {self.layer_decay} must be above 0 and at most 1, "
-                "which is no decay"
-            )
-        if self.name == "adafactor" and not self.adafactor_momentum:
-            if self.state_dtype != "float32":
-                raise UserError(
-                    f"optimizer.state_dtype {self.state_dtype}: adafactor keeps no moment of a "
-                    "parameter's size: leave it out, or keep a first moment "
-                    "(--optimizer.adafactor-momentum)"
-                )
-        elif self.adafactor_momentum and self.name != "adafactor":
-            raise UserError(
-                f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is "
-                f"{self.name}: leave it out"
-            )
-        # JSON gives a list, where a tuple compares equal.
-        object.__setattr__(self, "frozen", _patterns(self.frozen))
-
-
-def _patterns(frozen: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(frozen, str):
-        raise UserError(f"optimizer.frozen {frozen!r} is one string: give a tuple of patterns")
-    for pattern in frozen:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UserError(
-                f"optimizer.frozen {pattern!r} is not a regular expression: {error}"
-            ) from None
-    return tuple(frozen)
+                    f"optimizer.frozen {pattern!r} is not a regular expression: {error}"
+                ) from None

@@ -117,7 +117,7 @@ def check_value(name: str, value: object, hint: object) -> None:
         raise FieldError(name, f"must be {expected}, got {shown}")
 
 
-def expectation(value: object, hint: object) -> str:
+def expectation(value: Any, hint: object) -> str:
     """Returns what a value of a type must be: "positive", "a whole number"; "" if it is.
 
     An integer is also a float, a list also a tuple, and a truth value no number. A type that
@@ -125,8 +125,9 @@ def expectation(value: object, hint: object) -> str:
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        ranges = (str(rule) for rule in arguments[1:] if value not in rule)
-        return expectation(value, arguments[0]) or next(ranges, "")
+        ranges = (rule for rule in arguments[1:] if isinstance(rule, Range))
+        missed = (str(rule) for rule in ranges if value not in rule)
+        return expectation(value, arguments[0]) or next(missed, "")
     if origin in (Union, UnionType):
         found = [expectation(value, one) for one in arguments]
         return " or ".join(found) if all(found) else ""
@@ -135,8 +136,7 @@ def expectation(value: object, hint: object) -> str:
     if origin in (tuple, Sequence):
         return _expected_items(value, arguments)
     if hint in _SCALARS:
-        name, accepts = _SCALARS[hint]
-        return "" if accepts(value) else name
+        return next((name for name, accepts in _SCALARS[hint] if not accepts(value)), "")
     return hint.__name__ if isinstance(hint, type) and not isinstance(value, hint) else ""
 
 
@@ -148,18 +148,24 @@ def _expected_items(value: object, arguments: tuple[object, ...]) -> str:
     return next((f"a tuple of values that are {expected}" for expected in found), "")
 
 
-def _is_number(value: object, kind: type, most: float) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and -most <= value <= most  # pyright: ignore
+def _is_number(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
 
-_SCALARS: dict[object, tuple[str, Callable[[object], bool]]] = {
-    int: ("a 64-bit whole number", lambda value: _is_number(value, Integral, 2**63 - 1)),
-    float: ("a finite number", lambda value: _is_number(value, Real, sys.float_info.max)),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    str: ("text", lambda value: isinstance(value, str)),
-    NoneType: ("None", lambda value: value is None),
+_SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
+    int: [
+        ("a whole number", _is_number(Integral)),
+        ("below 2⁶³", lambda value: -(2**63) <= value < 2**63),
+    ],
+    float: [
+        ("a number", _is_number(Real)),
+        ("finite", lambda value: abs(value) <= sys.float_info.max),  # also without NaN
+    ],
+    bool: [("True or False", lambda value: isinstance(value, bool))],
+    str: [("text", lambda value: isinstance(value, str))],
+    NoneType: [("None", lambda value: value is None)],
 }
-"""Type → what a message calls it, and the values that belong to it."""
+"""Type → what its values must be, in order, and the test of it."""
 
 
 def require(condition: object, message: str) -> None:
@@ -208,13 +214,16 @@ def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
         raise UserError(f"unknown field {prefix}{name}")
     for name in sorted(required - fields.keys()):
         raise UserError(f"the field {prefix}{name} is missing")
-    nested = {}
+    values: dict[str, Any] = {}
     for name, value in fields.items():
-        kind = next(filter(dataclasses.is_dataclass, _kinds(known[name].type)), None)
+        hint, own = known[name].type, f"{prefix}{name}"
+        kind = next(filter(dataclasses.is_dataclass, _kinds(hint)), None)
         if isinstance(kind, type) and isinstance(value, Mapping):
-            nested[name] = make_record(kind, value, f"{prefix}{name}.")
+            value = make_record(kind, value, f"{own}.")
+        values[name] = tuple(value) if isinstance(value, list) else value
+        check_value(own, values[name], hint)
     with named_below(prefix):
-        return cls(**{**fields, **nested})
+        return cls(**values)
 
 
 def _kinds(hint: object) -> tuple[Any, ...]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..common.errors import UserError
+from ..common.fields import Checked, Fraction
+from .span_corruption import SpanLength
 
 
 @dataclass(frozen=True)
-class Denoising:
+class Denoising(Checked):
     """How a text is spoiled.
 
     Attributes:
@@ -31,15 +32,9 @@ class Denoising:
       UserError: A number is out of range.
     """
 
-    mask_fraction: float = 0.3
-    mean_span_length: float = 3.0
+    mask_fraction: Fraction = 0.3
+    mean_span_length: SpanLength = 3.0
     sentence_ends: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mask_fraction <= 1:
-            raise UserError(f"mask_fraction {self.mask_fraction} must be from 0 to 1")
-        if not self.mean_span_length >= 1:
-            raise UserError(f"mean_span_length {self.mean_span_length} must be at least 1")
 
     def num_masked(self, size: int) -> int:
         """Returns the number of masked tokens of a text."""

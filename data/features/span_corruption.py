@@ -8,11 +8,11 @@ span.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
-from ..common.errors import UserError
+from ..common.fields import Checked, Range
 
 
 class Noise(Protocol):
@@ -33,8 +33,14 @@ class Noise(Protocol):
         ...
 
 
+NoiseDensity = Annotated[float, Range(above=0, below=1)]
+"""A fraction of the tokens that is dropped."""
+SpanLength = Annotated[float, Range(least=1)]
+"""A mean number of consecutive tokens."""
+
+
 @dataclass(frozen=True)
-class SpanCorruption:
+class SpanCorruption(Checked):
     """How much of a text is dropped.
 
     Attributes:
@@ -45,14 +51,8 @@ class SpanCorruption:
       UserError: A number is out of range.
     """
 
-    noise_density: float = 0.15
-    mean_span_length: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.noise_density < 1:
-            raise UserError(f"noise_density {self.noise_density} must be between 0 and 1")
-        if not self.mean_span_length >= 1:
-            raise UserError(f"mean_span_length {self.mean_span_length} must be at least 1")
+    noise_density: NoiseDensity = 0.15
+    mean_span_length: SpanLength = 3.0
 
     def counts(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of dropped tokens and of spans of some texts.

@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..common.errors import DataError, UserError, check_choices
+from ..common.errors import DataError
+from ..common.fields import Checked, NonNegativeInt, PositiveInt, Rate
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
 from ..sources.documents import (
     Documents,
     SourceLike,
     as_source,
-    check_validation_fraction,
     load_documents,
     load_whole,
 )
@@ -32,7 +32,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(ABC):
+class DataConfig(Checked, ABC):
     """The source of the examples of a run, and the way in which they become arrays."""
 
     kind: ClassVar[str]
@@ -46,22 +46,19 @@ class DataConfig(ABC):
     Python also the examples themselves."""
     validation: SourceField | None = None
     """A source to validate on. By default a part of `source` is held out."""
-    validation_fraction: float = 0.05
+    validation_fraction: Rate = 0.05
     """The fraction that is held out when `validation` is not given."""
-    length: int
+    length: PositiveInt
     """Tokens in a sequence, T."""
     tokenizer: TokenizerConfig
-    num_workers: int = 0
+    num_workers: NonNegativeInt = 0
     """Processes that prepare batches; 0 prepares them in a thread."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.length < 1:
-            raise UserError(f"data.length {self.length} must be at least 1")
-        check_validation_fraction(self.validation_fraction, "data.validation_fraction")
         object.__setattr__(self, "source", as_source(self.source))
         if self.validation is not None:
             object.__setattr__(self, "validation", as_source(self.validation))
+        super().__post_init__()
 
     @property
     def lengths(self) -> tuple[int, int]:

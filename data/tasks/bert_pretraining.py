@@ -6,11 +6,12 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import Fraction, PositiveInt, Range, require
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
@@ -87,28 +88,23 @@ class PretrainingData(DocumentsData):
     """sentences: segments are whole sentences, as in the original code. halves: any length tokens
     from a random position, or two halves from two parts of the text, with [SEP] halfway; without
     next_sentence, windows from random positions."""
-    masking_rate: float = 0.15
+    masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
     """The fraction of the tokens that is predicted."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
-    max_predictions: int | None = None
+    max_predictions: PositiveInt | None = None
     """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
-    short_fraction: float = 0.1
+    short_fraction: Fraction = 0.1
     """The fraction of the examples of sentences that is made shorter than a sequence on purpose."""
     language: str = "en"
     """Language of text that must be split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.masking_rate < 1:
-            raise UserError(f"data.masking_rate {self.masking_rate} must be between 0 and 1")
-        if not 0 <= self.short_fraction <= 1:
-            raise UserError(f"data.short_fraction {self.short_fraction} must be from 0 to 1")
-        if self.max_predictions is not None and not 1 <= self.max_predictions <= self.length:
-            raise UserError(
-                f"data.max_predictions {self.max_predictions} must be from 1 to data.length "
-                f"{self.length}"
-            )
+        require(
+            (self.max_predictions or 0) <= self.length,
+            f"data.max_predictions {self.max_predictions} exceeds data.length {self.length}",
+        )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``; the arrays are those of ``PretrainingExamples.example``."""

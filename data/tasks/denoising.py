@@ -9,12 +9,14 @@ The arrays of a batch are those of translation with S = T, see ``translation.arr
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import Fraction, Range
 from ..corpora.token_corpus import build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, counted
 from ..features.denoising import Denoising
+from ..features.span_corruption import SpanLength
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
@@ -64,22 +66,14 @@ class DenoisingData(DocumentsData):
 
     kind: ClassVar[str] = "denoising"
 
-    length: int
+    length: Annotated[int, Range(least=3)]
     """Tokens in a sequence on each side, S = T; a sequence may hold several texts."""
-    mask_fraction: float = 0.3
+    mask_fraction: Fraction = 0.3
     """The fraction of the tokens that is masked."""
-    mean_span_length: float = 3.0
+    mean_span_length: SpanLength = 3.0
     """The mean number of consecutive tokens that a mask stands for (Poisson)."""
     permute_sentences: bool = True
     """Whether the sentences of a text are shuffled."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Denoising(self.mask_fraction, self.mean_span_length)
-        if self.length < 3:
-            raise UserError(
-                f"data.length {self.length} has no room for two tokens: give at least 3"
-            )
 
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; a vocabulary without a mask token gets a sentinel as one."""

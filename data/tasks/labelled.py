@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import Range
 from ..common.hashing import digest
 from ..dataset import DataSplit, counted
 from ..features.bert_inputs import BertInputs
@@ -40,8 +41,8 @@ _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num
 _LABELS_SHOWN = 20
 # Among fewer examples every label may be rare.
 _FEW_EXAMPLES = 8
-SHORTEST = 8
-"""The smallest length that leaves room for two texts and their special tokens."""
+LabelledLength = Annotated[int, Range(least=8)]
+"""A length that leaves room for two texts and their special tokens."""
 
 
 # The fingerprint of a split hashes the repr of each example, which has the name of its class and
@@ -147,8 +148,6 @@ class LabelledData(DataConfig, Generic[E]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < SHORTEST:
-            raise UserError(f"data.length {self.length} must be at least {SHORTEST}")
         # Examples in memory get the names of their fields, which config.json then records.
         for name in ("source", "validation"):
             if isinstance(given := getattr(self, name), Examples):

@@ -26,7 +26,7 @@ from ..sources.tables import CHOICES, ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
     source: SourceField
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
-    length: int = 128
+    length: LabelledLength = 128
     """Tokens in the sequence of a choice, T."""
 
     def read(

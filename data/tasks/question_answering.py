@@ -16,7 +16,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import PositiveInt
 from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
 from ..features.answer_decoding import SpanDecoding
@@ -36,7 +37,7 @@ from ..sources.squad import (
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 
 NO_ANSWER = "no answer"
 """The only label, if the training data have questions without an answer."""
@@ -60,20 +61,14 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 
     source: SourceField
     """squad:GLOB or tfds:squad/v1.1."""
-    length: int = 384
+    length: LabelledLength = 384
     """Tokens in a sequence, T."""
-    stride: int = 128
+    stride: PositiveInt = 128
     """Tokens between the starts of two windows of a passage; at most half a window."""
-    max_question_length: int = 64
+    max_question_length: PositiveInt = 64
     """Longest question, in tokens; longer ones are truncated. At most half of a sequence."""
-    max_answer_length: int = 30
+    max_answer_length: PositiveInt = 30
     """Longest predicted answer, in tokens."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("stride", "max_question_length", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"data.{name} {getattr(self, name)} must be at least 1")
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split

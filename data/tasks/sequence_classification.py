@@ -28,7 +28,7 @@ from ..sources.labelled_records import read_fields
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
 Target = Literal["single_label", "binary", "multi_label", "regression"]
@@ -102,7 +102,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text,
     tfds:glue/NAME, builtin:reviews, or the documents of several sources:
     corpora:good=SOURCE | crawl=SOURCE."""
-    length: int = 128
+    length: LabelledLength = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"
     """single_label: each example has one label, by a softmax; binary: one of two, by the sigmoid of

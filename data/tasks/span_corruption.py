@@ -16,9 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import DataError, UserError
+from ..common.fields import PositiveInt
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
-from ..features.span_corruption import Noise, SpanCorruption
+from ..features.span_corruption import Noise, NoiseDensity, SpanCorruption, SpanLength
 from ..packing.packing import best_fit
 from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
 from ..tokenizers.base import Tokenizer, load_tokenizer
@@ -165,25 +166,21 @@ class SpanCorruptionData(DocumentsData):
 
     kind: ClassVar[str] = "span_corruption"
 
-    length: int
+    length: PositiveInt
     """Tokens in a source, S; a sequence may hold several."""
-    target_length: int | None = None
+    target_length: PositiveInt | None = None
     """Tokens in a target, T, if not what a text takes whose source has S tokens."""
-    noise_density: float = 0.15
+    noise_density: NoiseDensity = 0.15
     """The fraction of the tokens that is dropped."""
-    mean_span_length: float = 3.0
+    mean_span_length: SpanLength = 3.0
     """The mean number of consecutive tokens that are dropped."""
-    num_sentinels: int = NUMBER
+    num_sentinels: PositiveInt = NUMBER
     """Sentinels behind the tokens of a vocabulary that has none yet. They count in
     `tokenizer.vocab_size`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         corruption = self.corruption
-        for name in ("target_length", "num_sentinels"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"data.{name} {value} must be at least 1")
         size = self.tokenizer.vocab_size
         if self.tokenizer.path is None and size is not None and size <= self.num_sentinels:
             raise UserError(

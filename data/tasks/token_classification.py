@@ -28,7 +28,7 @@ from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples
+from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
@@ -52,7 +52,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
 
     source: SourceField
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
-    length: int = 128
+    length: LabelledLength = 128
     """Tokens in a sequence, T."""
 
     def read(

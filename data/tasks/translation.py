@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import PositiveInt, Rate
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
@@ -301,17 +302,12 @@ class TranslationData(DataConfig):
     source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
-    validation_fraction: float = 0.01
+    validation_fraction: Rate = 0.01
     """The fraction held out when `validation` is not given and no split is published."""
-    length: int
+    length: PositiveInt
     """Tokens in a sequence of sources, S; a sequence holds several pairs."""
-    target_length: int | None = None
+    target_length: PositiveInt | None = None
     """Tokens in a sequence of targets, T. By default `length`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_length is not None and self.target_length < 1:
-            raise UserError(f"data.target_length {self.target_length} must be at least 1")
 
     @property
     def lengths(self) -> tuple[int, int]:

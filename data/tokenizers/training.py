@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..common.errors import DataError
+from ..common.fields import Checked, PositiveInt
 from .base import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ _MAX_LINE = 1 << 16
 
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Checked):
     """Which tokenizer to use: an existing one, or one trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
     """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, characters, or whole
     words."""
 
-    vocab_size: int | None = None
+    vocab_size: PositiveInt | None = None
     """Number of tokens, special tokens included. Required for all kinds but characters and words
     (by default all words of the text)."""
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ...data.common.errors import UserError, suggest
+from ...data.common.fields import Checked, Positive, PositiveInt, Rate, require
 from ..init import init_params, parameter_shapes
 from ..model import Model
 from ..nn.dropout import dropout, fold_in, row_keys
@@ -36,14 +37,14 @@ Apply = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
+class LoRAConfig(Checked):
     """Adapters of low rank: where they are, how large, and what is trained beside them."""
 
-    rank: int = 8
+    rank: PositiveInt = 8
     """Columns of A and rows of B, r."""
-    alpha: float = 8.0
+    alpha: Positive = 8.0
     """The product of an adapter is multiplied by alpha / rank."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout of the input of an adapter."""
     targets: tuple[str, ...] = ("query", "value")
     """Linear maps to adapt: regular expressions for whole parts of their paths, such as
@@ -58,18 +59,8 @@ class LoRAConfig:
     """Precision in which the frozen parameters are kept."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UserError(f"lora.rank {self.rank} must be at least 1")
-        if not 0 < self.alpha < math.inf:
-            raise UserError(f"lora.alpha {self.alpha} must be above 0, for example 8")
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"lora.dropout_rate {self.dropout_rate} must be in [0, 1)")
-        if self.frozen_dtype not in ("float32", "bfloat16"):
-            raise UserError(
-                f"lora.frozen_dtype {self.frozen_dtype!r} is unknown: choose float32 or bfloat16"
-            )
-        if not self.targets:
-            raise UserError("lora.targets () must name linear maps, for example query and value")
+        super().__post_init__()
+        require(self.targets, "lora.targets () must name linear maps, for example query and value")
 
     @property
     def scale(self) -> float:

@@ -12,7 +12,18 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from ...data.common.errors import UserError
-from ..config import Activation, Execution, PositionKind, TransformerConfig, divisors
+from ...data.common.fields import Positive, PositiveInt, Rate, require, require_default
+from ..config import (
+    Activation,
+    Execution,
+    PositionKind,
+    RotatedFraction,
+    Size,
+    TransformerConfig,
+    divisors_of,
+    require_layers,
+    require_pairs,
+)
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout
 from ..nn.experts import config_of_call, real_tokens, stack_statistics
@@ -53,22 +64,22 @@ class CausalDecoderConfig(TransformerConfig):
 
     activation: Activation = "silu"
     """Non-linearity of the gate."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the mean square in normalization."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
     have no dropout."""
-    attention_dropout: float | None = None
+    attention_dropout: Rate | None = None
     """Dropout rate of attention weights, if not `dropout_rate`."""
-    classifier_dropout: float | None = None
+    classifier_dropout: Rate | None = None
     """Dropout rate of the hidden states before token classification, if not 0.1."""
-    num_kv_heads: int | None = None
+    num_kv_heads: Size | None = None
     """Number of key/value heads, K, if not `num_heads`."""
-    d_head: int | None = None
+    d_head: Size | None = None
     """Size of one head, H, if not D / N."""
-    rope_base: float = 10_000.0
+    rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta)."""
-    rope_fraction: float = 1.0
+    rope_fraction: RotatedFraction = 1.0
     """The part of each head that is rotated: its first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How the rotary frequencies are scaled for sequences longer than the trained."""
@@ -87,49 +98,26 @@ class CausalDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "labels", tuple(self.labels))
         check_head(self)
-        for name in ("num_kv_heads", "d_head"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} is not positive: choose at least 1")
-        if self.num_heads % self.kv_heads:
-            choices = ", ".join(map(str, divisors(self.num_heads)))
-            raise UserError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
-                f"choose num_kv_heads from {choices}"
-            )
-        for name in ("attention_dropout", "classifier_dropout"):
-            if not 0 <= getattr(self, f"{name}_rate") < 1:
-                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        require(
+            self.num_heads % self.kv_heads == 0,
+            f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}: "
+            f"choose num_kv_heads from {divisors_of(self.num_heads)}",
+        )
         self._check_rotary()
 
     def _check_rotary(self) -> None:
-        """Raises UserError if the options of rotary positions are out of range."""
-        if self.positions != "rotary":
-            raise UserError(
-                f"positions {self.positions!r} are none of this family's, which are rotary: choose "
-                "another family, such as gpt"
+        """Checks that the options of rotary positions suit each other."""
+        require_default(self, ["positions"], "differs from this family's, which are rotary")
+        require_default(self, ["position_base"], "is named rope_base in this family")
+        require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self.rope_scaling, name, None)
+            require(
+                factors is None or len(factors) == self.rotated_dim // 2,
+                f"rope_scaling {name} has {len(factors or ())} numbers for {self.rotated_dim} "
+                f"rotated dimensions: give {self.rotated_dim // 2}",
             )
-        if self.position_base != 10_000:
-            raise UserError(
-                f"position_base {self.position_base} is named rope_base in this family: give that"
-            )
-        if not self.rope_base > 0:
-            raise UserError(f"rope_base {self.rope_base} must be above 0, for example 10000")
-        if not 0 < self.rope_fraction <= 1 or self.rotated_dim % 2 or self.rotated_dim == 0:
-            raise UserError(
-                f"rope_fraction {self.rope_fraction} rotates {self.rotated_dim} of {self.key_dim} "
-                "dimensions: choose an even number of them"
-            )
-        if self.rope_scaling is not None:
-            for name in ("short_factors", "long_factors"):
-                factors = getattr(self.rope_scaling, name)
-                if factors is not None and len(factors) != self.rotated_dim // 2:
-                    raise UserError(
-                        f"rope_scaling {name} has {len(factors)} numbers for {self.rotated_dim} "
-                        f"rotated dimensions: give {self.rotated_dim // 2}"
-                    )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalDecoderConfig":
         """Returns the configuration of the same body below another head."""
@@ -191,13 +179,8 @@ class WindowedDecoderConfig(CausalDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
-    window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    window: PositiveInt | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """If given, the number of tokens, its own included, to which a token attends."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window is not None and self.window < 1:
-            raise UserError(f"window {self.window} must be at least 1, or None")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,14 +197,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.full_layers is None:
-            return
-        object.__setattr__(self, "full_layers", tuple(self.full_layers))
-        if wrong := sorted(set(self.full_layers) - set(range(self.num_layers))):
-            raise UserError(
-                f"full_layers {wrong[0]} is no layer of {self.num_layers}: choose from 0 to "
-                f"{self.num_layers - 1}"
-            )
+        require_layers("full_layers", self.full_layers, self.num_layers)
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ norms are stored less 1.
 import dataclasses
 from typing import Any, ClassVar
 
+from ...data.common.fields import Positive
 from ..config import Activation, Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
@@ -28,7 +29,7 @@ class GemmaConfig(CausalDecoderConfig):
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the gate."""
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Gemma has."""

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
-from ..config import Activation, Settings
+from ...data.common.fields import Positive
+from ..config import Activation, Settings, Size
 from ..lectures.attention import make_attention
 from ..nn.dropout import dropout
 from ..nn.layers import GatedFeedForward, Residual, RMSNorm
@@ -35,25 +35,18 @@ class Gemma2Config(MixedDecoderConfig):
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the gate."""
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Gemma has."""
     tie_output: bool = True
     """Whether the output projection is the token embedding; else it has its own matrix."""
-    score_divisor: int = 256
+    score_divisor: Size = 256
     """The scores of attention are divided by the square root of this number."""
-    score_cap: float | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    score_cap: Positive | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """If given, attention scores s become cap · tanh(s / cap)."""
-    logit_cap: float | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    logit_cap: Positive | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """If given, logits z become cap · tanh(z / cap)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("score_divisor", "score_cap", "logit_cap"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"{name} {value} must be above 0, for example 50")
 
     def score_scale(self, layer: int | Array) -> float:
         """Returns the factor of the attention scores, the same in every layer."""

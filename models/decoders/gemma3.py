@@ -9,6 +9,7 @@ encoder of the larger models is not here.
 import dataclasses
 from typing import Any, ClassVar
 
+from ...data.common.fields import Positive
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
@@ -31,11 +32,11 @@ class Gemma3Config(Gemma2Config):
     query_key_norm: ClassVar[bool] = True
     score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    rope_base: float = 1_000_000.0
+    rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
-    windowed_rope_base: float = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Base of the rotary wavelengths in the layers with a window; without scaling."""
-    logit_cap: float | None = None
+    logit_cap: Positive | None = None
     """If given, logits z become cap · tanh(z / cap); no published Gemma 3 has one."""
 
     @property

@@ -15,7 +15,8 @@ from typing import Any
 
 import flax.linen as nn
 
-from ..config import Settings
+from ...data.common.fields import Positive
+from ..config import Settings, Size
 from ..lectures.attention import make_attention
 from ..nn.dropout import dropout
 from ..nn.layers import GatedFeedForward, Residual, RMSNorm
@@ -38,11 +39,11 @@ class LlamaConfig(CausalDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
-    d_ff: int | None = None
+    d_ff: Size | None = None
     """Width of the feed-forward layer, F; if not given 8/3 D, rounded up to a multiple of 256."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the mean square in normalization; 1e-6 in the first Llama."""
-    rope_base: float = 10_000.0
+    rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Llama has."""

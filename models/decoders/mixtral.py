@@ -10,8 +10,8 @@ from typing import Any
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
-from ..config import MixtureConfig, Settings
+from ...data.common.fields import NonNegative, Positive
+from ..config import Depth, MixtureConfig, Settings
 from ..lectures.attention import make_attention
 from ..nn.dropout import dropout
 from ..nn.experts import Experts
@@ -31,17 +31,10 @@ class MixtureDecoderConfig(MixtureConfig, WindowedDecoderConfig):  # pyright: ig
       UserError: a size or a rate is out of range.
     """
 
-    num_experts: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_experts: Depth = 8  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of experts of each feed-forward layer, E."""
-    router_balance: float = 0.001  # pyright: ignore[reportIncompatibleVariableOverride]
+    router_balance: NonNegative = 0.001  # pyright: ignore[reportIncompatibleVariableOverride]
     """Coefficient of the loss that balances the experts."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.num_experts:
-            raise UserError(
-                "num_experts 0 must be at least 1: a model without a mixture is a Llama"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +45,7 @@ class MixtralConfig(MixtureDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
-    rope_base: float = 1_000_000.0
+    rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
 
 

@@ -9,6 +9,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from ...data.common.fields import Positive
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
@@ -27,9 +28,9 @@ class Qwen2Config(MixedDecoderConfig):
     attention_bias: ClassVar[bool] = True
     attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
-    rope_base: float = 1_000_000.0
+    rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
 
 

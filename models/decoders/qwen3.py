@@ -7,6 +7,7 @@ before they are rotated, in place of Qwen2's biases; heads of size 128 whatever 
 import dataclasses
 from typing import Any, ClassVar
 
+from ...data.common.fields import Positive
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
@@ -24,9 +25,9 @@ class Qwen3Config(MixedDecoderConfig):
 
     query_key_norm: ClassVar[bool] = True
 
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
-    rope_base: float = 1_000_000.0
+    rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Qwen3 has."""

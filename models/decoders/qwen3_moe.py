@@ -7,7 +7,8 @@ no expert is shared. Queries and keys are normalized, as in Qwen3.
 import dataclasses
 from typing import Any, ClassVar
 
-from ..config import Settings
+from ...data.common.fields import Positive
+from ..config import Depth, Settings, Size
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
 from .causal_decoder import CausalDecoder
@@ -24,15 +25,15 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
 
     query_key_norm: ClassVar[bool] = True
 
-    num_experts: int = 128
+    num_experts: Depth = 128
     """Number of experts of each feed-forward layer, E."""
-    experts_per_token: int = 8
+    experts_per_token: Size = 8
     """Number of experts that each token goes through, k."""
     normalize_experts: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the weights of a token's experts add up to 1."""
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
-    rope_base: float = 1_000_000.0
+    rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Qwen3 has."""

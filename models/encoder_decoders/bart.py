@@ -19,7 +19,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from ...data.common.errors import UserError
-from ..config import Activation, PositionKind, Settings
+from ...data.common.fields import Positive, Rate, require, require_default
+from ..config import Activation, Count, PositionKind, Settings
 from ..nn.dropout import RowKeys, dropout
 from ..nn.heads import (
     HEADS,
@@ -53,7 +54,7 @@ class BartConfig(EncoderDecoderConfig):
 
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layers."""
-    init_std: float | None = 0.02
+    init_std: Positive | None = 0.02
     """Standard deviation of initial kernels and embeddings. None: each kernel is initialized
     uniformly (Glorot and Bengio 2010, equation 16), embeddings with 1 / √D."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -71,34 +72,29 @@ class BartConfig(EncoderDecoderConfig):
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Rate = 0.0
     """Dropout rate before both maps of sequence classification."""
-    start_id: int = 2
+    start_id: Count = 2
     """The token that the decoder reads first where its target is the source."""
-    end_id: int = 2
+    end_id: Count = 2
     """The token that ends a source; by the last one in it a sequence is classified."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "labels", tuple(self.labels))
         check_head(self)
-        if self.positions != "learned":
-            raise UserError(
-                f"positions {self.positions!r} are none of a BART's, which are learned: choose "
-                "another family, such as transformer"
-            )
-        if not 0 <= self.classifier_dropout < 1:
-            raise UserError(f"classifier_dropout {self.classifier_dropout} is not in [0, 1)")
-        if self.head != "seq2seq_lm" and (self.output_bias or not self.tie_output):
-            raise UserError(
-                f"head {self.head!r} writes no tokens: leave output_bias and tie_output out"
-            )
+        require_default(self, ["positions"], "differs from a BART's, which are learned")
+        if self.head == "seq2seq_lm":
+            return
+        require(
+            self.tie_output and not self.output_bias,
+            f"head {self.head!r} writes no tokens: leave output_bias and tie_output out",
+        )
         for name in ("start_id", "end_id"):
-            if self.head != "seq2seq_lm" and not 0 <= getattr(self, name) < self.vocab_size:
-                raise UserError(
-                    f"{name} {getattr(self, name)} is not within the vocabulary of "
-                    f"{self.vocab_size}: give the id of one of its tokens"
-                )
+            require(
+                getattr(self, name) < self.vocab_size,
+                f"{name} {getattr(self, name)} is not within the vocabulary of "
+                f"{self.vocab_size}: give the id of one of its tokens",
+            )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
         """Returns the same body with another head; one that writes no tokens has no output."""

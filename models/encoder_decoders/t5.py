@@ -20,8 +20,8 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
-from ..config import Activation, PositionKind, Settings, TransformerConfig
+from ...data.common.fields import Positive, Rate, require_default
+from ..config import Activation, Depth, PositionKind, Settings, Size, TransformerConfig
 from ..lectures.attention import make_attention
 from ..nn.attention import AttentionContext
 from ..nn.cache import Cache, advance_cache
@@ -48,31 +48,31 @@ class T5Config(TransformerConfig):
     head: ClassVar[str] = "seq2seq_lm"
     use_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    max_length: int = 512
+    max_length: Size = 512
     """Longest source and longest target, in tokens, that commands read and write. The model itself
     reads any number: its positions are distances."""
-    d_head: int | None = None
+    d_head: Size | None = None
     """Size of one head, H, if not D / N."""
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layers; "gelu_tanh" in T5 1.1 and mT5."""
     gated: bool = False
     """Whether feed-forward layers are gated (T5 1.1, mT5)."""
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     scale_scores: bool = False
     """Whether attention scores are divided by √H; T5's are not."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights, the hidden layer of feed-forward blocks, the
     output of each sublayer, and the output of each half."""
-    init_std: float | None = None
+    init_std: Positive | None = None
     """Standard deviation of the initial kernels that read the residual stream; None: 1 / √D. That
     of queries is smaller by √H, and other kernels have one over the root of their inputs. Initial
     embeddings have 1, an output of its own and biases of distances 1 / √D."""
     positions: PositionKind = "buckets"
     """The kind of positions; a T5 has no others."""
-    position_distance: int | None = 128
+    position_distance: Size | None = 128
     """Distance from which on all tokens share a bucket."""
-    num_decoder_layers: int | None = None
+    num_decoder_layers: Depth | None = None
     """Number of layers of the decoder, if not `num_layers`."""
     tie_output: bool = True
     """Whether the output projection is the embedding; else it has its own matrix (T5 1.1, mT5)."""
@@ -82,15 +82,7 @@ class T5Config(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("d_head", "num_decoder_layers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} is not positive: choose at least 1")
-        if self.positions != "buckets":
-            raise UserError(
-                f"positions {self.positions!r} are none of a T5's, which are buckets: choose "
-                "another family, such as transformer"
-            )
+        require_default(self, ["positions"], "differs from a T5's, which are buckets")
 
     @property
     def head_dim(self) -> int:

@@ -27,8 +27,8 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
-from ..config import Activation, PositionKind, TransformerConfig, divisors
+from ...data.common.fields import Positive, Rate, require
+from ..config import Activation, Depth, PositionKind, Size, TransformerConfig, divisors_of
 from ..lectures.attention import make_attention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import dropout
@@ -62,25 +62,25 @@ class EncoderDecoderConfig(TransformerConfig):
 
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layers."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of the sums of embeddings and positions, and of each sublayer's output."""
-    init_std: float | None = None
+    init_std: Positive | None = None
     """Standard deviation of initial kernels. None: each kernel is initialized uniformly, over an
     interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
     deviation of initial embeddings is always 1 / √D."""
-    attention_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    attention_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
     """Dropout rate of attention weights."""
-    activation_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    activation_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
     """Dropout rate inside the feed-forward layers, after the activation."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases (Marian)."""
-    num_decoder_layers: int | None = None
+    num_decoder_layers: Depth | None = None
     """Number of layers of the decoder, if not `num_layers`."""
-    decoder_num_heads: int | None = None
+    decoder_num_heads: Size | None = None
     """Number of attention heads of the decoder, if not `num_heads`."""
-    decoder_d_ff: int | None = None
+    decoder_d_ff: Size | None = None
     """Width of the decoder's feed-forward layers, if not `d_ff`."""
     norm_position: Literal["pre", "post"] = "post"
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
@@ -92,7 +92,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
     """Whether source and target share one embedding matrix; else the source has its own."""
-    source_vocab_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    source_vocab_size: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of tokens of the source language, if not `vocab_size`; its embedding is not shared."""
     tie_output: bool = True
     """Whether the output projection is the target's embedding; else it has its own matrix."""
@@ -106,27 +106,16 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            *("num_decoder_layers", "decoder_num_heads", "decoder_d_ff"),
-            "source_vocab_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} is not positive: choose at least 1")
-        for name in ("attention_dropout_rate", "activation_dropout_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        if self.source_vocab_size is not None and self.share_embeddings:
-            raise UserError(
-                f"source_vocab_size {self.source_vocab_size} needs a table of its own: "
-                "set share_embeddings to false"
-            )
-        if self.decoder_num_heads is not None and self.d_model % self.decoder_num_heads:
-            choices = ", ".join(map(str, divisors(self.d_model)))
-            raise UserError(
-                f"d_model {self.d_model} is not divisible by decoder_num_heads "
-                f"{self.decoder_num_heads}: choose from {choices}"
-            )
+        require(
+            self.source_vocab_size is None or not self.share_embeddings,
+            f"source_vocab_size {self.source_vocab_size} needs a separate table: "
+            "set share_embeddings to false",
+        )
+        require(
+            self.d_model % (self.decoder_num_heads or 1) == 0,
+            f"d_model {self.d_model} is not divisible by decoder_num_heads "
+            f"{self.decoder_num_heads}: choose from {divisors_of(self.d_model)}",
+        )
 
     @property
     def embedding_init_std(self) -> float:

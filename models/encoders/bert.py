@@ -8,6 +8,7 @@
 
 import dataclasses
 
+from ..config import Count
 from ..registry import Family, Preset
 from .encoder import (
     ENCODER_AXES,
@@ -27,7 +28,7 @@ class BertConfig(EncoderConfig):
       UserError: a size is out of range, or the head needs labels and has none.
     """
 
-    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which tell the two parts of an input apart."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head pools its first token."""

@@ -9,7 +9,7 @@ authors' code there is no pooler; classifiers pool the first token with gelu.
 import dataclasses
 from typing import Any, ClassVar
 
-from ..config import Activation
+from ..config import Activation, Count, Size
 from ..registry import Family, Preset
 from .encoder import (
     ENCODER_AXES,
@@ -32,9 +32,9 @@ class ElectraConfig(EncoderConfig):
     pooler_activation: ClassVar[str] = "gelu"
     head_activation: ClassVar[Activation | None] = "gelu"
 
-    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which tell the two parts of an input apart."""
-    d_embedding: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings, if not D; a linear map leads to D."""
     head: str = head_field(
         (*ENCODER_HEADS, "replaced_token_detection"), default="replaced_token_detection"

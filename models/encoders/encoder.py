@@ -11,7 +11,7 @@ papers: initial weights are normally distributed, not truncated.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ...data.common.errors import UserError
+from ...data.common.fields import Positive, Range, Rate, require, require_default
 from ..config import Activation, Execution, TransformerConfig
 from ..lectures.attention import make_attention
 from ..nn.attention import MultiHeadAttention
@@ -75,16 +76,17 @@ class EncoderConfig(TransformerConfig):
       UserError: a size is out of range, or the head needs labels and has none.
     """
 
-    fewest_layers: ClassVar[int] = 0
+    num_layers: Annotated[int, Range(least=0, most=2**13)]
+    """Number of layers, L; 0: embeddings alone."""
 
-    norm_eps: float = 1e-12
+    norm_eps: Positive = 1e-12
     """Added to the variance in layer normalization."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
     of classifiers."""
-    attention_dropout: float | None = None
+    attention_dropout: Rate | None = None
     """Dropout rate of attention weights, if not `dropout_rate`."""
-    classifier_dropout: float | None = None
+    classifier_dropout: Rate | None = None
     """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
     tie_output: bool = True
     """Whether the matrix from hidden states to the vocabulary is the embedding; else it is one of
@@ -115,33 +117,29 @@ class EncoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "labels", tuple(self.labels))
         check_head(self)
-        if self.head_convolution is not None and self.head != "causal_lm":
-            raise UserError(
-                f"head_convolution {self.head_convolution} reads earlier tokens only, and head "
-                f"{self.head!r} sees later ones too: leave it out, or choose head 'causal_lm'"
+        if self.head != "causal_lm":
+            require_default(
+                self, ["head_convolution"], f"hides later tokens, and head {self.head!r} sees them"
             )
-        if not self.tie_output and not self.head_spec.has_token_logits:
-            raise UserError(f"head {self.head!r} predicts no tokens: leave tie_output out")
-        for name in ("attention_dropout", "classifier_dropout"):
-            if not 0 <= getattr(self, f"{name}_rate") < 1:
-                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        for name in ("num_token_types", "position_offset"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 0")
-        if self.pooling != "cls" and self.head != POOLING_HEAD:
-            raise UserError(
-                f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
-                f"head {self.head!r}"
-            )
-        if self.d_embedding is not None and self.positions_at != "input":
-            raise UserError(
-                f"positions_at {self.positions_at!r} does not suit embeddings of another width "
-                f"(d_embedding {self.d_embedding}): leave either out"
-            )
-        if self.num_layers == 0 and self.head == "causal_lm":
-            raise UserError("num_layers 0 leaves nothing to cache: choose at least 1")
+        require(
+            self.tie_output or self.head_spec.has_token_logits,
+            f"head {self.head!r} predicts no tokens: leave tie_output out",
+        )
+        require(
+            self.pooling == "cls" or self.head == POOLING_HEAD,
+            f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
+            f"head {self.head!r}",
+        )
+        require(
+            self.d_embedding is None or self.positions_at == "input",
+            f"positions_at {self.positions_at!r} does not suit embeddings of another width "
+            f"(d_embedding {self.d_embedding}): leave either out",
+        )
+        require(
+            self.num_layers or self.head != "causal_lm",
+            "num_layers 0 leaves nothing to cache: choose at least 1",
+        )
 
     @property
     def attention_dropout_rate(self) -> float:

@@ -8,7 +8,8 @@ import dataclasses
 from typing import ClassVar
 
 from ...data.common.errors import UserError
-from ..config import Activation
+from ...data.common.fields import Positive
+from ..config import Activation, Count
 from ..registry import Family, Preset
 from .bert import BertConfig
 from .encoder import ENCODER_AXES, ENCODER_HEADS, Encoder, head_field, smallest_inputs
@@ -24,11 +25,11 @@ class RobertaConfig(BertConfig):
 
     head_activation: ClassVar[Activation | None] = "gelu"
 
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
-    num_token_types: int = 1
+    num_token_types: Count = 1
     """Number of token types."""
-    position_offset: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    position_offset: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of rows of the position table before the row of position 0."""
     head: str = head_field((*ENCODER_HEADS, "causal_lm"))
 

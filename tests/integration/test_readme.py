@@ -349,4 +349,4 @@ def test_the_jobset_parses(capsys):
 def read_options(command, capsys):
     """Checks that `flaxzoo train` accepts all options and refuses the one added to them."""
     assert cli.main([*command, "--steps", "-1"]) == 2
-    assert "steps -1 must be at least 0" in capsys.readouterr().err
+    assert "steps must be at least 0, got -1" in capsys.readouterr().err

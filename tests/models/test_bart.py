@@ -70,7 +70,7 @@ def test_parameter_count(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"positions": "sinusoidal"}, "none of a BART's, which are learned"),
+        ({"positions": "sinusoidal"}, "positions 'sinusoidal'"),
         ({"head": "causal_lm"}, "head 'causal_lm' is unknown: choose seq2seq_lm"),
         ({"head": "sequence_classification"}, "has no labels: give at least one name"),
         ({"head": "question_answering"}, "writes no tokens: leave output_bias and tie_output out"),
@@ -78,7 +78,7 @@ def test_parameter_count(name):
             {"head": "question_answering", "output_bias": False, "end_id": 32},
             "end_id 32 is not within the vocabulary",
         ),
-        ({"classifier_dropout": 1.0}, r"classifier_dropout 1.0 is not in \[0, 1\)"),
+        ({"classifier_dropout": 1.0}, "classifier_dropout must .*1.0"),
     ],
 )
 def test_bad_configurations(fields, message):

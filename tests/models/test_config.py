@@ -34,14 +34,14 @@ def test_heads_must_divide_the_width():
 
 @pytest.mark.parametrize("name", [*SIZES, "d_ff"])
 def test_sizes_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"{name} 0 is not positive"):
+    with pytest.raises(ValueError, match=f"{name} must be .* got 0"):
         models.GPTConfig(**{**SIZES, name: 0})
 
 
 @pytest.mark.parametrize("name", [*SIZES, "d_ff"])
 @pytest.mark.parametrize("value", [10**9, 10**30])
 def test_sizes_beyond_any_model_are_refused_before_work_of_that_size(name, value):
-    with pytest.raises(UserError, match=f"{name} {value} is too large"):
+    with pytest.raises(UserError, match=f"{name} must be .*{value}"):
         models.GPTConfig(**{**SIZES, name: value})
 
 
@@ -105,7 +105,7 @@ def test_a_configuration_of_other_sizes_is_refused_before_arrays_are_read(tmp_pa
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_dropout_rate_is_a_probability_below_one(rate):
-    with pytest.raises(ValueError, match=rf"dropout_rate {rate} is not in \[0, 1\)"):
+    with pytest.raises(ValueError, match=rf"dropout_rate must be in \[0, 1\), got {rate}"):
         models.GPTConfig(**SIZES, dropout_rate=rate)
 
 
@@ -142,8 +142,8 @@ def test_labels_survive_json():
         ),
         ({"head": "token_classification"}, "head 'token_classification' has no labels"),
         ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
-        ({"num_token_types": -1}, "num_token_types -1 must be at least 0"),
-        ({"position_offset": -1}, "position_offset -1 must be at least 0"),
+        ({"num_token_types": -1}, "num_token_types must .*-1"),
+        ({"position_offset": -1}, "position_offset must .*-1"),
         ({"head": "pretraining"}, "head 'pretraining' is unknown"),
     ],
 )
@@ -158,7 +158,7 @@ def test_unknown_architecture_and_fields():
         ValueError, match="unknown architecture 'rnn': this version knows gpt, bert"
     ):
         models.config_from_dict({**fields, "architecture": "rnn"})
-    with pytest.raises(ValueError, match=r"unknown fields \['heads'\]"):
+    with pytest.raises(ValueError, match="unknown field heads"):
         models.config_from_dict({**fields, "heads": 3})
 
 

@@ -300,7 +300,7 @@ def test_an_output_table_of_its_own(tiny):
 
 @pytest.mark.parametrize("name", ["embedding_dropout", "attention_dropout"])
 def test_a_rate_that_is_none(name):
-    with pytest.raises(ValueError, match=rf"{name} 1.5 is not in \[0, 1\)"):
+    with pytest.raises(ValueError, match=f"{name} must .*1.5"):
         models.GPTConfig(
             vocab_size=5, max_length=8, num_layers=1, d_model=8, num_heads=2, **{name: 1.5}
         )

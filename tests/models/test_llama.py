@@ -98,9 +98,9 @@ def test_parameter_count(name):
     ("fields", "message"),
     [
         ({"num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3: .* from 1, 2, 4"),
-        ({"num_kv_heads": 0}, "num_kv_heads 0 is not positive"),
+        ({"num_kv_heads": 0}, "num_kv_heads must .*0"),
         ({"d_head": 5}, "heads of size 5 cannot be rotated in pairs: choose an even d_head"),
-        ({"rope_base": 0.0}, "rope_base 0.0 must be above 0"),
+        ({"rope_base": 0.0}, "rope_base must .*0.0"),
     ],
 )
 def test_bad_configurations(fields, message):

@@ -90,10 +90,10 @@ NOT_BUCKETS = {"position_buckets": 32, "position_distance": 128}  # the defaults
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"d_head": 0}, "d_head 0 is not positive"),
-        ({"num_decoder_layers": 0}, "num_decoder_layers 0 is not positive"),
-        ({**NOT_BUCKETS, "positions": "rotary"}, "none of a T5's, which are buckets"),
-        ({"position_distance": 4}, "position_distance 4 must be at least 5"),
+        ({"d_head": 0}, "d_head must .*0"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers must .*0"),
+        ({**NOT_BUCKETS, "positions": "rotary"}, "positions 'rotary'"),
+        ({"position_distance": 4}, "position_distance must .*4"),
     ],
 )
 def test_bad_configurations(fields, message):

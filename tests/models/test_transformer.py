@@ -225,11 +225,11 @@ def test_configuration_round_trip():
     ("fields", "message"),
     [
         ({"decoder_num_heads": 3}, "d_model 16 is not divisible by decoder_num_heads 3: choose"),
-        ({"d_k": 0}, "d_k 0 is not positive: choose at least 1"),
-        ({"num_decoder_layers": 0}, "num_decoder_layers 0 is not positive"),
-        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate 1.0 is not in \[0, 1\)"),
-        ({"position_base": 0.0}, "position_base 0.0 must be above 0"),
-        ({"source_vocab_size": 9}, "source_vocab_size 9 needs a table of its own: set share_emb"),
+        ({"d_k": 0}, "d_k must .*0"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers must .*0"),
+        ({"attention_dropout_rate": 1.0}, "attention_dropout_rate must .*1.0"),
+        ({"position_base": 0.0}, "position_base must .*0.0"),
+        ({"source_vocab_size": 9}, "source_vocab_size 9 needs a separate table"),
     ],
 )
 def test_refused_configurations(fields, message):

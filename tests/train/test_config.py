@@ -88,8 +88,8 @@ def test_operational_fields_are_no_difference(train_config):
     ("fields", "message"),
     [
         ({"steps": 0}, "steps 0 and epochs 0.0 must not both be 0: give one of them above 0"),
-        ({"batch_size": -1}, "batch_size -1 must be at least 1"),
-        ({"keep_last": 0}, "keep_last 0 must be at least 1"),
+        ({"batch_size": -1}, "batch_size must .*-1"),
+        ({"keep_last": 0}, "keep_last must .*0"),
         (
             {"batch_size": 6, "micro_batches": 4},
             "batch_size 6 is not divisible by micro_batches 4: choose a divisor of 6",
@@ -107,7 +107,7 @@ def test_impossible_lengths(train_config):
     message = "data.length 17 exceeds model.max_length 16: lower the first or raise the second"
     with pytest.raises(ValueError, match=message):
         train_config(data=too_long)
-    with pytest.raises(ValueError, match=r"data\.length 0 must be"):
+    with pytest.raises(ValueError, match=r"length must .*0"):
         dataclasses.replace(data, length=0)
 
 

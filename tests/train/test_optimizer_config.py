@@ -9,21 +9,21 @@ CONFIG = OptimizerConfig(peak_learning_rate=0.1)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_decay": 0.0}, "optimizer.layer_decay 0.0 must be above 0 and at most 1"),
-        ({"layer_decay": 1.1}, "optimizer.layer_decay 1.1 must be above 0 and at most 1"),
-        ({"layer_decay": float("nan")}, "optimizer.layer_decay nan must be above 0"),
+        ({"layer_decay": 0.0}, "layer_decay must .*0.0"),
+        ({"layer_decay": 1.1}, "layer_decay must .*1.1"),
+        ({"layer_decay": float("nan")}, "layer_decay must .*nan"),
         (
             {"frozen": ("head", "a(b")},
             r"optimizer.frozen 'a\(b' is not a regular expression: missing",
         ),
-        ({"frozen": "head"}, "optimizer.frozen 'head' is one string: give a tuple of patterns"),
+        ({"frozen": "head"}, "frozen must .*'head'"),
         (
             {"peak_learning_rate": 0.0},
-            "optimizer.peak_learning_rate 0.0 must be above 0 and finite",
+            "peak_learning_rate must .*0.0",
         ),
-        ({"weight_decay": -1.0}, "optimizer.weight_decay -1.0 must be at least 0"),
-        ({"beta2": 1.0}, r"optimizer.beta2 1.0 must be in \[0, 1\)"),
-        ({"muon_beta": 1.0}, r"optimizer.muon_beta 1.0 must be in \[0, 1\)"),
+        ({"weight_decay": -1.0}, "weight_decay must .*-1.0"),
+        ({"beta2": 1.0}, "beta2 must .*1.0"),
+        ({"muon_beta": 1.0}, "muon_beta must .*1.0"),
         (
             {"name": "adafactor", "state_dtype": "int8"},
             "optimizer.state_dtype int8: adafactor keeps no moment of a parameter's size: leave it "
@@ -50,7 +50,7 @@ def test_impossible_configurations(fields, message):
 def test_unknown_names(field, value, choices):
     config = dataclasses.replace(CONFIG)
     object.__setattr__(config, field, value)  # the tests' check of types would come first
-    message = f"optimizer.{field} '{value}' is unknown: choose from {choices}"
+    message = f"{field} must be one of {choices}.*'{value}'"
     with pytest.raises(ValueError, match=message):
         config.__post_init__()
 

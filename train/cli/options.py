@@ -6,12 +6,11 @@ optax and no other package, and help should appear at once.
 """
 
 import argparse
-import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import itertools
-import math
 import re
 import shutil
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    Literal,
     NoReturn,
     TypeVar,
     Union,
@@ -32,6 +30,7 @@ from typing import (
 )
 
 from ...data.common.errors import UserError, similar_names
+from ...data.common.fields import expectation, field_docs, range_of
 
 Options = TypeVar("Options")
 
@@ -128,9 +127,6 @@ FAMILIAR_NAMES: dict[str, str] = {
 }
 """Names that other libraries and programs use → the option with that meaning here."""
 
-LARGEST = 2**63 - 1
-"""The largest number that an array of integers holds."""
-
 _flags: dict[str, str] = {}
 """Field → option of the command that runs, for messages that name a field."""
 
@@ -169,14 +165,12 @@ def parse(
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     # A command's own options come before those that it shares with others.
     for field in sorted(fields, key=lambda field: field.name not in vars(cls)["__annotations__"]):
-        default, text = field.default, docs.get(field.name, "")
-        required = default is dataclasses.MISSING
-        if isinstance(default, str | int | float) and default != "" and default is not False:
-            text = f"{text} (default: {default})"
-        action = add_option(
-            parser, field.name, hints[field.name], text, default=default, required=required
-        )
-        if required:
+        text = docs.get(field.name, "")
+        # The texts say what an option is without a value that is worth showing.
+        hidden = field.default in ("", ()) or field.default is False
+        default = None if hidden else field.default
+        action = add_option(parser, field.name, hints[field.name], text, default=default)
+        if field.default is dataclasses.MISSING:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
     optional = len(words) <= len(fields)
     parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
@@ -252,7 +246,7 @@ def with_flags(message: str) -> str:
         pattern = rf"(?<![\w./'\"`-])({names})(?![\w/'\"`-]|\.\w)"
         message = re.sub(pattern, lambda found: _flags[found[1]], message)
     if plain:
-        pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= \S+ must )"
+        pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= (?:\S+ )?must )"
         message = re.sub(pattern, lambda found: found[1] + _flags[found[2]], message)
     message = re.sub(r"(--(?:[\w-]+\.)*)([\w-]+) False\b", r"\1no-\2", message)
     return re.sub(r"(--[\w.-]+) True\b", r"\1", message)
@@ -355,23 +349,19 @@ def add_option(
     hint: Any,
     help_text: str,
     *,
-    default: object = None,
-    required: bool = False,
+    default: object = dataclasses.MISSING,
 ) -> argparse.Action:
     """Adds the option of a field.
 
     Args:
         group: a parser, or a group of its options.
         name: the field, below another one with a dot: `model.num_layers`.
-        hint: the type of the field.
-        help_text: shown by `--help`.
-        default: an example of a value, for messages. The parser stores only what is given.
-        required: whether the command needs the option.
+        hint: the type of the field, with its range.
+        help_text: shown by `--help`, with the range and the default value.
+        default: the value for the help; MISSING: the command needs the option. The parser stores
+          only what is given.
     """
-    text = help_text.replace("%", "%%")
-    positional = None
-    if get_origin(hint) is Annotated:
-        hint, positional = get_args(hint)[:2]
+    text = _with_notes(help_text, hint, default).replace("%", "%%")
     flag = f"--{name.replace('_', '-')}"
     if hint in (bool, bool | None):
         parent, dot, own = flag.removeprefix("--").rpartition(".")
@@ -384,74 +374,66 @@ def add_option(
             default=argparse.SUPPRESS,
             help=text,
         )
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kind = next(k for k in kinds if k is not type(None))
-    several = get_origin(kind) in (tuple, Sequence)
-    if several:
-        kind = get_args(kind)[0]
-    read = _reader(kind, default, optional=type(None) in kinds)
-    if isinstance(positional, Positional):
-        return group.add_argument(name, type=read, metavar=positional.name, help=text)
+    item, several = _hint_of_word(hint)
+    kind = _plain(item)
+    marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
+    if marks:
+        return group.add_argument(name, type=_reader(item), metavar=marks[0].name, help=text)
     return group.add_argument(
         flag,
-        type=read,
+        type=_reader(item),
         nargs="*" if several else None,
-        metavar=_metavar(kind),
+        metavar=_METAVARS.get(kind) or f"{{{','.join(get_args(kind))}}}",
         dest=name,
         default=argparse.SUPPRESS,
-        required=required,
+        required=default is dataclasses.MISSING,
         help=text,
     )
 
 
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"{{{','.join(get_args(kind))}}}"
-    return {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}[kind]
+def _with_notes(text: str, hint: object, default: object) -> str:
+    """Returns a help text with the range of a field and its default value behind it."""
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    has_default = shown is not dataclasses.MISSING and shown is not None
+    notes = [range_of(hint), f"default: {'none' if shown == '' else shown}" * has_default]
+    joined = "; ".join(filter(None, notes))
+    return f"{text} ({joined})" if joined else text
 
 
-def _reader(kind: Any, default: object, *, optional: bool) -> Callable[[str], Any]:
-    """Returns a function that converts a word to `kind`; the word `None` stands for None."""
+_METAVARS = {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}
+"""What stands for a value in the help; a `Literal` lists its values."""
+
+
+def _hint_of_word(hint: Any) -> tuple[Any, bool]:
+    """Returns the type of one word of an option, and whether the option takes several words."""
+    for kind in (hint, *get_args(hint)):
+        if get_origin(kind) in (tuple, Sequence):
+            return get_args(kind)[0], True
+    return hint, False
+
+
+def _plain(hint: Any) -> Any:
+    """Returns a type without its range, and without None."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return _plain(next(kind for kind in get_args(hint) if kind is not type(None)))
+    return hint
+
+
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """Returns a function that converts a word to a type; the word `None` stands for None."""
+    kind = _plain(hint)
+    convert = kind if kind in (int, float, Path) else str
 
     def read(word: str) -> Any:
-        if word == "None" and optional:
+        if word == "None" and not expectation(None, hint):
             return None
-        if get_origin(kind) is Literal:
-            if word not in get_args(kind):
-                raise argparse.ArgumentTypeError(
-                    f"{word!r} is unknown: choose from {', '.join(get_args(kind))}"
-                )
-            return word
-        try:
-            value = kind(word)
-        except ValueError:
-            what = {int: "a whole number", float: "a number"}[kind]
-            example = default if isinstance(default, int | float) else {int: 10, float: 0.5}[kind]
-            raise argparse.ArgumentTypeError(
-                f"{word!r} is not {what}: give one such as {example}"
-            ) from None
-        if kind is float and not math.isfinite(value):
-            raise argparse.ArgumentTypeError(f"{word!r} is not finite: give a finite number")
-        if kind is int and not -LARGEST <= value <= LARGEST:
-            raise argparse.ArgumentTypeError(f"{word!r} is too large: give at most {LARGEST}")
+        value = word
+        with contextlib.suppress(ValueError):  # the word itself is then of another type
+            value = convert(word)
+        if expected := expectation(value, hint):
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {value!r}")
         return value
 
     return read
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
-    docs = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
-        assert isinstance(definition, ast.ClassDef)
-        for field, following in itertools.pairwise(definition.body):
-            match field, following:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    docs[name] = " ".join(text.split())
-    return docs

@@ -11,17 +11,18 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from ...data.common.errors import UserError
+from ...data.common.fields import describe, named_below
 from ...models.adapters.lora import LoRAConfig
 from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling
 from ..config import TrainConfig, differences, flatten, to_dict
 from ..recipes import RECIPES, recipe
-from .options import OptionParser, add_option, field_docs, log
+from .options import OptionParser, add_option, log
 
 Config = TypeVar("Config")
 
@@ -133,8 +134,8 @@ class RecipeParser(OptionParser):
             if title != "objective" or dataclasses.fields(self._config.objective)
         }
         if named.of_preset is not None or named.of_model is not None:
-            text = f"A published size, from `flaxzoo list`. (default: {named.preset})"
-            add_option(self.groups["run"], "preset", str, text)
+            text = "A published size, from `flaxzoo list`."
+            add_option(self.groups["run"], "preset", str, text, default=named.preset)
         add_options(self.groups, self._config, helping=helping)
 
     def read_recipe(self) -> tuple[argparse.Namespace, TrainConfig]:
@@ -299,18 +300,16 @@ def add_options(
         config: supplies the fields and their default values.
         helping: whether to read the help texts from the source code, which takes time.
     """
-    fields = {name: (value, hint, text) for name, value, hint, text in _fields(config, helping)}
+    fields = {x.name: x for x in describe(config, nested=OPTIONAL, with_text=helping)}
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {
         name: max((e for e in title_of if _covers(e, name)), key=len, default="") for name in fields
     }
     order = ["", *title_of]  # a field that no group names goes into the first
     for name in sorted(fields, key=lambda name: order.index(entry_of[name])):
-        value, hint, text = fields[name]
+        field = fields[name]
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        help_text = f"{text} (default: {shown if shown != '' else 'none'})".strip()
-        add_option(group, name, hint, help_text, default=value)
+        add_option(group, name, field.hint, field.text, default=field.default)
 
 
 def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -> Config:
@@ -329,26 +328,8 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
         elif hasattr(parsed, name):
             read = getattr(parsed, name)
             given[field.name] = tuple(read) if isinstance(read, list) else read
-    return dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
-
-
-def _fields(
-    config: object, helping: bool, prefix: str = ""
-) -> Iterator[tuple[str, object, Any, str]]:
-    """Yields name, value, type and help text of each field that is not itself a configuration."""
-    hints = get_type_hints(type(config))
-    docs = field_docs(type(config)) if helping else {}
-    for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value, name = getattr(config, field.name), prefix + field.name
-        if value is None and name in OPTIONAL:
-            value = OPTIONAL[name]()
-        if dataclasses.is_dataclass(value):
-            yield from _fields(value, helping, f"{name}.")
-        else:
-            text = docs.get(field.name, "")
-            if choices := field.metadata.get("choices"):
-                text = f"{text} Choices: {', '.join(choices)}."
-            yield name, value, hints[field.name], text
+    with named_below(prefix):
+        return dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
 
 
 def _gives_any(parsed: argparse.Namespace, name: str) -> bool:

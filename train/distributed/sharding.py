@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from ...data.common.errors import UserError
 from ...models.adapters.lora import A, B
-from ...models.config import TransformerConfig, divisors
+from ...models.config import TransformerConfig, divisors_of
 from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
 from ...models.nn.dropout import HeadKeys
 from ...models.nn.fused_attention import AttentionCall, FusedAttention
@@ -118,10 +118,9 @@ def parameter_spec(
         shards = {axis: mesh.shape[axis] for axis in spec[-1]}
         if size % math.prod(shards.values()):
             over = " × ".join(f"mesh.{a} {n}" for a, n in shards.items() if n > 1)
-            choices = ", ".join(map(str, divisors(size)))
             raise UserError(
                 f"parameter {name} {shape}: dimension {size} cannot be sharded over "
-                f"{over}: choose it from {choices}, or change the dimension"
+                f"{over}: choose it from {divisors_of(size)}, or change the dimension"
             )
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
 
@@ -237,10 +236,9 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
     """Raises UserError if sequences, or the tokens of a sequence, cannot be divided evenly."""
     check_batch_divides(batch_size, num_batch_shards(mesh), micro_batches)
     if length % mesh.shape[CONTEXT]:
-        choices = ", ".join(map(str, divisors(length)))
         raise UserError(
             f"data.length {length} cannot be sharded over mesh.{CONTEXT} "
-            f"{mesh.shape[CONTEXT]}: choose it from {choices}, or change the length"
+            f"{mesh.shape[CONTEXT]}: choose it from {divisors_of(length)}, or change the length"
         )
 
 

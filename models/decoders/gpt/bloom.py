@@ -7,6 +7,7 @@ Press et al. 2022, "Train short, test long". Embeddings are normalized before th
 import dataclasses
 from typing import Any, ClassVar
 
+from ....data.common.fields import Rate
 from ...config import PositionKind
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
@@ -26,13 +27,13 @@ class BloomConfig(GPTConfig):
 
     positions: PositionKind = "alibi"
     """The kind of positions."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate of attention weights and the outputs of both sublayers."""
-    embedding_dropout: float | None = 0.0
+    embedding_dropout: Rate | None = 0.0
     """Dropout rate of the embeddings, if not `dropout_rate`."""
     residual_of_norm: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether an output is added to the sublayer's normalized input, and not to the input."""
-    classifier_dropout_rate: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
     """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 
 from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, Rate, require
 from ...config import Activation, Execution, MixtureConfig, TransformerConfig
 from ...lectures.attention import make_attention
 from ...nn.cache import Cache, advance_cache
@@ -91,11 +92,11 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
-    embedding_dropout: float | None = None
+    embedding_dropout: Rate | None = None
     """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
-    attention_dropout: float | None = None
+    attention_dropout: Rate | None = None
     """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
@@ -104,7 +105,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a token attends only to itself and to earlier ones. Without this mask the model
     sees the token that it is to predict, so that it learns nothing and cannot generate."""
-    local_window: int | None = None
+    local_window: PositiveInt | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
@@ -123,17 +124,11 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "labels", tuple(self.labels))
         check_head(self)
-        if self.local_window is not None and self.local_window < 1:
-            raise UserError(f"local_window {self.local_window} must be at least 1, or None")
-        if self.local_window is not None and not self.causal:
-            raise UserError(
-                f"local_window {self.local_window} is a band of earlier tokens: set causal to true"
-            )
-        for name in ("embedding_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, f"{name}_rate") < 1:
-                raise UserError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        require(
+            self.causal or self.local_window is None,
+            f"local_window {self.local_window} is a band of earlier tokens: set causal to true",
+        )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "GPTConfig":
         """Returns the configuration of the same body below another head."""

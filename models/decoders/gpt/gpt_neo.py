@@ -7,7 +7,8 @@ Scores are not divided by √H, and queries, keys and values have no biases.
 import dataclasses
 from typing import Any, ClassVar
 
-from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, Rate
+from ...config import require_layers
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
 from .gpt import GPT, GPT_HEADS, GPTConfig
@@ -27,17 +28,17 @@ class GPTNeoConfig(GPTConfig):
     attention_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
     attention_output_bias: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_scores: bool = False
     """Whether attention scores are divided by √d_k."""
     scale_residual_init: bool = False
     """Whether residual projections start smaller by 1/√(2L)."""
-    local_window: int | None = 256
+    local_window: PositiveInt | None = 256
     """The number of tokens to which the local layers attend; None: all layers attend to all."""
     local_layers: tuple[int, ...] | None = None
     """The numbers, from 0, of the local layers; None: every second one."""
-    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
     """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
@@ -46,14 +47,7 @@ class GPTNeoConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_layers is None:
-            return
-        object.__setattr__(self, "local_layers", tuple(self.local_layers))
-        if wrong := sorted(set(self.local_layers) - set(range(self.num_layers))):
-            raise UserError(
-                f"local_layers {wrong[0]} is no layer of {self.num_layers}: choose from 0 to "
-                f"{self.num_layers - 1}"
-            )
+        require_layers("local_layers", self.local_layers, self.num_layers)
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import flax.linen as nn
 
-from ....data.common.errors import UserError
-from ...config import Activation, PositionKind
+from ....data.common.fields import Rate
+from ...config import Activation, PositionKind, RotatedFraction, require_pairs
 from ...lectures.attention import make_attention
 from ...nn.dropout import dropout
 from ...nn.layers import FeedForward, LayerNorm, Residual
@@ -35,7 +35,7 @@ class GPTNeoXConfig(GPTConfig):
     """Non-linearity of the feed-forward layer."""
     positions: PositionKind = "rotary"
     """The kind of positions."""
-    rope_fraction: float = 0.25
+    rope_fraction: RotatedFraction = 0.25
     """The part of each head that is rotated: its first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How the rotary frequencies are scaled for sequences longer than the trained."""
@@ -43,13 +43,13 @@ class GPTNeoXConfig(GPTConfig):
     """Whether both sublayers read the same residual stream; else one follows the other."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the four projections of attention have biases."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
     """Whether residual projections start smaller by 1/√(2L)."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
-    classifier_dropout_rate: float = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
     """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
@@ -58,11 +58,7 @@ class GPTNeoXConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.rope_fraction <= 1 or self.rotated_dim % 2 or self.rotated_dim == 0:
-            raise UserError(
-                f"rope_fraction {self.rope_fraction} rotates {self.rotated_dim} of {self.key_dim} "
-                "dimensions: choose an even number of them"
-            )
+        require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
 
     @property
     def rotated_dim(self) -> int:

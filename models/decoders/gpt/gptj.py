@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ....data.common.errors import UserError
-from ...config import PositionKind
+from ....data.common.fields import Rate
+from ...config import PositionKind, Size, require_pairs
 from ...lectures.attention import make_attention
 from ...nn.dropout import dropout
 from ...nn.layers import FeedForward, LayerNorm, Residual
@@ -35,9 +35,9 @@ class GPTJConfig(GPTConfig):
 
     positions: PositionKind = "rotary"
     """The kind of positions."""
-    rotary_dim: int | None = 64
+    rotary_dim: Size | None = 64
     """Number of dimensions of each head that are rotated, an even number; None: all."""
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
     """Whether residual projections start smaller by 1/√(2L)."""
@@ -48,13 +48,8 @@ class GPTJConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positions == "rotary" and (
-            not 0 < self.rotated_dim <= self.key_dim or self.rotated_dim % 2
-        ):
-            raise UserError(
-                f"rotary_dim {self.rotary_dim} must be an even number up to the {self.key_dim} "
-                "dimensions of a head"
-            )
+        if self.positions == "rotary":
+            require_pairs(self.rotated_dim, self.key_dim, f"rotary_dim {self.rotary_dim}")
 
     @property
     def rotated_dim(self) -> int:

@@ -7,8 +7,8 @@ Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 
 import dataclasses
 from typing import Any, ClassVar
 
-from ....data.common.errors import UserError
-from ...config import Activation
+from ....data.common.fields import Rate
+from ...config import Activation, Size
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
 from .gpt import GPT, GPTConfig
@@ -26,21 +26,16 @@ class OPTConfig(GPTConfig):
 
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layer."""
-    embedding_dropout: float | None = 0.0
+    embedding_dropout: Rate | None = 0.0
     """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
-    attention_dropout: float | None = 0.0
+    attention_dropout: Rate | None = 0.0
     """Dropout rate of attention weights, if not `dropout_rate`."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L)."""
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the output of the last layer is normalized, if norms precede the sublayers."""
-    d_embedding: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the token embeddings, if not D; linear maps lead to D and back."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d_embedding is not None and self.d_embedding < 1:
-            raise UserError(f"d_embedding {self.d_embedding} is not positive: choose at least 1")
 
 
 class OPT(GPT):

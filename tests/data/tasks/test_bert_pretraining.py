@@ -123,9 +123,9 @@ def test_training_and_validation_share_no_document(data, tokenizer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"masking_rate": 0.0}, "data.masking_rate 0.0 must be between 0 and 1"),
-        ({"short_fraction": 1.5}, "data.short_fraction 1.5 must be from 0 to 1"),
-        ({"max_predictions": 33}, "data.max_predictions 33 must be from 1 to data.length 32"),
+        ({"masking_rate": 0.0}, "masking_rate must .*0.0"),
+        ({"short_fraction": 1.5}, "short_fraction must .*1.5"),
+        ({"max_predictions": 33}, "max_predictions 33"),
     ],
 )
 def test_bad_settings(data, fields, message):

@@ -99,9 +99,9 @@ def test_the_mask_of_a_vocabulary(data, tokenizer, tmp_path):
 
 def test_what_is_refused(data):
     fields = {"source": data.source, "tokenizer": VOCABULARY}
-    with pytest.raises(UserError, match=r"data\.length 2 has no room for two tokens"):
+    with pytest.raises(UserError, match=r"length must .*2"):
         DenoisingData(length=2, **fields)
-    with pytest.raises(UserError, match="mask_fraction 2 must be"):
+    with pytest.raises(UserError, match=r"mask_fraction must .*2"):
         DenoisingData(length=48, mask_fraction=2, **fields)
     words = train_tokenizer(DOCUMENTS, TokenizerConfig("words"))
     with pytest.raises(DataError, match="no token that starts a text"):

@@ -109,9 +109,9 @@ def test_nothing_to_validate_on(tmp_path, tokenizer):
     assert len(data(one, validation_fraction=0).train_split(tokenizer, ("0", "1"), 0).content) == 2
     with pytest.raises(DataError, match="no validation split: set validation_fraction above 0"):
         data(one, validation_fraction=0).validation_split(tokenizer, ("0", "1"))
-    with pytest.raises(ValueError, match=r"validation_fraction 1.5 must be"):
+    with pytest.raises(ValueError, match=r"validation_fraction must .*1.5"):
         data(one, validation_fraction=1.5)
-    with pytest.raises(ValueError, match=r"length 7 must be at least 8"):
+    with pytest.raises(ValueError, match=r"length must .*7"):
         SequenceClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
 
 

@@ -111,8 +111,8 @@ def test_documents_of_one_token(made, tokenizer):
     [
         ({"length": 2}, "no text of two tokens fits data.length 2"),
         ({"target_length": 2}, "no text of two tokens fits .* data.target_length 2"),
-        ({"num_sentinels": 0}, "data.num_sentinels 0 must be at least 1"),
-        ({"noise_density": 0.0}, "noise_density 0.0 must be between 0 and 1"),
+        ({"num_sentinels": 0}, "num_sentinels must .*0"),
+        ({"noise_density": 0.0}, "noise_density must .*0.0"),
     ],
 )
 def test_impossible_settings(made, fields, message):

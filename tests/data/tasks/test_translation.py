@@ -143,7 +143,7 @@ def test_any_texts_with_targets_of_another_length(tmp_path):
             seen.append((tokenizer.decode(source[:-1]), tokenizer.decode(target[:-1])))
     assert sorted(seen) == sorted(pairs)
     assert "pairs left out: longer than data.length" in split.summary
-    with pytest.raises(UserError, match=r"data.target_length 0 must be at least 1"):
+    with pytest.raises(UserError, match=r"target_length must .*0"):
         TextToTextData(source=config.source, target_length=0, **settings)
     shorter = TextToTextData(source=config.source, target_length=2, **settings)
     with pytest.raises(DataError, match=r"data.length is 24 and data.target_length 2, the"):
@@ -188,7 +188,7 @@ def test_vocabularies_without_ends():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match=r"data.validation_fraction 1 must be at least 0"):
+    with pytest.raises(ValueError, match=r"validation_fraction must .*1"):
         data("pairs:a,b", validation_fraction=1)
     with pytest.raises(DataError, match="has no labels to predict: use the command translate"):
         data("pairs:a,b").input_split("-", None, ())

@@ -132,9 +132,9 @@ def test_targets_name_whole_parts_of_paths(tiny):
         ({"targets": ()}, r"lora.targets \(\) must name"),
         ({"also_trained": ("nothing",)}, "lora.also_trained 'nothing' fits no parameter"),
         ({"targets": ("query",), "also_trained": ("layers",)}, "are all trained whole"),
-        ({"rank": 0}, "lora.rank 0 must be at least 1"),
-        ({"alpha": 0.0}, "lora.alpha 0.0 must be above 0"),
-        ({"dropout_rate": 1.0}, r"lora.dropout_rate 1.0 must be in \[0, 1\)"),
+        ({"rank": 0}, "rank must .*0"),
+        ({"alpha": 0.0}, "alpha must .*0.0"),
+        ({"dropout_rate": 1.0}, "dropout_rate must .*1.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields, message, tiny):

@@ -256,7 +256,7 @@ def test_a_kernel_takes_equal_sizes_of_keys_and_values(sizes, fused):
 
 @pytest.mark.parametrize("name", ["d_k", "d_v", "head_convolution"])
 def test_sizes_that_are_none(name):
-    with pytest.raises(ValueError, match=f"{name} 0 is not positive: choose at least 1"):
+    with pytest.raises(ValueError, match=f"{name} must .*0"):
         models.GPTConfig(**SIZES, **{name: 0})
 
 

@@ -169,15 +169,15 @@ def test_jitter_is_of_training_alone_and_of_each_sequence():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_experts": -1}, "num_experts -1 must not be negative"),
-        ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token 3 must be from 1 to"),
-        ({"num_shared_experts": -1}, "num_shared_experts -1 must not be negative"),
+        ({"num_experts": -1}, "num_experts must .*-1"),
+        ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token 3 .* num_experts 2"),
+        ({"num_shared_experts": -1}, "num_shared_experts must .*-1"),
         ({"num_experts": 0, "num_shared_experts": 1}, "num_shared_experts 1 is for a mixture"),
         ({"num_experts": 0, "expert_capacity": 2.0}, "expert_capacity 2.0 is for a mixture"),
-        ({"num_experts": 0, "experts_per_token": 1}, "1 is for a mixture of experts: give num_ex"),
-        ({"expert_capacity": 0.0}, "expert_capacity 0.0 must be above 0"),
-        ({"router_jitter": 1.0}, r"router_jitter 1.0 is not in \[0, 1\)"),
-        ({"router_z": -0.1}, "router_z -0.1 must not be negative"),
+        ({"num_experts": 0, "experts_per_token": 1}, "experts_per_token 1 is for a mixture"),
+        ({"expert_capacity": 0.0}, "expert_capacity must .*0.0"),
+        ({"router_jitter": 1.0}, "router_jitter must .*1.0"),
+        ({"router_z": -0.1}, "router_z must .*-0.1"),
     ],
 )
 def test_fields_out_of_range_are_refused(fields, message):

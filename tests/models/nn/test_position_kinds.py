@@ -295,20 +295,20 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
             "'every_layer' does not suit positions 'relative', which are not added",
         ),
         ({"positions": "rotary", "num_heads": 4}, "heads of size 1 cannot be rotated in pairs"),
-        ({"position_buckets": 3}, "position_buckets 3 must be at least 4"),
+        ({"position_buckets": 3}, "position_buckets must .*3"),
         ({"position_buckets": 8}, "position_buckets 8 belongs to positions buckets, and these are"),
         ({"position_distance": 4}, "position_distance 4 belongs to positions relative or buckets"),
         ({"positions": "relative", "position_layout": "halves"}, "belongs to positions sinusoidal"),
-        ({"positions": "relative", "position_distance": 0}, "position_distance 0 must be at least"),
-        ({"positions": "buckets", "position_distance": 16}, "position_distance 16 .* least 17"),
+        ({"positions": "relative", "position_distance": 0}, "position_distance must .*0"),
+        ({"positions": "buckets", "position_distance": 16}, "position_distance must .*16"),
         ({"positions": "binary", "max_length": 17}, "max_length 17 .* 4 binary digits"),
-        ({"positions": "table"}, "'table' and position_table belong together"),
-        ({"position_table": (1.0,)}, "'table' and position_table belong together"),
+        ({"positions": "table"}, "position_table has"),
+        ({"position_table": (1.0,)}, "position_table has"),
         (
             {"positions": "table", "position_table": (1.0, 2.0)},
-            "position_table has 2 numbers, not max_length 16 times 4",
+            "position_table has 2 numbers.* 64",
         ),
-        ({"position_base": -1.0}, "position_base -1.0 must be above 0"),
+        ({"position_base": -1.0}, "position_base must .*-1.0"),
     ],
 )
 def test_refused_options(fields, message):
@@ -328,7 +328,7 @@ def test_refused_options(fields, message):
 def test_kinds_that_do_not_exist(name, value, similar):
     config = models.GPTConfig(**TINY_SIZES)  # as from a file: the tests check types of arguments
     object.__setattr__(config, name, value)
-    with pytest.raises(ValueError, match=f"{name} '{value}' is unknown: did you mean {similar}"):
+    with pytest.raises(ValueError, match=f"{name} must .*{similar}.*'{value}'"):
         config.__post_init__()
 
 
@@ -337,7 +337,7 @@ def test_options_that_a_family_does_not_have():
         RobertaConfig(**TINY_SIZES, positions="sinusoidal")
     with pytest.raises(ValueError, match=r"'projections' cuts 4 dimensions .* keys have size 1"):
         models.EncoderDecoderConfig(**TINY_SIZES, positions_at="projections", d_k=1)
-    with pytest.raises(ValueError, match=r"positions 'learned' are none of this family's"):
+    with pytest.raises(ValueError, match=r"positions 'learned'"):
         LlamaConfig(**TINY_SIZES, positions="learned")
     with pytest.raises(ValueError, match=r"position_base 7.0 is named rope_base"):
         LlamaConfig(**TINY_SIZES, position_base=7.0)

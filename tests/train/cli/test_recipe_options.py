@@ -135,7 +135,7 @@ def test_a_familiar_name_is_read_or_answered_with_ours(name, capsys, tmp_path):
     assert cli.main(["train", *arguments, "--workdir", str(tmp_path / "run")]) == 2
     message = capsys.readouterr().err
     if name == "epochs":  # has the same name here
-        assert "--steps -1 must be at least 0" in message
+        assert "--steps must be at least 0, got -1" in message
         return
     ours = f"--{FAMILIAR_NAMES[name]}" if name in FAMILIAR_NAMES else f"--optimizer.{name}"
     assert message.startswith(f"flaxzoo: unknown option --{name}: ")
@@ -166,7 +166,7 @@ def test_the_short_help_has_an_example_and_the_options_one_needs(name, capsys, m
     assert lines[-1].endswith(f" options: flaxzoo train {name} --help-all")
     assert max(map(len, lines)) < 80
     batch_size = RECIPES[name].config.batch_size
-    assert f"(default: {batch_size})" in " ".join(" ".join(lines).split())
+    assert f"default: {batch_size})" in " ".join(" ".join(lines).split())
 
 
 def test_messages_of_the_library_name_fields_and_those_of_the_command_options():
