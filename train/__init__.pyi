@@ -21,8 +21,8 @@ from .distributed.sharding import shard_batch as shard_batch
 from .distributed.sharding import state_shardings as state_shardings
 from .engine.compile import ShardedStep as ShardedStep
 from .engine.compile import make_sharded_step as make_sharded_step
-from .engine.loop import Result as Result
-from .engine.loop import train as train
+from .engine.train import Result as Result
+from .engine.train import train as train
 from .engine.train_step import make_train_step as make_train_step
 from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run

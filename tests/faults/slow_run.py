@@ -17,7 +17,7 @@ import jax
 from flaxzoo.data.batching import BatchIterator
 from flaxzoo.train.cli import main
 from flaxzoo.train.engine import compile as compiling
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import start
 
 
 @functools.partial(jax.jit, static_argnames="iterations")
@@ -80,7 +80,7 @@ def train_slowly(kind, arguments):
             time.sleep(60)
         return next_batch(iterator)
 
-    loop.compile_trainer = compile_slow
+    start.compile_trainer = compile_slow
     BatchIterator.__next__ = next_slow
     return main.main(arguments)
 

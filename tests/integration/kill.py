@@ -52,7 +52,7 @@ import tensorboardX.summary  # noqa: E402, F401
 import tokenizers  # noqa: E402, F401
 from flaxzoo.data.sources import local_dataset  # noqa: E402, F401
 from flaxzoo.models.loading import steps  # noqa: E402
-from flaxzoo.train.engine import loop  # noqa: E402
+from flaxzoo.train.engine import train as training  # noqa: E402
 from support.objective_runs import RUNS, write_sources  # noqa: E402
 from support.run_folders import assert_same, everything, lines  # noqa: E402
 
@@ -78,7 +78,7 @@ def ended(process):
 
 
 def train(config, folder):
-    loop.train(config, folder, quiet=True)
+    training.train(config, folder, quiet=True)
 
 
 def train_all(runs):

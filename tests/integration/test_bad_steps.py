@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import start
 
 from ..support.run_folders import assert_same, everything, kept, lines, small_run
 
@@ -129,7 +129,7 @@ def go(on_one_device):
             return dataclasses.replace(program, step=step)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "compile_trainer", compile_trainer)
+            patch.setattr(start, "compile_trainer", compile_trainer)
             return train.train(config, workdir)
 
     return go

@@ -15,7 +15,7 @@ from flaxzoo.data import DataError
 from flaxzoo.data.sources.documents import load_documents
 from flaxzoo.models.loading import steps
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import start
 from flaxzoo.train.runs.metrics_log import MetricsLog
 
 from ..support.objective_runs import causal, write_sources
@@ -56,7 +56,7 @@ def go(on_one_device):
             return dataclasses.replace(program, step=step)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "compile_trainer", compile_trainer)
+            patch.setattr(start, "compile_trainer", compile_trainer)
             return train.train(config, workdir, quiet=True)
 
     return go

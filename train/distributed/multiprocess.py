@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -184,22 +184,22 @@ def greatest_everywhere(number: int) -> int:
     return int(process_allgather(np.full(1, number, np.int32)).max())
 
 
-def all_reduce_max() -> Callable[[int], int]:
-    """Makes a function that returns the greatest of the numbers that the processes give to it.
+def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
+    """Makes a function that returns the maximum over processes of each of some numbers.
 
-    With several processes a call returns the maximum of the call before, which is known by then:
+    With several processes a call returns the maxima of the call before, which are known by then:
     called once a step, it lets no device wait.
     """
     if jax.process_count() == 1:
-        return lambda number: number
+        return lambda numbers: numbers
     devices = Mesh(np.asarray(jax.devices()), ("devices",))
     each = NamedSharding(devices, PartitionSpec("devices"))
-    greatest = jax.jit(lambda x: x.max(), out_shardings=NamedSharding(devices, PartitionSpec()))
+    greatest = jax.jit(lambda x: x.max(0), out_shardings=NamedSharding(devices, PartitionSpec()))
     pending: list[jax.Array] = []
 
-    def reduce(number: int) -> int:
-        here = np.full(jax.local_device_count(), number, np.int32)
+    def reduce(numbers: Sequence[int]) -> Sequence[int]:
+        here = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
         pending.append(greatest(jax.make_array_from_process_local_data(each, here)))
-        return int(pending.pop(0)) if len(pending) > 1 else 0
+        return np.asarray(pending.pop(0)).tolist() if len(pending) > 1 else [0] * len(numbers)
 
     return reduce

@@ -22,10 +22,11 @@ SECONDS_OF_ONE = 1.0
 """Signals within so short a time are one: some programs pass on what a terminal sends anyway."""
 
 
-class StopNow(
-    BaseException
-):  # not an Exception, for no library may take it for an error of its own
-    """Cuts off a wait within `StopRequest.cutting_off`."""
+class StopNow(BaseException):
+    """Ends the loop over steps, and cuts off a wait while `StopRequest.cuts_off`.
+
+    Not an Exception, which a library might take for an error and handle.
+    """
 
 
 class StopRequest:

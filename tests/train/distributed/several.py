@@ -17,7 +17,8 @@ import jax
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import loop, machine_memory
+from flaxzoo.train.engine import machine_memory, start
+from flaxzoo.train.engine.train import train
 from flaxzoo.train.runs.config_json import from_dict
 
 DEEDS = {
@@ -74,11 +75,11 @@ def go(config, workdir, do=None, at=None, program_of=program_of):
 
         return dataclasses.replace(program, step=step)
 
-    original, loop.compile_trainer = loop.compile_trainer, compile_trainer
+    original, start.compile_trainer = start.compile_trainer, compile_trainer
     try:
-        return loop.train(config, workdir, quiet=True)
+        return train(config, workdir, quiet=True)
     finally:
-        loop.compile_trainer = original
+        start.compile_trainer = original
 
 
 def set_devices(monkeypatch, number):

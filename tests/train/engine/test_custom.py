@@ -13,7 +13,7 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.engine import compile as compiling
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import start
 from flaxzoo.train.runs.custom import Custom
 from flaxzoo.train.runs.run_folder import prepare_run
 
@@ -115,7 +115,7 @@ def test_an_objective_that_counts_filler_is_warned_of(config, tmp_path):
     lines = []
     for objective in (CONTRASTIVE, wrong):
         run = prepare_run(config, tmp_path / "run", lines.append, Custom(objective, sentences))
-        loop._warn_of_counted_filler(run, objective, lines.append)
+        start._warn_of_counted_filler(run, objective, lines.append)
     (warned,) = [line for line in lines if "filled up" in line]
     assert "filled up with 3 examples of zeros, which counts['pair'] of the objective" in warned
 

@@ -14,7 +14,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import loop
+from flaxzoo.train.engine import loop, start
 
 from ...support.run_folders import assert_same, everything, kept, lines, small_run
 
@@ -64,7 +64,7 @@ class Stop:
 
 def go(config, workdir, stop=None, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "compile_trainer", Stop(stop))
+        patch.setattr(start, "compile_trainer", Stop(stop))
         return train.train(config, workdir, quiet=True, **options)
 
 
@@ -270,7 +270,7 @@ class Poison:
 def test_a_loss_that_is_not_finite_ends_the_run(
     config, tmp_path, monkeypatch, at, checkpoint_every, message
 ):
-    monkeypatch.setattr(loop, "compile_trainer", Poison(at))
+    monkeypatch.setattr(start, "compile_trainer", Poison(at))
     config = dataclasses.replace(config, checkpoint_every=checkpoint_every, skip_bad_steps=0)
     with pytest.raises(train.NonFiniteLoss, match=message):
         train.train(config, tmp_path / "run", quiet=True)

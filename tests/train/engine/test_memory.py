@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.train.engine import loop, machine_memory, memory_summary
+from flaxzoo.train.engine import machine_memory, memory_summary, start
 from flaxzoo.train.engine.compile import compile_trainer
 
 from ...support.run_folders import small_run
@@ -37,7 +37,7 @@ def no_init(monkeypatch):
         program = compile_trainer(config, objective)
         return dataclasses.replace(program, init=lambda: pytest.fail("parameters were made"))
 
-    monkeypatch.setattr(loop, "compile_trainer", compile_trainer_without)
+    monkeypatch.setattr(start, "compile_trainer", compile_trainer_without)
 
 
 def needed(config, tmp_path, capsys):
@@ -73,7 +73,7 @@ def test_a_step_that_is_not_compiled_leaves_only_the_files_of_others(
         (tmp_path / "run" / "notes.txt").write_text("mine")
         raise error
 
-    monkeypatch.setattr(train.engine.loop, "_foresee_memory", fail)
+    monkeypatch.setattr(start, "_foresee_memory", fail)
     with pytest.raises((KeyboardInterrupt, UserError)):
         train.train(config, tmp_path / "run", quiet=True)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
@@ -86,7 +86,7 @@ def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
 
     train.train(config, tmp_path / "run", quiet=True)
     before = sorted((tmp_path / "run").iterdir())
-    monkeypatch.setattr(train.engine.loop, "_foresee_memory", fail)
+    monkeypatch.setattr(start, "_foresee_memory", fail)
     with pytest.raises(UserError, match="too large"):
         train.train(config, tmp_path / "run", quiet=True)
     assert sorted((tmp_path / "run").iterdir()) == before
@@ -109,7 +109,7 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
 def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, available, monkeypatch):
     train.train(config, tmp_path / "run", quiet=True)
     available(100_000)
-    monkeypatch.setattr(train.engine.loop, "check_state_fits", lambda *_, **__: None)
+    monkeypatch.setattr(start, "check_state_fits", lambda *_, **__: None)
     with pytest.raises(UserError, match=r"are available: choose execution\.remat full$"):
         train.train(config, tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
@@ -120,7 +120,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
     config, tmp_path, available, monkeypatch
 ):
     available(10_000)
-    monkeypatch.setattr(train.engine.loop, "_foresee_memory", pytest.fail)
+    monkeypatch.setattr(start, "_foresee_memory", pytest.fail)
     no_init(monkeypatch)
     message = (
         r"parameters and optimizer state need .* KB of memory, and 10.0 KB are available: choose a "

@@ -115,10 +115,10 @@ def test_a_run_folder_describes_itself(ended):
 @pytest.mark.usefixtures("one_device")
 def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
     config, run = ended
-    from flaxzoo.train.engine import loop
+    from flaxzoo.train.engine import start
 
     states = []
-    make = loop.compile_trainer
+    make = start.compile_trainer
 
     def remember(*arguments):
         program = make(*arguments)
@@ -130,7 +130,7 @@ def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
 
         return dataclasses.replace(program, step=step)
 
-    monkeypatch.setattr(loop, "compile_trainer", remember)
+    monkeypatch.setattr(start, "compile_trainer", remember)
     train.train(config, tmp_path / "again", quiet=True)
     model, params = models.load(tmp_path / "again")
     ids = np.arange(8)[None]

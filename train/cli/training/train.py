@@ -32,8 +32,8 @@ def train_command(arguments: list[str]) -> int:
     _silence_orbax()
     from ...distributed.multiprocess import distributed_session, is_primary
     from ...engine.compile import check_devices
-    from ...engine.loop import train
     from ...engine.stop_signals import ended_by_second_signal
+    from ...engine.train import train
 
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)

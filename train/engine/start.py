@@ -1,0 +1,264 @@
+"""How a run starts: what is checked before its folder is made, and its first state."""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.batching import BatchIterator, train_iterator
+from ...data.common.errors import RunError
+from ...data.common.progress import LogFn
+from ...data.dataset import counted
+from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
+from ...models.loading import CONFIG_FILE, TOKENIZER, steps
+from ...models.registry import create
+from ..config import TrainConfig, objective_of
+from ..distributed.multiprocess import barrier, is_primary, primary_first
+from ..losses.objective import Objective
+from ..objectives.online import OnlineConfig
+from ..runs.custom import Custom
+from ..runs.init_from import InitFromPlan, init_from
+from ..runs.run_folder import Run, create_folder, prepare_run
+from ..runs.run_lock import LOCK_FILE, RunLock
+from ..state import TrainState, count_parameters
+from .bad_steps import SkipCounts
+from .checkpoint import Checkpoints, DataState, set_aside_damaged
+from .compile import CompiledTrainer, compile_trainer
+from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
+from .policy_trainer import compile_policy_trainer
+
+SKIPPED = "skipped"
+"""The key of the skipped steps in a checkpoint, next to the data position."""
+EVALUATION_DUE = "evaluation_due"
+"""The key in a checkpoint of an evaluation that a signal cut off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A run that is checked, and whose folder exists."""
+
+    run: Run
+    objective: Objective
+    trainer: CompiledTrainer
+    is_new: bool
+    """Whether this process made the folder now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The state that a run starts or resumes from."""
+
+    state: TrainState
+    step: int = 0
+    skipped: SkipCounts = SkipCounts()
+    evaluation_due: bool = False
+    """Whether a signal cut off the evaluation of that step."""
+
+
+def open_run(
+    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, custom: Custom
+) -> OpenRun:
+    """Opens the run of a folder, on process 0 first, and compiles its step.
+
+    Raises:
+        DataError, RunError, UserError: the data, the folder or the devices do not fit.
+    """
+    opened = primary_first(lambda: _open(config, folder, lock=lock, log=log, custom=custom))
+    run, trainer = opened.run, opened.trainer
+    log(f"{_sizes(run.config, trainer)}, {trainer.description}")
+    log(trainer.memory_summary)
+    note = None if custom.names else run.config.objective.loss_note(run.config.data)
+    if note is not None:
+        log(note)
+    # All processes compile together.
+    with _removed_on_failure(run.folder) if opened.is_new else nullcontext(), barrier():
+        if custom.objective is not None:
+            _warn_of_counted_filler(run, custom.objective, log)
+        _foresee_memory(run, trainer, log)
+    return opened
+
+
+def _open(
+    config: TrainConfig, folder: Path, *, lock: RunLock, log: LogFn, custom: Custom
+) -> OpenRun:
+    """Checks the run, the data and the devices, and only then makes the run folder."""
+    if is_primary() and (folder / CONFIG_FILE).is_file():
+        lock.acquire()  # before data are read, which may take long
+    run = prepare_run(config, folder, log, custom)
+    objective = objective_of(run.config, custom.objective)
+    if isinstance(run.config.objective, OnlineConfig):
+        trainer = compile_policy_trainer(run, objective, custom.rewards)
+    else:
+        trainer = compile_trainer(run.config, objective)
+    is_begun = bool(steps(run.folder))
+    check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
+    is_new = not (run.folder / CONFIG_FILE).is_file()
+    create_folder(run)
+    if is_primary():
+        lock.acquire()
+    set_aside_damaged(run.folder, log)
+    return OpenRun(run, objective, trainer, is_new)
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Removes what a new run folder holds, and no other file, if its step cannot be compiled.
+
+    The same command may then be given with other options.
+    """
+    try:
+        yield
+    except BaseException:
+        for name in (CONFIG_FILE, LOCK_FILE):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        with suppress(OSError):  # it holds other files, or is where a disk is mounted
+            folder.rmdir()
+        raise
+
+
+def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
+    """Compiles the step, and refuses one that does not fit."""
+    config, is_begun = run.config, bool(steps(run.folder))
+    example = run.train.examples.example(0, 0)
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
+        for name, x in example.items()
+    }
+    check_batch_fits(config, batch, resumed=is_begun)
+    check_step_fits(
+        config,
+        functools.partial(trainer.compile, batch),
+        jax.local_devices(),
+        resumed=is_begun,
+        log=log,
+    )
+
+
+def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
+    """Says so if an own objective counts the examples of zeros at the end of an evaluation."""
+    examples, config = run.validation.examples, run.config
+    filler = -examples.num_examples % (config.batch_size // config.micro_batches)
+    zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
+    counts = objective.checked(objective.counts(zeros), "counts")
+    wrong = [name for name, count in counts.items() if float(count) != 0]
+    if filler and wrong:
+        log(
+            f"the last batch of an evaluation is filled up with {counted(filler, 'example')} of "
+            f"zeros, which counts[{wrong[0]!r}] of the objective includes: scores will be wrong; "
+            "let counts and terms leave them out"
+        )
+
+
+def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
+    """Returns the batches of all steps, or the part of each that a process reads.
+
+    Args:
+        run: the run.
+        shard: the index of the part, and the number of parts.
+    """
+    return train_iterator(
+        run.train.examples,
+        batch_size=run.config.batch_size,
+        seed=run.config.seed,
+        num_steps=run.config.steps,
+        process_index=shard[0],
+        process_count=shard[1],
+        num_workers=run.config.data.num_workers,
+    )
+
+
+def start_or_resume(
+    opened: OpenRun, checkpoints: Checkpoints, batches: BatchIterator, *, resume: bool, log: LogFn
+) -> Start:
+    """Returns the state of the newest checkpoint, or that before the first step.
+
+    Args:
+        opened: the run.
+        checkpoints: of its folder.
+        batches: set to the position of the checkpoint.
+        resume: whether the folder may have checkpoints.
+        log: called with a line if the run is resumed.
+
+    Raises:
+        RunError: it has, and may not.
+    """
+    run, shapes, newest = opened.run, opened.trainer.shapes, checkpoints.newest
+    if newest is None:
+        return Start(_first_state(opened, log))
+    if not resume:
+        raise RunError(
+            f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
+            "from there, or give another --workdir"
+        )
+    # A checkpoint of adapters lacks their base, which is read from where it is.
+    base = None if run.config.lora is None else _first_state(opened, log).frozen
+    if base is not None:
+        shapes = dataclasses.replace(shapes, frozen=None)
+    state, data = checkpoints.restore(newest, shapes)
+    if base is not None:
+        state = dataclasses.replace(state, frozen=base)
+    skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
+    batches.set_state(data)
+    log(f"resuming from step {newest} of {run.folder}")
+    return Start(state, newest, skipped, evaluation_due)
+
+
+def position_to_save(
+    position: dict[str, int], skipped: SkipCounts, *, evaluation_due: bool
+) -> DataState:
+    """Returns what a checkpoint holds besides arrays, which `start_or_resume` reads."""
+    data: DataState = {**position, SKIPPED: dataclasses.asdict(skipped)}
+    return {**data, EVALUATION_DUE: True} if evaluation_due else data
+
+
+def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
+    """Returns the numbers of parameters, for a message."""
+    trained = count_parameters(trainer.shapes.params)
+    if config.lora is None:
+        return f"model: {trained:,} parameters"
+    frozen = count_parameters(trainer.shapes.frozen or {})
+    return f"model: {frozen:,} frozen parameters, {trained:,} trained with adapters"
+
+
+def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
+    """Returns the state before the first step: with random parameters, or those of another run."""
+    trainer, run = opened.trainer, opened.run
+    plan = run.init_from
+    if plan is None:
+        return trainer.init()
+    if run.config.lora is not None:
+        lora = make_lora(run.config.lora, create(run.config.model))
+        kept = opened.objective.reference or opened.objective.keeps_initial
+        return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
+    state = trainer.init()
+    shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
+    params = init_from(plan, state.params, shardings, log)
+    # The reference is the model as it was before the first step, in arrays of its own.
+    frozen = None if state.frozen is None else jax.tree.map(jnp.copy, params)
+    return dataclasses.replace(state, params=params, frozen=frozen)
+
+
+def _with_base(
+    trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
+) -> TrainState:
+    """Returns the state before the first step, with a base that is read in place of a random one.
+
+    `keep_initial` says whether the base includes the initial values of what is trained whole.
+    """
+    shapes = trainer.shapes
+    # The random base gives its memory to the one that is read.
+    state = dataclasses.replace(trainer.init(), frozen=None)
+    assert shapes.frozen is not None
+    # What is trained whole keeps its precision, and its random value where the base lacks it.
+    fresh = join_params(shapes.frozen, without_adapters(state.params))
+    placed = join_params(shapes.frozen, without_adapters(shapes.params))
+    params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
+    own, frozen = lora.split(params, keep_initial=keep_initial)
+    return dataclasses.replace(state, params=join_params(state.params, own), frozen=frozen)

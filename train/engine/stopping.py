@@ -1,0 +1,130 @@
+"""What ends a run before its last step: a signal, or an error in a function of the caller.
+
+Either way the state after the last finished step is saved first.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import jax
+
+from ...data.common.errors import StepNotTaken
+from ...data.common.progress import LogFn
+from ..distributed.multiprocess import all_reduce_max, is_primary
+from ..runs.custom import Callback
+from ..state import Metrics
+from .stop_signals import StopNow, StopRequest
+
+SECONDS_BETWEEN_LOOKS = 0.001
+"""Time between two looks whether a step is done; the next one runs meanwhile."""
+
+
+class Stopper:
+    """Ends the loop by StopNow, between two steps and in all processes together."""
+
+    def __init__(self, request: StopRequest, log: LogFn) -> None:
+        self.failure: Exception | None = None
+        """The error that ends the run after its state is saved."""
+        self._what = ""
+        self._request = request
+        self._log = log
+        self._alone = jax.process_count() == 1
+        self._greatest = all_reduce_max()
+        self._signal = 0
+
+    @property
+    def signal(self) -> int:
+        """The number of the signal that stopped a process; 0 if none did."""
+        return self._signal or self._request.number
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends, for a message."""
+        return self._what or (signal.Signals(self.signal).name if self.signal else "an error")
+
+    def check(self) -> None:
+        """Raises StopNow if any process has a reason to stop; all processes call it together."""
+        failed, self._signal = self._greatest((self.failure is not None, self._request.number))
+        if failed or self._signal:
+            raise StopNow
+
+    def check_here(self) -> None:
+        """Raises StopNow after a signal, unless other processes wait for this one."""
+        if self._alone and self._request.number:
+            raise StopNow
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Lets the first signal cut off a wait that changes no state."""
+        try:
+            self._request.cuts_off = self._alone
+            self.check_here()
+            yield
+        finally:
+            self._request.cuts_off = False
+
+    @contextmanager
+    def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
+        """Turns an error of a block that changes no state into StopNow, and keeps it.
+
+        With several processes only StepNotTaken is kept, which all of them raise.
+
+        Args:
+            what: what the block does, for a message.
+            errors: their class.
+        """
+        try:
+            yield
+        except errors as error:
+            cause = error.__cause__ if isinstance(error, StepNotTaken) else error
+            if cause is error and not self._alone:
+                raise
+            assert isinstance(cause, Exception)
+            self.fail(what, cause)
+            raise StopNow from error
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Keeps the first error that ends the run.
+
+        Args:
+            what: what failed, for a message.
+            error: raised when the state is saved.
+        """
+        if self.failure is None:
+            notes = getattr(error, "__notes__", ())
+            reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
+            self.failure, self._what = error, " ".join(f"{what} failed ({reason})".split())
+
+    def wait_for(self, metrics: Metrics) -> None:
+        """Waits for the metrics of a step where Python handles signals, and logs the first one."""
+        is_logged = False
+        # All arrays of jax have `is_ready`, though the class that type checkers see lacks it.
+        while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
+            if self._request.number and not is_logged:
+                name = signal.Signals(self._request.number).name
+                self._log(f"{name}: the step in progress ends first; a second one ends at once")
+                is_logged = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class Callbacks:
+    """Calls the caller's callbacks on the primary process, until one fails."""
+
+    def __init__(self, callbacks: Sequence[Callback], stopper: Stopper) -> None:
+        self._callbacks = tuple(callbacks)
+        self._stopper = stopper
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def __call__(self, step: int, call: Callable[[Callback], None]) -> None:
+        """Calls `call(callback)` for each of them, after `step`."""
+        for callback in self._callbacks if is_primary() else ():
+            if self._stopper.failure is None:
+                try:
+                    call(callback)
+                except Exception as error:
+                    what = f"the callback {type(callback).__name__} after step {step}"
+                    self._stopper.fail(what, error)

@@ -1,0 +1,227 @@
+"""`train`: opens a run, takes its steps, and writes its report."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+import jax
+
+from ...data.common.errors import UserError
+from ...data.common.progress import Progress
+from ...data.dataset import counted
+from ..config import TrainConfig
+from ..distributed.multiprocess import barrier, is_primary
+from ..evaluation.final_sample import final_sample
+from ..losses.objective import Objective
+from ..rewards.functions import RewardFunction
+from ..runs.custom import Callback, Custom, MakeExamples
+from ..runs.kept_folder import KeptFolder
+from ..runs.metrics_log import MetricsLog, read_metrics, wandb_of
+from ..runs.report import REPORT_FILE, write_report
+from ..runs.run_folder import Run
+from ..runs.run_lock import RunLock
+from ..runs.samples import read_samples
+from .bad_steps import BadSteps
+from .checkpoint import Checkpoints
+from .loop import Loop, Scores
+from .machine_memory import memory_of_each
+from .start import OpenRun, open_run, start_or_resume, train_batches
+from .stop_signals import stop_requested
+from .stopping import Callbacks, Stopper
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The outcome of a call of `train`."""
+
+    run: Run = dataclasses.field(repr=False)  # configuration and data fill many pages
+    step: int
+    finished: bool
+    """False if a signal stopped it before its last step."""
+    signal: int | None
+    """The number of the signal that stopped it."""
+    validation: Scores | None
+    """The last evaluation of this call, if there was one."""
+    sample: str | None = None
+    """The output of the finished model for `sample_prompt`, if that is given."""
+
+
+def train(
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    resume: bool = True,
+    quiet: bool = False,
+    objective: Objective | None = None,
+    examples: MakeExamples | None = None,
+    callbacks: Sequence[Callback] = (),
+    rewards: Sequence[RewardFunction] = (),
+) -> Result:
+    """Trains, or resumes training, in a run folder.
+
+    A run that was stopped at any step and is called again ends with bit for bit the parameters
+    of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C end the step in progress, save
+    and return; a second Ctrl-C interrupts.
+    With several processes (`jax.distributed`) all must make the same call; a signal to one
+    stops all. While a run trains, no other one can in its folder.
+
+    Args:
+        config: the run.
+        workdir: its folder.
+        resume: whether to resume from the newest checkpoint; with False a folder
+          that has checkpoints is refused.
+        quiet: no progress bar.
+        objective: what is learned, instead of the objective of the data. Scores are then the loss
+          and the mean of each of its terms and measures.
+        examples: a function that returns the examples to train on and those to validate on, two
+          `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
+          `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
+          vocabulary is trained), the length, which is the tokens of a sequence, and the number of
+          workers. The last batch of an evaluation is filled up with examples of zeros, which the
+          counts of the objective must leave out.
+        callbacks: called with the metrics of steps and evaluations, and with checkpoints.
+        rewards: functions that reward answers in reinforcement learning, besides those that
+          `objective.rewards` names: `reward(prompts, completions, **fields)` returns a number
+          for each completion, or None for one that it does not judge. A function need not take all
+          of these arguments; `fields` are the other fields of the prompts' records.
+
+    The run folder records the names of an own objective, own examples and own rewards; to resume
+    the run, give them again.
+
+    Raises:
+        DataError, RunError, UserError: the data, the folder or the devices do
+          not fit; raised before any training.
+        NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
+          checkpoint is kept.
+    """
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"config {config!r} is not a TrainConfig: give one, for example "
+            'train.recipe("quickstart")'
+        )
+    if config.wandb_project is not None:  # before data are read
+        wandb_of(config.wandb_project)
+    progress = Progress(quiet or not is_primary())
+    custom = Custom(objective, examples, tuple(rewards))
+    # A run does not depend on what jax is configured to use: it resumes under any configuration.
+    with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
+        memory_of_each()  # all processes together; in `open_run` the others wait for the first
+        opened = open_run(config, Path(workdir), lock=lock, log=progress.log, custom=custom)
+        run = opened.run
+        step, validation, stopped_by = _take_steps(
+            opened, resume=resume, progress=progress, callbacks=callbacks
+        )
+        # A signal may have cut off the evaluation of the last step.
+        finished, sample = step == run.config.steps and stopped_by is None, None
+        with barrier():
+            if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
+                sample = _finish(run, last, opened.trainer.description, progress)
+    return Result(
+        run=run,
+        step=step,
+        finished=finished,
+        signal=None if finished else stopped_by,
+        validation=validation,
+        sample=sample,
+    )
+
+
+def _take_steps(
+    opened: OpenRun, *, resume: bool, progress: Progress, callbacks: Sequence[Callback]
+) -> tuple[int, Scores | None, int | None]:
+    """Takes the steps that a run has left; returns the last step, its scores and the signal."""
+    run, config, kept = opened.run, opened.run.config, KeptFolder.of(opened.run.folder)
+    with (
+        _explained_by(kept),
+        stop_requested() as request,
+        Checkpoints(
+            run.folder, keep_last=config.keep_last, keep_best=config.keep_best
+        ) as checkpoints,
+        closing(train_batches(run, opened.trainer.shard)) as batches,
+    ):
+        start = start_or_resume(opened, checkpoints, batches, resume=resume, log=progress.log)
+        if start.step == config.steps and not start.evaluation_due:
+            progress.log(f"{run.folder} is finished: all {counted(start.step, 'step')} are done")
+            return start.step, None, None
+        stopper = Stopper(request, progress.log)
+        with (
+            _metrics_log(run.folder, start.step, config) as log,
+            progress.bar(config.steps, start.step, config.batch_size * config.data.length),
+        ):
+            loop = Loop(
+                opened=opened,
+                kept=kept,
+                checkpoints=checkpoints,
+                batches=batches,
+                log=log,
+                progress=progress,
+                bad_steps=BadSteps(config.skip_bad_steps, start.skipped, checkpoints, progress.log),
+                stopper=stopper,
+                callbacks=Callbacks(callbacks, stopper),
+                state=start.state,
+                step=start.step,
+                evaluation_due=start.evaluation_due,
+            )
+            stopped_by = loop.take_all_steps()
+            return loop.step, loop.validation, stopped_by
+
+
+@contextmanager
+def _explained_by(kept: KeptFolder) -> Iterator[None]:
+    """Raises RunError in place of an error whose cause is that the run folder was deleted."""
+    try:
+        yield
+    except Exception:
+        if is_primary():
+            kept.check()
+        raise
+    finally:
+        if is_primary():
+            kept.remove_rest()
+
+
+@contextmanager
+def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
+    """Opens the log of a run at `step`; yields None where another process writes it."""
+    with barrier():
+        log = (
+            MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
+            if is_primary()
+            else None
+        )
+    with log or nullcontext():
+        yield log
+
+
+def _left_unreported(folder: Path) -> Scores | None:
+    """Returns the last evaluation if the process was killed before it wrote its report."""
+    logged = read_metrics(folder, "validation")
+    if not logged or (folder / REPORT_FILE).is_file():
+        return None
+    return {name: value for name, value in logged[-1].items() if name not in ("step", "split")}
+
+
+def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> str | None:
+    """Writes the report of a finished run; returns its sample."""
+    config = run.config
+    summary = {
+        "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
+        "training data": run.train.summary
+        if run.custom.examples is not None
+        else f"{config.data.source_name}: {run.train.summary}",
+        **{f"own {what}": name for what, name in run.custom.names.items()},
+        "devices": devices,
+    }
+    baseline = None if run.custom.names else config.objective.baseline(run.train)
+    if baseline is not None:
+        compared, name, value = baseline
+        summary[name] = f"{value:.4f} nats per token"
+        progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
+    samples = read_samples(run.folder)
+    write_report(run.folder, summary, validation, None, samples=samples)
+    if config.sample_prompt is None:
+        return None
+    sample = final_sample(run.folder, config.sample_prompt, config.seed)
+    write_report(run.folder, summary, validation, sample, samples=samples)
+    return sample
