@@ -10,12 +10,12 @@
 import dataclasses
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from ..config import Execution, TransformerConfig
 from ..nn.attention import Attended, AttentionContext, MultiHeadAttention
 from ..nn.cache import Keys
 from ..nn.layers import Embedding
-from ..nn.relative_positions import relative_scores, relative_values
 from ..nn.typing import Array, Float
 from .head_convolution import HeadConvolution, earlier_tokens
 
@@ -113,3 +113,24 @@ class LectureAttention(MultiHeadAttention):
         e = self.execution
         table = Embedding(num_distances, size, execution=e, name=f"relative_{name}")
         return table.embedding.astype(e.dtype)
+
+
+def relative_scores(
+    query: Float[Array, "B T N H"],
+    distances: Float[Array, "#B #T S R"],
+    vectors: Float[Array, "R H"],
+) -> Float[Array, "B N T S"]:
+    """Returns the product of each query with the vector of its distance to each key, float32."""
+    products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
+    # Multiply by all R vectors, then select by key, which stores no vector per query and key.
+    return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
+
+
+def relative_values(
+    weights: Float[Array, "B N T S"],
+    distances: Float[Array, "#B #T S R"],
+    vectors: Float[Array, "R H"],
+) -> Float[Array, "B T N H"]:
+    """Returns each query's sum of distance vectors, weighted by its attention weights."""
+    by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
+    return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)

@@ -45,27 +45,6 @@ def clipped_distances(
     return jax.nn.one_hot(place, farthest + latest + 1)
 
 
-def relative_scores(
-    query: Float[Array, "B T N H"],
-    distances: Float[Array, "#B #T S R"],
-    vectors: Float[Array, "R H"],
-) -> Float[Array, "B N T S"]:
-    """Returns the product of each query with the vector of its distance to each key, float32."""
-    products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
-    # Multiply by all R vectors, then select by key, which stores no vector per query and key.
-    return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
-
-
-def relative_values(
-    weights: Float[Array, "B N T S"],
-    distances: Float[Array, "#B #T S R"],
-    vectors: Float[Array, "R H"],
-) -> Float[Array, "B T N H"]:
-    """Returns each query's sum of distance vectors, weighted by its attention weights."""
-    by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
-    return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)
-
-
 def relative_buckets(
     distance: Int[Array, "..."], num_buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[Array, "..."]:
