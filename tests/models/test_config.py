@@ -118,12 +118,12 @@ def test_unknown_preset_names_the_nearest(name, hint):
         models.preset(name)
 
 
-@pytest.mark.parametrize("name", list(models.presets()))
-def test_round_trip_through_json(name):
-    config = models.preset(name)
-    fields = json.loads(json.dumps(models.config_to_dict(config)))
-    assert fields["architecture"] == family_name(config)
-    assert models.config_from_dict(fields) == config
+def test_presets_survive_json():
+    for name in models.presets():
+        config = models.preset(name)
+        fields = json.loads(json.dumps(models.config_to_dict(config)))
+        assert fields["architecture"] == family_name(config), name
+        assert models.config_from_dict(fields) == config, name
 
 
 def test_labels_survive_json():
@@ -136,10 +136,7 @@ def test_labels_survive_json():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"head": "sequence_classification"},
-            "head 'sequence_classification' has no labels: give at least one",
-        ),
+        ({"head": "sequence_classification"}, "head 'sequence_classification' has no labels"),
         ({"head": "token_classification"}, "head 'token_classification' has no labels"),
         ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
         ({"num_token_types": -1}, "num_token_types must .*-1"),
@@ -154,9 +151,7 @@ def test_heads_and_their_labels(fields, message):
 
 def test_unknown_architecture_and_fields():
     fields = models.config_to_dict(models.GPTConfig(**SIZES))
-    with pytest.raises(
-        ValueError, match="unknown architecture 'rnn': this version knows gpt, bert"
-    ):
+    with pytest.raises(ValueError, match="unknown architecture 'rnn': this version knows gpt"):
         models.config_from_dict({**fields, "architecture": "rnn"})
     with pytest.raises(ValueError, match="unknown field heads"):
         models.config_from_dict({**fields, "heads": 3})

@@ -103,9 +103,7 @@ def test_a_full_context_loses_its_first_examples():
     assert few.fitting(query, len, 6) == "new ->"
     with pytest.raises(data.UserError, match="the query alone has 6 tokens, and there is room for"):
         few.fitting(query, len, 5)
-    with pytest.raises(
-        data.UserError, match=r"the prompt of 5 examples and the query has .* tokens"
-    ):
+    with pytest.raises(data.UserError, match="the prompt of 5 examples and the query has"):
         few.fitting(query, len, len(whole) - 1, drop=False)
 
 
@@ -114,10 +112,7 @@ def test_a_full_context_loses_its_first_examples():
     [
         ((PATTERN, POOL[:2], 3), "3 shots are requested of 2 examples"),
         ((PATTERN, POOL, -1), "the number of shots is -1"),
-        (
-            (PATTERN, [data.PromptExample({"text": "a"})], 1),
-            r"no field 'label', which the pattern .* names: its fields are text .* number 1 of 1",
-        ),
+        ((PATTERN, [data.PromptExample({"text": "a"})], 1), "no field 'label', which the"),
     ],
 )
 def test_what_makes_no_prompt_is_refused(arguments, message):

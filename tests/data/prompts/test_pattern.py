@@ -122,10 +122,7 @@ def test_a_pattern_by_name_template_or_fields():
         (lambda: data.PromptPattern("{a} {b"), "has unbalanced braces"),
         (lambda: data.prompt_pattern("gramar"), r"'gramar' is unknown: did you mean grammar"),
         (lambda: data.pattern_for(["x", "y"]), "no pattern has the fields x, y: write one"),
-        (
-            lambda: data.PromptPattern.of_labels(["a"], ["b", "c"]),
-            r"1 labels \('a'\) are given for",
-        ),
+        (lambda: data.PromptPattern.of_labels(["a"], ["b", "c"]), r"1 labels \('a'\) are given"),
         (
             lambda: data.PATTERNS["question"].example({"questoin": "a", "answer": "b"}),
             r"no field 'question', which .* its fields are questoin, answer; did you mean questoin",

@@ -64,8 +64,8 @@ def test_columns_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("part", "content", "message"),
     [
-        ("", "1\tx\n0\ty\tz\n", "a.tsv line 2 has 3 columns where the first line has 2"),
-        ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 columns"),
+        ("", "1\tx\n0\ty\tz\n", "a.tsv line 2 has 3 columns"),
+        ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 column"),
         ("#1,4", "1\tx\n", "line 1 has 2 columns, so there is no column 4"),
         ("#0,1", "1\tx\n", "no column 0: .* counted from 1"),
         (
@@ -100,10 +100,7 @@ def test_json_lines(tmp_path):
         ('{"label": ', r"a.jsonl line 2 is not valid JSON \(.*\): write one JSON object a line"),
         ("[1]", "line 2 is a JSON list: write one JSON object a line"),
         ('{"label": 1}', "line 2 has no field 'text': its fields are label"),
-        (
-            r'{"label": 1, "text": "a\ud800"}',
-            "line 2 field 'text' holds a lone surrogate at character 1",
-        ),
+        (r'{"label": 1, "text": "a\ud800"}', "line 2 field 'text' holds a lone surrogate at"),
         ("\xff", "a.jsonl line 2 is not UTF-8: byte 0xff at its byte 1"),
     ],
 )

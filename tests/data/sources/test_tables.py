@@ -49,18 +49,10 @@ def test_csv_has_quotes_separators_and_line_breaks_in_cells(read):
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        (
-            "csv",
-            'no,a\nyes,"b\nno,c\n',
-            r"a.csv line 2 opens a double quote that is never closed",
-        ),
-        (
-            "csv",
-            "no,a\ryes,b\r",
-            r"a.csv line 1 has a carriage return outside of quotes",
-        ),
+        ("csv", 'no,a\nyes,"b\nno,c\n', "a.csv line 2 opens a double quote that is never"),
+        ("csv", "no,a\ryes,b\r", r"a.csv line 1 has a carriage return outside of quotes"),
         ("csv", 'no,"a"b\n', r"a.csv line 1 is not valid CSV \(.*\): put a cell that contains"),
-        ("csv", "no,a\nyes,b,c\n", r"line 2 has 3 columns where the first line has 2: put a cell"),
+        ("csv", "no,a\nyes,b,c\n", r"line 2 has 3 columns"),
         ("csv", "no\ta\n", r"a.csv line 1 has tabs and no comma: name the file as tsv:/.*a.csv"),
         ("csv", "no;a\n", r"line 1 has semicolons and no comma: separate the columns by commas"),
         ("tsv", "no,a\n", r"a.tsv line 1 has commas and no tab: name the file as csv:/.*a.tsv"),
@@ -180,11 +172,7 @@ def test_a_table_for_tags_is_answered_with_conll(tmp_path):
     [
         (parse_sources, "tsv:a", r"reads documents, not a 'tsv' source \('tsv:a'\): write one of "),
         (parse_sources, "csv:a + text:b", r"reads documents, not a 'csv' source"),
-        (
-            lambda name: open_parallel(name, "whole"),
-            "conll:a",
-            r"from no 'conll' .* choose from pairs",
-        ),
+        (lambda name: open_parallel(name, "whole"), "conll:a", r"from no 'conll' .* choose from"),
     ],
 )
 def test_a_known_kind_is_no_misspelling(read, name, message):

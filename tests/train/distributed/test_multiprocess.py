@@ -272,10 +272,7 @@ def test_gpus_are_dealt_out(monkeypatch, capfd):
     [
         ([], "starts the command train, after two dashes"),
         (["train", "quickstart"], "starts the command train, after two dashes"),
-        (
-            ["--", "evaluate", "runs/x"],
-            "starts the command train, not 'evaluate', after two dashes",
-        ),
+        (["--", "evaluate", "runs/x"], "starts the command train, not 'evaluate', after two"),
         (["--", "train", "quickstar"], "no recipe named 'quickstar': did you mean quickstart"),
     ],
 )

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.encoders.encoder import EncoderConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import families
 from flaxzoo.train.distributed import sharding
@@ -30,6 +31,10 @@ def with_heads(config):
     """The configuration with every head that its architecture knows, and every option."""
     if isinstance(config, models.EncoderDecoderConfig):
         return [config, dataclasses.replace(config, **UNTIED)]
+    if isinstance(config, EncoderConfig):
+        made = [dataclasses.replace(config, head=x, labels=("a", "b", "c")) for x in config.heads]
+        writers = [x for x in made if x.head_spec.has_token_logits]
+        return [*made, *(dataclasses.replace(x, tie_output=False) for x in writers)]
     if hasattr(config, "tie_output"):
         return [dataclasses.replace(config, tie_output=tied) for tied in (True, False)]
     labels = ("a", "b", "c")
@@ -54,11 +59,12 @@ def shapes(name, options=()):
     return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
 
 
-@pytest.mark.parametrize("name", list(models.presets()))
-def test_every_parameter_of_every_preset_and_head_fits_one_row(name):
-    for parameter, shape in shapes(name):
-        spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
-        assert len(spec) == len(shape)
+@pytest.mark.parametrize("family", families())
+def test_every_parameter_of_every_preset_and_head_fits_one_row(family):
+    for name in families()[family].presets:
+        for parameter, shape in shapes(name):
+            spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
+            assert len(spec) == len(shape)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -292,15 +292,11 @@ def test_an_objective_that_needs_the_whole_batch_refuses_parts_of_it(config, tmp
 def test_a_run_is_resumed_with_what_it_was_begun_with(config, tmp_path, one_device):
     config = dataclasses.replace(config, steps=2)
     contrast(config, tmp_path / "run")
-    with pytest.raises(
-        train.RunError, match=r"own objective, contrastive_terms \(.*\): resume it with"
-    ):
+    with pytest.raises(train.RunError, match=r"own objective, contrastive_terms \(.*\): resume it"):
         contrast(config, tmp_path / "run", objective=None)
     with pytest.raises(train.RunError, match="own examples, sentences: resume it with"):
         contrast(config, tmp_path / "run", examples=None)
-    with pytest.raises(
-        train.RunError, match=r"objective contrastive_terms \(.*\), not focal_terms"
-    ):
+    with pytest.raises(train.RunError, match=r"objective contrastive_terms \(.*\), not"):
         contrast(config, tmp_path / "run", objective=FOCAL)
     doubled = {name: 2 * x for name, x in CONTRASTIVE.coefficients.items()}
     with pytest.raises(train.RunError, match=r"objective contrastive_terms .*, not contrastive_te"):

@@ -8,11 +8,16 @@ from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.recipes import RECIPES
 
 SUMS = ("sums", "grpo", "rloo", "ppo")
-BUILT_IN = [name for name, x in RECIPES.items() if x.config.data.source_name.startswith("builtin:")]
+# One recipe for each built-in text and vocabulary.
+BUILT_IN = {
+    (x.config.data.source_name, x.config.data.tokenizer): name
+    for name, x in RECIPES.items()
+    if x.config.data.source_name.startswith("builtin:")
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN.values())
 def test_text_that_is_built_in_fills_the_vocabulary(name):
     data = train.recipe(name).data
     size = data.make_tokenizer().vocab_size

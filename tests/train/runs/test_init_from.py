@@ -145,10 +145,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
 def test_an_encoder_decoder_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.EncoderDecoderConfig(**SIZES))
-    with pytest.raises(
-        train.RunError,
-        match=r"transformer has no head for sequence_classification data \(it has seq2seq_lm\)",
-    ):
+    with pytest.raises(train.RunError, match="transformer has no head for"):
         train.train(config, place / "gpt", quiet=True)
 
 

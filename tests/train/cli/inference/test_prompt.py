@@ -142,40 +142,19 @@ def test_completions_of_a_file(flaxzoo):
     [
         ("prompt run --examples a.jsonl", "prompt needs either --query TEXT or --query-file FILE"),
         ("prompt run --query a", "without examples there is no pattern: give --pattern"),
-        (
-            "prompt run --query a --shots 2 --pattern question",
-            "--shots 2 needs examples to choose from",
-        ),
+        ("prompt run --query a --shots 2 --pattern question", "--shots 2 needs examples to"),
         ("prompt run --query a --queries b", "unknown option --queries: here it is --query-file"),
         ("prompt run --query a --examples a.jsonl --pattern gramar", "did you mean grammar"),
-        (
-            "prompt run --query a --examples a.jsonl --pattern question",
-            "an example has no field 'question', which the pattern",
-        ),
+        ("prompt run --query a --examples a.jsonl --pattern question", "an example has no"),
         ("prompt run --query a --examples bare.jsonl", "no pattern has the fields input"),
-        (
-            "prompt run --query a --examples bare.jsonl --labels x y",
-            "2 labels ('x', 'y') are given",
-        ),
-        (
-            "prompt run --query a --examples a.jsonl --shots 4",
-            "4 shots are requested of 3 examples",
-        ),
+        ("prompt run --query a --examples bare.jsonl --labels x y", "2 labels ('x', 'y') are"),
+        ("prompt run --query a --examples a.jsonl --shots 4", "4 shots are requested of 3"),
         ("prompt run --query a --examples none.jsonl", "none.jsonl"),
         ("prompt run --query a --pattern words", "the pattern has 2 fields before the answer"),
         ("prompt run --query a --pattern '{a}'", "the pattern has 0 fields before the answer"),
-        (
-            "prompt run --query a --pattern question --max-new-tokens 100",
-            "--max-new-tokens 100 leaves no room for a prompt in the 100 tokens",
-        ),
-        (
-            f"prompt run --query {'a' * 99} --pattern question",
-            "the query alone has 105 tokens, and there is room for 75: shorten it",
-        ),
-        (
-            "generate run --prompt a --prompt-file q.txt",
-            "--prompt and --prompt-file are both given",
-        ),
+        ("prompt run --query a --pattern question --max-new-tokens 100", "--max-new-tokens 100"),
+        (f"prompt run --query {'a' * 99} --pattern question", "the query alone has 105 tokens"),
+        ("generate run --prompt a --prompt-file q.txt", "--prompt and --prompt-file are both"),
         ("generate run --prompt-file none.txt", "no such file: 'none.txt'"),
         ("generate run --prompt-file q.txt --batch-size 0", "--batch-size 0 must be at least 1"),
     ],
