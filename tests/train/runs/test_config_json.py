@@ -9,7 +9,7 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.config import to_dict
 from flaxzoo.train.runs.config_json import from_dict
-from flaxzoo.train.runs.load_run import open_run
+from flaxzoo.train.runs.load_run import config_of_run
 
 from ...support.run_folders import small_run
 
@@ -89,7 +89,7 @@ def test_a_file_of_another_version_is_told(
     (tmp_path / "config.json").write_text(json.dumps(content))
     message = f"{tmp_path}/config.json: {told}; {remedy}"
     with pytest.raises(UserError) as caught:
-        open_run(tmp_path)
+        config_of_run(tmp_path)
     assert str(caught.value) == message
     if model_fields:
         with pytest.raises(UserError) as caught:
