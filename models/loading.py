@@ -80,17 +80,7 @@ def load(
     config = model_config(under)
     config = config if adapter is None else adapter.model_config(config)
     model = create(config, execution)
-    shapes = parameter_shapes(model)
-    if shardings is None:
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        placement = jax.tree.map(lambda _: sharding, shapes)
-    else:
-        placement = shardings(shapes)
-    targets = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        placement,
-    )
+    targets = target_shapes(model, shardings)
 
     def read(step: int | None) -> Params:
         if adapter is not None:
@@ -98,6 +88,24 @@ def load(
         return read_params(folder, step, model.config, targets)
 
     return model, read_step(under, step, read)
+
+
+def target_shapes(model: Any, shardings: Callable[[PyTree], PyTree] | None = None) -> PyTree:
+    """Returns a `jax.ShapeDtypeStruct` with a sharding for each parameter of a model.
+
+    Args:
+      model: The Flax module.
+      shardings: Maps the tree of shapes to the tree of shardings; by default all parameters are on
+        the first device.
+    """
+    shapes = parameter_shapes(model)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    placement = jax.tree.map(lambda _: first_device, shapes)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        placement if shardings is None else shardings(shapes),
+    )
 
 
 def model_config(folder: Path) -> TransformerConfig:
@@ -239,13 +247,10 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
       targets: A `jax.ShapeDtypeStruct` with a sharding for each parameter, by its path.
     """
     config = model_config(folder)
-    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    stored = {
-        path: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=targets[path].sharding if path in targets else first_device
-        )
-        for path, x in by_path(parameter_shapes(create(config))).items()
-    }
+    stored = by_path(target_shapes(create(config)))
+    for path in stored.keys() & targets.keys():
+        x, sharding = stored[path], targets[path].sharding
+        stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     read = by_path(read_params(folder, step, config, nested(stored)))
     return {path: x for path, x in read.items() if path in targets}
 
@@ -301,15 +306,11 @@ def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
     config = model_config(folder)
     model = create(config)
     lora = adapters_of(fields, config, folder)
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        parameter_shapes(model),
-    )
+    shapes = _trained_shapes(lora, by_path(target_shapes(model)))
 
     def read(step: int | None) -> Params:
         assert step is not None
-        return restore_params(folder, step, _trained_shapes(lora, by_path(shapes)))
+        return restore_params(folder, step, shapes)
 
     trained = read_step(folder, step, read)
     return AdapterRun(model, lora, trained, Base.from_fields(fields, folder))

@@ -12,8 +12,14 @@ from ...models.adapters.base import BASE
 from ...models.config import TransformerConfig
 from ...models.finite import check_finite
 from ...models.hf.sentence_embedding import IN_RUN
-from ...models.init import parameter_shapes
-from ...models.loading import TOKENIZER, model_config, read_config, read_params, steps
+from ...models.loading import (
+    TOKENIZER,
+    model_config,
+    read_config,
+    read_params,
+    steps,
+    target_shapes,
+)
 from ...models.nn.typing import Params
 from ...models.registry import create
 from ..runs.params_only_run import AVERAGED_STEPS, check_not_existing, make_params_only_run
@@ -79,13 +85,9 @@ def _without_adapters(config: JsonObject) -> JsonObject:
 
 def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
     """Sums the checkpoints in float64 on the host, one at a time, and returns their mean."""
-    shapes = parameter_shapes(create(config))
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    placed = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
-    )
+    shapes = target_shapes(create(config))
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in taken:
-        params = read_params(folder, step, config, placed)
+        params = read_params(folder, step, config, shapes)
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
     return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)
