@@ -7,8 +7,7 @@ positions that begin at 2: rows 0 and 1 of the table belonged to padding.
 import dataclasses
 from typing import ClassVar
 
-from ...data.common.errors import UserError
-from ...data.common.fields import Positive
+from ...data.common.fields import Positive, require
 from ..config import Activation, Count
 from ..registry import Family, Preset
 from .bert import BertConfig
@@ -35,11 +34,11 @@ class RobertaConfig(BertConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.position_offset and self.positions != "learned":
-            raise UserError(
-                f"position_offset {self.position_offset} skips rows of a learned table, but "
-                f"positions are {self.positions!r}: set it to 0"
-            )
+        require(
+            not self.position_offset or self.positions == "learned",
+            f"position_offset {self.position_offset} skips rows of a learned table, but "
+            f"positions are {self.positions!r}: set it to 0",
+        )
 
 
 class RoBERTa(Encoder):
