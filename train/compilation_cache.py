@@ -11,7 +11,7 @@ def enable_compilation_cache() -> None:
     """Keeps compiled programs in flaxzoo's cache folder, unless jax is configured with another."""
     import jax
 
-    from ..data.sources.documents import default_cache_dir
+    from ..data.common.files import default_cache_dir
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..common.errors import DataError, suggest
-from ..common.hashing import digest
-from ..corpora.token_corpus import Texts
-from ..dataset import DataSplit, counted
-from ..filters.conditions import LeftOut, left_out_note
-from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
-from ..tasks.base import DataConfig, SourceField
-from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import (
+from ..chat_templates.chat_template import (
     ChatTemplate,
     EndlessTemplateError,
     find_template,
     read_template,
 )
+from ..common.errors import DataError, suggest
+from ..common.hashing import digest
+from ..corpora.token_corpus import Texts
+from ..dataset import DataSplit, counted
+from ..filters.conditions import LeftOut, left_out_note
+from ..sources.documents import SourceLike, as_source
+from ..sources.hash_split import HashSplit, Split, text_digest
+from ..tasks.base import DataConfig, SourceField
+from ..tokenizers.base import Tokenizer
 from .records import Demonstration, UnusableRecordError
 from .rows import Row, read_rows
 

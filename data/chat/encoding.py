@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..chat_templates.chat_template import LECTURES, ChatTemplate, Message
 from ..common.errors import DataError
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import LECTURES, ChatTemplate, Message
 from .guard import encode_guarded
 
 _ASSISTANT = "assistant"

@@ -28,7 +28,7 @@ from typing import Any
 from ..common.errors import DataError
 from ..prompts.examples import prompt_examples
 from ..prompts.pattern import PromptPattern
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 
 KIND = "instructions"
 """The kind of source that names such a file: ``instructions:tasks.toml``."""

@@ -16,7 +16,8 @@ from ..corpora.token_corpus import Texts
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..filters.conditions import LeftOut
 from ..sources.builtin.toys import Toy
-from ..sources.documents import Documents, SourceLike, Split, as_source
+from ..sources.documents import Documents, SourceLike, as_source
+from ..sources.hash_split import Split
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData, Unusable
 from .encoding import encode_chat

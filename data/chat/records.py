@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..chat_templates.chat_template import ChatTemplate, Message, check_role
 from ..common.errors import DataError, misspelled, suggest
 from ..tokenizers.base import Tokenizer
-from ..tokenizers.chat_template import ChatTemplate, Message, check_role
 from .encoding import EncodedChat, encode_chat, encode_completion
 from .rows import Row
 

@@ -7,8 +7,10 @@ from ..common.errors import DataError
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_line
 from ..filters.conditions import LeftOut, keeps, split_conditions
-from ..sources.documents import SourceLike, Split, as_source, load_documents
+from ..sources.documents import SourceLike, as_source
+from ..sources.hash_split import Split
 from ..sources.in_memory import Examples, plain
+from ..sources.load_documents import load_documents
 from ..sources.source_names import Source, parse_sources
 from .calculations import NAME as CALCULATIONS
 from .calculations import calculations

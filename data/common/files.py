@@ -6,6 +6,7 @@ any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary 
 
 import glob
 import gzip
+import os
 import re
 import sys
 import zlib
@@ -174,3 +175,8 @@ def matching_files(pattern: str, name: str) -> list[Path]:
             + (hint if re.search(r"\s\+\s", pattern) else "")
         )
     return paths
+
+
+def default_cache_dir() -> Path:
+    """Returns the folder of cached data: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
+    return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()

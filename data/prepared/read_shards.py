@@ -21,7 +21,8 @@ from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
 from ..packing.packed_sequences import decode, packed_arrays
 from ..sources.source_names import parse_sources
-from ..tokenizers.base import Tokenizer, load_tokenizer
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.load import load_tokenizer
 from .shard_format import (
     COUNTS,
     MANIFEST,

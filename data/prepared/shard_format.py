@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 
 from ..common.errors import DataError
 from ..filters.selection import Selector
-from ..sources.documents import Split, check_validation_fraction
+from ..sources.hash_split import Split, check_validation_fraction
 from ..sources.source_names import Source
 
 FORMAT = 1

@@ -29,9 +29,10 @@ from ..filters.conditions import LeftOut, left_out_note, written
 from ..filters.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
-from ..sources.documents import HashSplit, Split, text_digest
+from ..sources.hash_split import HashSplit, Split, text_digest
 from ..sources.source_names import Source, documents_in, parse_sources
-from ..tokenizers.base import Tokenizer, load_tokenizer
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.load import load_tokenizer
 from .shard_format import (
     COUNTS,
     MANIFEST,

@@ -8,14 +8,15 @@ from pathlib import Path
 from ..common.errors import DataError
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_line
-from ..sources.documents import SourceLike, Split, as_source
+from ..sources.builtin.patterns import Patterns
+from ..sources.builtin.spelled_numbers import NumberWords
+from ..sources.documents import SourceLike, as_source
+from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
-from ..sources.patterns import Patterns
 from ..sources.sentence_pairs import SentencePair
-from ..sources.spelled_numbers import NumberWords
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
 from ..sources.tfds_records import open_published

@@ -11,7 +11,7 @@ from functools import cached_property
 from string import Formatter
 
 from ..common.errors import UserError, similar_names, suggest
-from ..sources.patterns import TEMPLATE
+from ..sources.builtin.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _SPACES = " \t"

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..common.errors import DataError
+from ..common.errors import DataError, listed_choices
 from ..filters.conditions import Condition, split_conditions, written
 from .in_memory import KIND, fields_of
-from .source_names import Source, SourceKind, listed_choices, parse_sources
+from .source_names import Source, SourceKind, parse_sources
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import parse_line, pick
 from ..filters.conditions import Condition, LeftOut, keeps
-from .documents import load_documents
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora
+from .load_documents import load_documents
 from .source_names import read_documents
 from .tables import ColumnRoles, read_tables
 

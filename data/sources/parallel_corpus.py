@@ -26,13 +26,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..common.errors import DataError, counted
+from ..common.errors import DataError, counted, listed_choices
 from ..common.hashing import digest
-from .documents import HashSplit, SourceLike, Split, as_source, text_digest
+from .documents import SourceLike, as_source
+from .hash_split import HashSplit, Split, text_digest
 from .in_memory import KIND, Examples
 from .labelled_names import LabelledSource, parse_labelled
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
-from .source_names import listed_choices
 from .tfds_records import PublishedRecords, open_published
 
 FORMS = {

@@ -12,7 +12,7 @@ from ..common.errors import DataError
 from ..common.files import file_lines
 from ..common.hashing import digest
 from ..filters.conditions import LeftOut, left_out_note, written
-from .documents import Split
+from .hash_split import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
 from .tables import SENTENCE_PAIRS, header_notes

@@ -19,8 +19,8 @@ r"""Sources of text, and the scheme of their names.
                            spaces and before a kind joins: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-``io.files`` finds the files and splits them into lines. This file reads the local kinds;
-``documents`` adds the published ones.
+``common.files`` finds the files and splits them into lines. This file reads the local kinds;
+``load_documents`` adds the published ones.
 """
 
 import re
@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from ..common.errors import DataError, UserError, similar_names
+from ..common.errors import DataError, UserError, listed_choices
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_line, pick
 from ..common.json_text import JsonObject
 from ..filters.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
+from .builtin.patterns import Patterns
 from .builtin.toys import Toy
 from .in_memory import KIND, Examples, fields_of, read_memory
 
@@ -148,8 +149,6 @@ def parse_source(name: str) -> Source:
         choice = listed_choices(location, _BUILTINS, shown)
         raise DataError(f"unknown built-in text in {name!r}: choose {choice}")
     if kind == "builtin" and location == "patterns":
-        from .patterns import Patterns  # which imports this file
-
         Patterns.parse(name)  # raises if there is no such kind of task
     return Source(name, kind, location, part, conditions)
 
@@ -227,8 +226,6 @@ def _texts_of_files(source: Source, left_out: LeftOut | None) -> Iterator[str]:
 
 
 def _builtin(source: Source) -> Iterator[str]:
-    from .patterns import Patterns  # which imports this file
-
     if (patterns := Patterns.parse(source.name)) is not None:
         yield from patterns.documents()
         return
@@ -254,20 +251,6 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
         kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
     )
-
-
-def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
-    """Returns the valid words as text for an error message, with the most similar one named.
-
-    Args:
-      word: The word that is not valid.
-      valid: The valid words.
-      shown: The text to print for each of them; by default the word itself.
-    """
-    shown = shown or valid
-    near = similar_names(word, valid)
-    listed = ", ".join(shown)
-    return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
 
 
 def _read_text(path: Path, unit: str) -> Iterator[str]:

@@ -25,7 +25,8 @@ import tensorflow_datasets as tfds
 from ..common.atomic_io import write_file
 from ..common.errors import DataError, similar_names
 from ..filters.conditions import LeftOut, keeps, left_out_note, written
-from .documents import Documents, HashSplit, Records, Split, text_digest
+from .documents import Documents, Records
+from .hash_split import HashSplit, Split, text_digest
 from .in_memory import plain
 from .source_names import Source
 

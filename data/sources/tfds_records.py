@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ..common.errors import DataError
 from ..common.json_lines import pick
 from ..filters.conditions import LeftOut, keeps
-from .documents import Split
+from .hash_split import Split
 from .in_memory import plain
 from .labelled_names import LabelledSource, Record, with_known_fields
 

@@ -13,14 +13,10 @@ from ..common.errors import DataError
 from ..common.fields import Checked, NonNegativeInt, PositiveInt, Rate
 from ..corpora.token_corpus import Texts
 from ..dataset import BatchSpec, DataSplit
-from ..sources.documents import (
-    Documents,
-    SourceLike,
-    as_source,
-    load_documents,
-    load_whole,
-)
-from ..tokenizers.base import Tokenizer, load_tokenizer
+from ..sources.documents import Documents, SourceLike, as_source
+from ..sources.load_documents import load_documents, load_whole
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.load import load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
 # A configuration takes examples in place of a source's name, and keeps a string in either case.

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..common.errors import DataError
 from ..common.fields import Fraction, PositiveInt, Range, require
+from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
@@ -20,7 +21,8 @@ from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..features.token_windows import Windows
-from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
+from ..sources.documents import Documents, SourceLike
+from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
 from ..packing.packed_sequences import (
@@ -29,8 +30,9 @@ from ..packing.packing import (
     split_once,
 )
 from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared_tokenizer
-from ..sources.documents import Documents, SourceLike, as_source, default_cache_dir, load_whole
-from ..sources.patterns import NUM_HELD_OUT, Episode, Patterns
+from ..sources.builtin.patterns import NUM_HELD_OUT, Episode, Patterns
+from ..sources.documents import Documents, SourceLike, as_source
+from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 

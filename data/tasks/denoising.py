@@ -13,11 +13,13 @@ from typing import Annotated, ClassVar
 
 from ..common.errors import DataError
 from ..common.fields import Fraction, Range
+from ..common.files import default_cache_dir
 from ..corpora.token_corpus import build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, counted
 from ..features.denoising import Denoising
 from ..features.span_corruption import SpanLength
-from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
+from ..sources.documents import Documents, SourceLike
+from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 from .span_corruption import SpanCorruptionExamples, tokenizer_with_sentinels

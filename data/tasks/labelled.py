@@ -21,7 +21,8 @@ from ..dataset import DataSplit, counted
 from ..features.bert_inputs import BertInputs
 from ..features.predictions import Prediction
 from ..filters.conditions import LeftOut, left_out_note
-from ..sources.documents import HashSplit, SourceLike, Split, as_source, text_digest
+from ..sources.documents import SourceLike, as_source
+from ..sources.hash_split import HashSplit, Split, text_digest
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
     LabelledSource,

@@ -19,7 +19,7 @@ from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, output, softmax
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles

@@ -24,7 +24,7 @@ from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.squad import (
     SpanExample,

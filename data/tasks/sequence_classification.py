@@ -21,7 +21,7 @@ from ..common.errors import DataError, UserError
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
 from ..features.predictions import Prediction, label_id, output, sigmoid, softmax
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.labelled_records import read_fields

@@ -17,12 +17,15 @@ import numpy as np
 
 from ..common.errors import DataError, UserError
 from ..common.fields import PositiveInt
+from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
 from ..features.span_corruption import Noise, NoiseDensity, SpanCorruption, SpanLength
 from ..packing.packing import best_fit
-from ..sources.documents import Documents, SourceLike, default_cache_dir, load_whole
-from ..tokenizers.base import Tokenizer, load_tokenizer
+from ..sources.documents import Documents, SourceLike
+from ..sources.load_documents import load_whole
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.load import load_tokenizer
 from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
 from ..tokenizers.training import train_tokenizer
 from .base import DocumentsData

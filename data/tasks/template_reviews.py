@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..common.errors import DataError, suggest
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record
 
 NAMES = ("reviews",)

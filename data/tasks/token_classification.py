@@ -22,7 +22,7 @@ from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
 from ..sources.conll import read_sentences, read_words
-from ..sources.documents import Split
+from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords

@@ -19,14 +19,15 @@ import numpy as np
 
 from ..common.errors import DataError
 from ..common.fields import PositiveInt, Rate
+from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..packing.packing import best_fit
-from ..sources.documents import SourceLike, as_source, default_cache_dir
+from ..sources.builtin.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
+from ..sources.documents import SourceLike, as_source
 from ..sources.parallel_corpus import ParallelText, open_parallel
-from ..sources.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig, SourceField
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..common.errors import DataError
 from ..common.fields import Checked, PositiveInt
-from .base import END_OF_TEXT, SpecialIds, Tokenizer, load_tokenizer
+from .base import END_OF_TEXT, SpecialIds, Tokenizer
+from .load import load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer

@@ -5,7 +5,8 @@ from pathlib import Path
 from ...data.common.errors import RunError, UserError
 from ...data.common.json_text import JsonObject
 from ...data.tasks.translation import start_and_end
-from ...data.tokenizers.base import Tokenizer, load_tokenizer
+from ...data.tokenizers.base import Tokenizer
+from ...data.tokenizers.load import load_tokenizer
 from ..config import TransformerConfig
 from ..decoding.request import GenerationRequest
 from ..encoders.encoder import EncoderConfig

@@ -12,7 +12,7 @@ import time
 import pytest
 from flaxzoo import train
 from flaxzoo.data import DataError
-from flaxzoo.data.sources.documents import load_documents
+from flaxzoo.data.sources.load_documents import load_documents
 from flaxzoo.models.loading import steps
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import start

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...data.common.errors import RunError
 from ...data.common.json_text import JsonObject
-from ...data.tokenizers.base import load_tokenizer
+from ...data.tokenizers.load import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.finite import check_finite
 from ...models.hf.generation_config import GENERATION

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ....data.chat.encoding import EncodedChat, encode_chat, end_of_turn
+from ....data.chat_templates.chat_template import LECTURES, ChatTemplate, Message, check_role
 from ....data.common.atomic_io import check_file, write_file
 from ....data.common.errors import DataError, UserError
 from ....data.common.files import input_lines
 from ....data.common.json_lines import parse_line
 from ....data.common.json_text import JsonValue
-from ....data.tokenizers.chat_template import LECTURES, ChatTemplate, Message, check_role
 from ...decoding.generator import SEEDS, check_seed, sampling_keys
 from ..completions import FinishReason, Prompt
 from ..generate import TextGenerator

@@ -26,7 +26,7 @@ from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split
 from flaxzoo.data.prepared.shard_format import SPLITS, read_manifest
 from flaxzoo.data.prepared.write_shards import input_files, prepare_shard
-from flaxzoo.data.sources.documents import HashSplit, text_digest
+from flaxzoo.data.sources.hash_split import HashSplit, text_digest
 
 LENGTH = 8
 

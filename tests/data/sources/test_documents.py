@@ -12,7 +12,7 @@ from flaxzoo.data import (
     default_cache_dir,
     load_documents,
 )
-from flaxzoo.data.sources.documents import load_whole
+from flaxzoo.data.sources.load_documents import load_whole
 
 TEXTS = [f"document number {i}\nwith a second line and é" for i in range(60)]
 

@@ -17,7 +17,7 @@ from flaxzoo.data import (
     train_tokenizer,
 )
 from flaxzoo.data.packing.packing import best_fit
-from flaxzoo.data.sources import spelled_numbers as number_words
+from flaxzoo.data.sources.builtin import spelled_numbers as number_words
 from flaxzoo.data.tasks import translation
 from hypothesis import given
 from hypothesis import strategies as st

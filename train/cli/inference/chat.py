@@ -75,8 +75,8 @@ def chat_command(arguments: list[str]) -> None:
     """Runs `flaxzoo chat RUN`."""
     parsed = parse(ChatArguments, arguments, "flaxzoo chat")
     enable_compilation_cache()
+    from ....data.chat_templates.chat_template import ChatTemplate
     from ....data.tokenizers.base import check_unicode
-    from ....data.tokenizers.chat_template import ChatTemplate
     from ....models.text.chat.conversation import Conversation
     from ....models.text.chat.tools.named import named_tool
 

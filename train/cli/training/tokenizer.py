@@ -37,7 +37,7 @@ def tokenizer_command(arguments: list[str]) -> None:
     )
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists: give a folder that does not")
-    from ....data.sources.documents import load_documents
+    from ....data.sources.load_documents import load_documents
     from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 
     documents = load_documents(parsed.source, "train", validation_fraction=0.0)

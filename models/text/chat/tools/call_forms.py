@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from .....data.chat_templates.chat_template import LECTURES, ChatTemplate
 from .....data.common.errors import UserError
-from .....data.tokenizers.chat_template import LECTURES, ChatTemplate
 from .tool import Tool, ToolCall
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chat_templates.bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
-from ..chat_templates.traced import ASSISTANT, TEMPLATE, USER, Traced, origins
 from ..common.errors import DataError, suggest
+from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
+from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins
 
 Message = Mapping[str, Any]
 """A message: ``role``, ``content``, and what else its template reads, such as ``tool_calls``."""
@@ -234,7 +234,7 @@ class ChatTemplate:
           given: Tools, documents and further variables by name.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
         """
-        from ..chat_templates.sandbox import MARKS, Marks, compiled
+        from .sandbox import MARKS, Marks, compiled
 
         template, marks = compiled(self._source(given)), Marks()
         token = MARKS.set(marks)

@@ -12,9 +12,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ..common.errors import DataError
-from .sentence_pairs import PairSource, SentencePair
-from .source_names import listed_choices
+from ...common.errors import DataError, listed_choices
+from ..sentence_pairs import PairSource, SentencePair
 
 LIMIT = 1_000_000
 """All numbers are smaller."""

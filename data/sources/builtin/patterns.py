@@ -27,8 +27,7 @@ from itertools import product
 
 import numpy as np
 
-from ..common.errors import DataError
-from .source_names import listed_choices
+from ...common.errors import DataError, listed_choices
 
 LETTERS = "abcdefgh"
 """The letters of the words."""

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, NumberWords, spell
-from flaxzoo.data.sources import spelled_numbers as number_words
+from flaxzoo.data.sources.builtin import spelled_numbers as number_words
 
 NUMBERS = NumberWords.parse("builtin:numbers-en-fr")
 

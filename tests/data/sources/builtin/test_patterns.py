@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from flaxzoo import data
-from flaxzoo.data.sources import patterns as source
-from flaxzoo.data.sources.patterns import KINDS, Patterns, PatternTask
+from flaxzoo.data.sources.builtin import patterns as source
+from flaxzoo.data.sources.builtin.patterns import KINDS, Patterns, PatternTask
 from flaxzoo.data.tasks.causal_lm import PatternExamples
 
 ALL = Patterns.parse("builtin:patterns")

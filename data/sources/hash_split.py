@@ -1,0 +1,90 @@
+"""The division of documents into splits by the hash of their texts.
+
+A document stays in its split when files are renamed, reordered or extended.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..common.errors import DataError
+
+Split = Literal["train", "validation"]
+
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+
+
+def check_validation_fraction(fraction: float, name: str = "validation_fraction") -> None:
+    """Checks that a share of documents can be held out.
+
+    Args:
+      fraction: The share.
+      name: The name of the setting, for the message.
+
+    Raises:
+      DataError: The share is not in [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"{name} {fraction} must be at least 0 and below 1")
+
+
+def text_digest(text: str) -> bytes:
+    """Hashes the text of a document to 16 bytes, which compare like the hash values."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class HashSplit:
+    """A division into splits: documents whose digest is below a limit are for validation.
+
+    Attributes:
+      limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
+    """
+
+    limit: bytes
+
+    @classmethod
+    def of(
+        cls, digests: Iterable[bytes], fraction: float, name: str, *, number: int | None = None
+    ) -> "HashSplit":
+        """Chooses the limit so that no split is empty.
+
+        Args:
+          digests: The digests of the documents, at least one.
+          fraction: The share for validation, in [0, 1).
+          name: The source's name, for the message.
+          number: The number of documents, if ``digests`` has equal ones only once.
+
+        Raises:
+          DataError: All documents are equal, and ``fraction`` is not 0.
+        """
+        if fraction == 0:
+            return cls(b"")
+        ordered = sorted(set(digests))
+        if len(ordered) < 2:
+            what = (
+                "a single document"
+                if number is None or number < 2
+                else f"the same document {number:,} times"
+            )
+            raise DataError(
+                f"source {name!r} is {what}, so nothing is left for validation: add others (a text "
+                "may be split, text:GLOB#block or #line), or set validation_fraction 0 and name a "
+                "separate source for validation"
+            )
+        return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
+
+    @classmethod
+    def of_each(cls, fraction: float) -> "HashSplit":
+        """Computes the limit from ``fraction`` alone; a split may be empty."""
+        return cls(int(fraction * 2**128).to_bytes(16, "big"))
+
+    def split(self, digest: bytes) -> Split:
+        """Returns the split of a document."""
+        return "validation" if digest < self.limit else "train"
+
+    def splits(self, digests: Iterable[bytes]) -> tuple[Split, ...]:
+        """Returns the splits that contain at least one of the given documents."""
+        found = {self.split(digest) for digest in digests}
+        return tuple(split for split in _SPLITS if split in found)

@@ -1,0 +1,204 @@
+"""Loads documents from local text or a published TensorFlow Dataset, and caches them.
+
+A TFDS builder of this package (without tensorflow) writes local sources once as ArrayRecord files,
+into a cache whose key is a hash of the content.
+"""
+
+import hashlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..common.atomic_io import build_folder
+from ..common.errors import DataError
+from ..common.files import default_cache_dir
+from ..filters.conditions import LeftOut, left_out_note
+from .documents import Documents, JoinedRecords, SourceLike, as_source
+from .hash_split import HashSplit, Split, check_validation_fraction, text_digest
+from .source_names import Source, parse_sources, read_documents
+
+_FORMAT = 1
+# Held-out documents, as a multiple of their intended fraction, that the log mentions.
+_LARGE_PART = 4
+
+
+def load_documents(
+    source: SourceLike,
+    split: Split,
+    *,
+    validation_fraction: float,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Documents:
+    """Loads one split of a source, and caches it if it is not cached yet.
+
+    Args:
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      split: ``train`` or ``validation``. Local text and published data without a
+        validation split are divided by the hash of each document's text.
+      validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
+        all in ``train``. A split that would be empty by chance gets the document with the
+        smallest (validation) or largest (train) hash. All local sources of a joined name
+        are divided together.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+
+    Returns:
+      The documents, in an order that depends only on their texts.
+
+    Raises:
+      DataError: The source has an error (see ``read_documents``), has no second document
+        to validate on, or is published and can be neither found here nor downloaded.
+    """
+    check_validation_fraction(validation_fraction)
+    name = as_source(source)
+    sources = parse_sources(name)
+    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    local = _load_local(
+        sources,
+        split=split,
+        fraction=validation_fraction,
+        cache=cache,
+        name=name,
+    )
+    parts: list[Documents] = []
+    for one in sources:
+        if one.kind == "tfds":
+            from .tfds_documents import load_published
+
+            parts.append(load_published(one, split, validation_fraction, cache))
+        else:
+            parts.append(next(local))
+    return JoinedRecords.join(parts)
+
+
+def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
+    """Loads all of a local source, or the validation split of a published one.
+
+    Args:
+      source: A source name, or several joined, see ``source_names``; or the documents.
+      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+
+    Returns:
+      The documents.
+
+    Raises:
+      DataError: See ``load_documents``; a published data set has no validation split.
+    """
+    parts = [
+        load_documents(
+            one.name,
+            "validation" if one.kind == "tfds" else "train",
+            validation_fraction=0.0,
+            cache_dir=cache_dir,
+        )
+        for one in parse_sources(as_source(source))
+    ]
+    return JoinedRecords.join(parts)
+
+
+def _load_local(
+    sources: Sequence[Source],
+    *,
+    split: Split,
+    fraction: float,
+    cache: Path,
+    name: str,
+) -> Iterator[Documents]:
+    """Yields the documents of each local source; all are divided into splits together."""
+    local = [source for source in sources if source.kind != "tfds"]
+    if not local:
+        return
+    if split == "validation" and fraction == 0:
+        raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
+    left_out = LeftOut()
+    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
+    number = sum(own.total() for own in digests)
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
+    note = left_out_note(left_out)
+    if split == "validation":
+        note = _large_part(digests, division, fraction, local)
+    # The limit also depends on the other sources, if there are any.
+    rule = repr(fraction) if len(local) == 1 else division.limit.hex()
+    for source, own in zip(local, digests, strict=True):
+        key = _key(own, rule)
+        texts = _Reread(source, own)
+        loaded = _load_one(texts, division=division, key=key, split=split, cache=cache)
+        yield replace(loaded, note=note)
+
+
+def _large_part(
+    digests: Sequence[Counter[bytes]],
+    division: "HashSplit",
+    fraction: float,
+    sources: Sequence[Source],
+) -> str:
+    """Returns a line for the log if far more is held out than was asked for; else nothing."""
+    total = sum(own.total() for own in digests)
+    held = sum(
+        n for own in digests for key, n in own.items() if division.split(key) == "validation"
+    )
+    if held <= _LARGE_PART * fraction * total:
+        return ""
+    are_files = all(source.kind == "text" and source.part == "file" for source in sources)
+    remedy = f"{sources[0].name.removesuffix('#file')}#block or #line makes smaller documents, and "
+    return (
+        f"{held:,} of {total:,} {'files' if are_files else 'documents'} held out whole, where "
+        f"validation_fraction is {fraction}: {remedy if are_files else ''}data.validation names "
+        "another source"
+    )
+
+
+def _load_one(
+    texts: "_Reread",
+    *,
+    division: "HashSplit",
+    key: str,
+    split: Split,
+    cache: Path,
+) -> Documents:
+    from .local_dataset import open_texts, write_texts
+
+    source, digests = texts.source, texts.digests
+
+    def fill(folder: Path) -> None:
+        write_texts(texts, division, division.splits(digests), folder)
+        if texts.changed:
+            raise DataError(f"source {source.name} changed while it was read: start again")
+
+    mark = "-sentences" if source.lines_are_sentences else ""
+    metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    if split not in division.splits(digests):
+        return Documents(JoinedRecords(()), *metadata)
+    folder = build_folder(cache / "documents" / key, fill)
+    return Documents(open_texts(folder, split), *metadata)
+
+
+def _key(digests: Counter[bytes], rule: str) -> str:
+    """Hashes the content of a data set, independent of the order in which it was read."""
+    whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
+    for digest in sorted(digests):
+        whole.update(digest + digests[digest].to_bytes(8, "big"))
+    return whole.hexdigest()
+
+
+class _Reread:
+    """Documents that are read again for each split, instead of being kept in memory.
+
+    Attributes:
+      source: The source.
+      digests: The digests of the documents, with their numbers.
+      changed: Whether other documents were read than those whose digests are known.
+    """
+
+    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
+        self.source, self.digests = source, digests
+        self.changed = False
+
+    def __iter__(self) -> Iterator[str]:
+        seen: Counter[bytes] = Counter()
+        for text in read_documents(self.source):
+            seen[text_digest(text)] += 1
+            yield text
+        self.changed |= seen != self.digests

@@ -1,0 +1,123 @@
+"""Recognizes the files of a tokenizer, and loads them."""
+
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from ..chat_templates.chat_template import find_template
+from ..common.errors import DataError
+from .base import Tokenizer, read_json
+from .frame import BatchSettings
+
+
+def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
+    """Loads a tokenizer of any kind.
+
+    Args:
+      path: A folder written by ``save``, a Hugging Face model folder, which is read as
+        transformers 5 reads it, or one file: ``vocab.txt`` (WordPiece), ``tokenizer.json``,
+        ``vocab.json`` with ``merges.txt`` or ``encoder.json`` with ``vocab.bpe`` (byte-level BPE;
+        a common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
+        Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
+
+    Returns:
+      The tokenizer.
+
+    Raises:
+      DataError: The path does not exist, or is not a supported tokenizer.
+    """
+    path = Path(path).expanduser()
+    tokenizer = _load_vocabulary(path)
+    folder = path if path.is_dir() else path.parent
+    template = find_template(folder)
+    if template is not None and tokenizer.named_tokens is not None:
+        template = replace(template, tokens=tokenizer.named_tokens)
+    tokenizer.own_chat_template = template
+    tokenizer.batch_settings = BatchSettings.of_folder(folder)
+    return tokenizer
+
+
+def _load_vocabulary(path: Path) -> Tokenizer:
+    if path.is_dir():
+        from .marian import MODELS, MarianTokenizer
+
+        if any((path / name).is_file() for name in MODELS):
+            return MarianTokenizer.from_folder(path)
+        path = _file_in(path)
+    elif not path.is_file():
+        raise DataError(
+            f"no tokenizer at {path}: there is no such file or folder; check the path, or train "
+            "one (flaxzoo tokenizer train)"
+        )
+    from .sentinels import with_sentinels
+
+    return with_sentinels(_load_file(path), path)
+
+
+def _load_file(path: Path) -> Tokenizer:
+    files = (path,)
+    if path.suffix == ".json" and path.name != "tokenizer.json":
+        content = read_json(path)
+        if isinstance(content, dict) and content.get("kind") == "characters":
+            from .characters import CharacterTokenizer
+
+            return CharacterTokenizer.from_json(content, path)
+        values = list(content.values()) if isinstance(content, dict) else []
+        if values and isinstance(values[0], int):
+            files = (path, _partner(path, _PAIRS))
+        elif not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
+    elif path.suffix == ".bpe" or path.name.endswith("merges.txt"):
+        pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
+        files = (_partner(path, pairs), path)
+    elif path.suffix not in (".json", ".model", ".spm", ".txt"):
+        raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
+    if path.name != "sentencepiece.model":
+        from .assemble import load_folder
+
+        if (tokenizer := load_folder(path.parent, files)) is not None:
+            return tokenizer
+    from .sentencepiece import SentencePieceTokenizer
+
+    return SentencePieceTokenizer.from_file(path)
+
+
+_KNOWN = (
+    "tokenizer.json, vocab.json with merges.txt, encoder.json with vocab.bpe, "
+    "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them "
+    "or with Marian's source.spm, target.spm and vocab.json"
+)
+# The first file that exists is loaded: original files come before files exported from them.
+_IN_A_FOLDER = (
+    "characters.json",
+    "sentencepiece.model",
+    "tokenizer.json",
+    "vocab.json",
+    "encoder.json",
+    "vocab.txt",
+)
+_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+
+
+def _file_in(folder: Path) -> Path:
+    for name in _IN_A_FOLDER:
+        merges = dict(_PAIRS).get(name)
+        if (folder / name).is_file() and (merges is None or (folder / merges).is_file()):
+            return folder / name
+    models = sorted([*folder.glob("*.model"), *folder.glob("*.spm")])
+    if len(models) == 1:
+        return models[0]
+    if models:
+        names = ", ".join(model.name for model in models)
+        raise DataError(f"{folder} contains several sentencepiece models ({names}): name one")
+    raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
+
+
+def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
+    """Finds the other file of a byte-level BPE tokenizer; both may have a common prefix."""
+    names = [path.name.removesuffix(one) + other for one, other in pairs if path.name.endswith(one)]
+    for name in names:
+        if path.with_name(name).is_file():
+            return path.with_name(name)
+    missing = names[0] if names else " or ".join(other for _, other in pairs)
+    raise DataError(f"{path} is half of a byte-level BPE tokenizer: {missing} must be beside it")
