@@ -19,8 +19,10 @@ class TrainState:
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes: the reference of an objective that has one, or the base to
-    which adapters are trained; None for others."""
+    """Parameters that no step changes: the reference of an objective, the base to which adapters
+    are trained, or under `further` further models of the objective; None for others."""
+    further: Params | None = None
+    """Parameters of further models that an objective trains, by name; None for others."""
 
 
 Metrics = dict[str, Array]
@@ -28,7 +30,10 @@ StepFn = Callable[[TrainState, Mapping[str, Array], Key[Array, ""]], tuple[Train
 
 
 def init_state(
-    params: Params, tx: optax.GradientTransformation, frozen: Params | None = None
+    params: Params,
+    tx: optax.GradientTransformation,
+    frozen: Params | None = None,
+    further: Params | None = None,
 ) -> TrainState:
     """Returns the state before the first step.
 
@@ -37,8 +42,11 @@ def init_state(
         tx: the optimizer.
         frozen: parameters for an objective with a `reference`. They must not share arrays with
           `params` when a compiled step consumes its state.
+        further: parameters of further models that the objective trains; see
+          `Objective.initial_models`.
     """
-    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), frozen)
+    trained = params if further is None else {**params, "further": further}
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained), frozen, further)
 
 
 def count_parameters(params: Params) -> int:

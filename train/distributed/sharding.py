@@ -91,6 +91,8 @@ def parameter_spec(
         UserError: not exactly one rule matches the path, or a dimension cannot
           be divided evenly.
     """
+    if name.startswith("further/"):  # of a second model, which may be of any family: not sharded
+        return PartitionSpec()
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
@@ -214,7 +216,8 @@ def state_shardings(
         return replicated
 
     opt_state = map_named(sharding, state.opt_state)
-    return TrainState(replicated, params, opt_state, frozen)
+    further = jax.tree.map(lambda _: replicated, state.further)
+    return TrainState(replicated, params, opt_state, frozen, further)
 
 
 def has_virtual_devices() -> bool:

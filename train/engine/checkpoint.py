@@ -28,6 +28,8 @@ DataState = dict[str, Any]
 
 OPTIMIZER = "optimizer"
 DATA = "data"
+FURTHER = "further"
+"""Parameters of further models that the objective trains."""
 FROZEN = "frozen"
 """Parameters that no step changes; only in checkpoints of an objective with a `reference`."""
 METRICS = "metrics"
@@ -134,6 +136,8 @@ class Checkpoints:
         }
         if state.frozen is not None:
             items[FROZEN] = ocp.args.StandardSave(state.frozen)
+        if state.further is not None:
+            items[FURTHER] = ocp.args.StandardSave(state.further)
         metrics = {} if validation_loss is None else {"loss": validation_loss}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
@@ -217,10 +221,16 @@ class Checkpoints:
                     "was written with"
                 )
             items[FROZEN] = ocp.args.StandardRestore(shapes.frozen)
+        if shapes.further is not None:
+            items[FURTHER] = ocp.args.StandardRestore(shapes.further)
         restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         optimizer = restored[OPTIMIZER]
         state = TrainState(
-            optimizer["step"], restored[PARAMS], optimizer["state"], restored.get(FROZEN)
+            optimizer["step"],
+            restored[PARAMS],
+            optimizer["state"],
+            restored.get(FROZEN),
+            restored.get(FURTHER),
         )
         return state, restored[DATA]
 

@@ -34,7 +34,7 @@ from ..distributed.sharding import (
     state_shardings,
 )
 from ..losses.eval_step import make_evaluate_fn
-from ..losses.objective import Batch, Objective, Predictions, Terms
+from ..losses.objective import Batch, Objective, Predictions, Terms, joined
 from ..optim.optimizer import make_optimizer
 from ..state import Metrics, TrainState, init_state
 from .machine_memory import memory_of_each
@@ -209,7 +209,8 @@ def make_sharded_step(
             state=shapes,
             state_bytes=bytes_per_device(with_shardings(shapes, shardings)),
             shardings=shardings,
-            whole_batch=objective.whole_batch,
+            # Further models are not sharded: the compiler places them.
+            whole_batch=objective.whole_batch or bool(objective.models),
             micro_batches=num_micro_batches,
             execution=model.execution,
             device_memory=device_memory,
@@ -238,7 +239,7 @@ def make_sharded_step(
         candidates=tuple(map(candidate, exchanges)),
         evaluate=jax.jit(
             _on_mesh(make_evaluate_fn(apply_fn, objective, adapter=adapter), mesh),
-            in_shardings=(shardings.params, None, shardings.frozen),
+            in_shardings=(joined(shardings.params, shardings.further), None, shardings.frozen),
             out_shardings=replicated,  # each process computes metrics from all predictions
         ),
         state=with_shardings(shapes, shardings),
@@ -257,11 +258,20 @@ def make_init(
 
     An objective with a `reference`, or that `keeps_initial` parameters, gets a frozen copy of them;
     with an adapter the initial parameters are frozen.
+
+    Raises:
+        UserError: adapters are to be trained, and the objective has further models.
     """
+    if objective.models and adapter is not None:
+        raise UserError(f"lora cannot be given with further models ({', '.join(objective.models)})")
 
     def init(rng: Key[Array, ""]) -> TrainState:
         params = init_params(model, rng)
         kept = objective.reference or objective.keeps_initial
+        if objective.models:
+            further, fixed = objective.initial_models(jax.random.fold_in(rng, 1))
+            frozen = {**(params if kept else {}), **(fixed or {})} or None
+            return init_state(params, tx, frozen, further)
         if adapter is not None:
             trained, frozen = adapter.init(rng, params, keep_initial=kept)
             return init_state(trained, tx, frozen)
@@ -405,7 +415,9 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
         step=lambda state, batch: chosen.step(state, put(batch), step_rng),
         lower=lambda state, batch: chosen.step.lower(state, put(batch), step_rng),
         compile=compile_step,
-        evaluate=lambda state, batch: sharded.evaluate(state.params, put(batch), state.frozen),
+        evaluate=lambda state, batch: sharded.evaluate(
+            joined(state.params, state.further), put(batch), state.frozen
+        ),
         shapes=sharded.state,
         description=_describe(mesh, config.parallel),
         memory_summary=memory_summary(

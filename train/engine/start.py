@@ -233,15 +233,16 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     plan = run.init_from
     if plan is None:
         return trainer.init()
+    keep_initial = opened.objective.reference or opened.objective.keeps_initial
     if run.config.lora is not None:
         lora = make_lora(run.config.lora, create(run.config.model))
-        kept = opened.objective.reference or opened.objective.keeps_initial
-        return _with_base(trainer, plan, lora, keep_initial=kept, log=log)
+        return _with_base(trainer, plan, lora, keep_initial=keep_initial, log=log)
     state = trainer.init()
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
-    # The reference is the model as it was before the first step, in arrays of its own.
-    frozen = None if state.frozen is None else jax.tree.map(jnp.copy, params)
+    frozen = state.frozen
+    if keep_initial:  # the reference is the model before the first step, in arrays of its own
+        frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
     return dataclasses.replace(state, params=params, frozen=frozen)
 
 

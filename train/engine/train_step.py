@@ -12,7 +12,7 @@ from ...models.adapters.lora import LoRA
 from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..distributed.fsdp import GradientFn
-from ..losses.objective import ApplyFn, Batch, Objective, Terms
+from ..losses.objective import ApplyFn, Batch, Objective, Terms, joined, split
 from ..state import Metrics, StepFn, TrainState
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch, rng: Key[Array, ""]) -> tuple[TrainState, Metrics]:
         num_examples = next(iter(batch.values())).shape[0]
+        trained = joined(state.params, state.further)
         # One dropout key per example [B], by its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Counted before the batch is split, so that every way of splitting gives the same loss.
@@ -86,13 +87,13 @@ def make_train_step(
             def of_part(part: tuple[Batch, Array]) -> tuple[Params, Terms]:
                 gradients, means = gradient_fn(params, *part)
                 # An exchange may have gathered parameters in the dtype of the computation.
-                return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, state.params), means
+                return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, trained), means
 
             return accumulate(of_part, micro_batches(rows, num_micro_batches))
 
         summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
         rows = batch, keys
-        gradients, means = summed(state.params, state.frozen, counts, rows)
+        gradients, means = summed(trained, state.frozen, counts, rows)
         loss, norm = weigh(means, objective), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
@@ -105,9 +106,10 @@ def make_train_step(
         # A branch updates in place. A `where` between the old and the new state would hold both
         # whole at once: 1,743 instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        params, opt_state = jax.lax.cond(finite, update, keep, state.params, state.opt_state)
+        trained, opt_state = jax.lax.cond(finite, update, keep, trained, state.opt_state)
+        params, further = split(trained)
         metrics = {"loss": loss, **means, "gradient_norm": norm}
-        return TrainState(state.step + 1, params, opt_state, state.frozen), metrics
+        return TrainState(state.step + 1, params, opt_state, state.frozen, further or None), metrics
 
     return step
 

@@ -31,6 +31,26 @@ Inputs = dict[str, Array]
 """A model's keyword arguments, arrays `[B, …]`."""
 
 
+FURTHER = "further"
+"""The key of the further models' parameters beside those of the model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FurtherModel:
+    """A second model of an objective: the generator of a discriminator, a student's teacher."""
+
+    apply_fn: ApplyFn
+    init: Callable[[Array], Params]
+    """Makes the initial parameters from a key; a teacher's returns those that it has."""
+    trained: bool = False
+    """Whether the optimizer trains it. Otherwise it is frozen, and has neither gradient nor
+    dropout."""
+
+
+RunModel = Callable[..., Outputs]
+"""`run(**inputs)` returns the outputs of a model with its parameters, and its dropout if any."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The functions that make a loss of a batch."""
@@ -56,30 +76,73 @@ class Objective:
     for the reference of a policy, of which a rollout reads the log-probabilities once."""
     regularizers: tuple[str, ...] = ()
     """The terms that only training adds to the loss: the loss of an evaluation is without them."""
+    models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
+    """Further models by name. The state keeps the trained ones in `further`, and the frozen ones
+    in `frozen`; `params` is the model of the run, which alone is loaded and exported."""
+    forward: Callable[[Mapping[str, RunModel], Batch], Outputs] | None = None
+    """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` is
+    the model, and `run[name](**inputs)` a further one. None: the model alone, with `inputs`."""
     whole_batch: bool = False
     """Whether the terms of an example depend on the other examples of its batch, as those of
     in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
 
+    def initial_models(self, rng: Array) -> tuple[Params | None, Params | None]:
+        """Returns the initial parameters of the trained and of the frozen further models.
+
+        Either is None if there is none. They are the state's `further`, and a part of its `frozen`:
+        `init_state(params, tx, frozen, further)`.
+
+        Args:
+            rng: the key.
+        """
+        made = {
+            name: model.init(jax.random.fold_in(rng, number))
+            for number, (name, model) in enumerate(self.models.items())
+        }
+        trained = {name: x for name, x in made.items() if self.models[name].trained}
+        frozen = {name: x for name, x in made.items() if name not in trained}
+        return trained or None, {FURTHER: frozen} if frozen else None
+
     def outputs(
-        self, apply_fn: ApplyFn, params: Params, batch: Batch, *, rng: Array | None = None
+        self,
+        apply_fn: ApplyFn,
+        params: Params,
+        batch: Batch,
+        *,
+        frozen: Params | None = None,
+        rng: Array | None = None,
     ) -> Outputs:
-        """Returns the model's outputs for a batch; a tuple of them if `inputs` returns a tuple.
+        """Returns the outputs for a batch; a tuple of them if `inputs` returns a tuple.
 
         Args:
             apply_fn: the model's.
-            params: its parameters.
+            params: its parameters, with those of trained further models; see `joined`.
             batch: the batch, or a part of it.
+            frozen: the frozen parameters of the state, for frozen further models.
             rng: keys `[B]` for dropout; None for none.
         """
+        own, trained = split(params)
+        if self.forward is None:
+            return self._model_outputs(apply_fn, own, batch, rng)
+        run = {"model": _bound(apply_fn, own, rng)}
+        _, fixed = split(jax.lax.stop_gradient(frozen or {}))
+        for number, (name, model) in enumerate(self.models.items()):
+            # Each model has dropout of its own.
+            keys = fold_in(rng, number) if model.trained and rng is not None else None
+            chosen = trained if model.trained else fixed
+            run[name] = _bound(model.apply_fn, chosen[name], keys)
+        return self.forward(run, batch)
+
+    def _model_outputs(
+        self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None
+    ) -> Outputs:
         inputs = self.inputs(batch)
-
-        def run(inputs: Inputs, rng: Array | None) -> Outputs:
-            dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
-            return apply_fn({"params": params}, **dropout, **inputs)
-
         if isinstance(inputs, tuple):
-            return tuple(run(once, fold_in(rng, number)) for number, once in enumerate(inputs))
-        return run(inputs, rng)
+            return tuple(
+                _bound(apply_fn, params, fold_in(rng, number))(**once)
+                for number, once in enumerate(inputs)
+            )
+        return _bound(apply_fn, params, rng)(**inputs)
 
     def apply(
         self,
@@ -103,7 +166,7 @@ class Objective:
             UserError: `terms` returned something else than a scalar for each coefficient.
             ValueError: the objective has a `reference`, and there are no frozen parameters.
         """
-        outputs = self.outputs(apply_fn, params, batch, rng=rng)
+        outputs = self.outputs(apply_fn, params, batch, frozen=frozen, rng=rng)
         if not self.reference:
             return outputs, self.checked(self.terms(outputs, batch), "terms")
         if frozen is None:
@@ -111,7 +174,8 @@ class Objective:
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
-        reference = self.outputs(apply_fn, jax.lax.stop_gradient(frozen), batch)
+        first = jax.lax.stop_gradient(split(frozen)[0])
+        reference = self._model_outputs(apply_fn, first, batch, None)
         terms = self.terms(outputs, batch, jax.lax.stop_gradient(reference))
         return outputs, self.checked(terms, "terms")
 
@@ -159,6 +223,26 @@ class Objective:
                     f"terms of the objective returned {name!r}, which counts did not: return from "
                     "counts how many items it averages over, or leave it out of terms"
                 )
+
+
+def joined(params: Params, further: Params | None) -> Params:
+    """Returns one tree of a model's parameters and of those of trained further models."""
+    return params if further is None else {**params, FURTHER: further}
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """Returns the model's parameters and those of further models, the inverse of `joined`."""
+    return {name: x for name, x in params.items() if name != FURTHER}, params.get(FURTHER, {})
+
+
+def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
+    """Returns a function of a model's inputs, with its parameters and dropout."""
+
+    def run(**inputs: Array) -> Outputs:
+        dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
+        return apply_fn({"params": params}, **dropout, **inputs)
+
+    return run
 
 
 def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
