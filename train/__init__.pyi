@@ -27,6 +27,7 @@ from .engine.train_step import make_train_step as make_train_step
 from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run
 from .evaluation.predict import predict as predict
+from .losses.objective import FurtherModel as FurtherModel
 from .losses.objective import Objective as Objective
 from .losses.router import with_router as with_router
 from .objectives.causal_lm import CAUSAL as CAUSAL

@@ -10,7 +10,6 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data import UserError
 from flaxzoo.train.engine.compile import make_init
-from flaxzoo.train.losses.objective import FurtherModel
 
 from ...support.run_folders import assert_same, everything, small_run
 
@@ -31,7 +30,9 @@ def real(batch):
 
 def objective(trained):
     """The distance from another model's next tokens, and that model's loss if it is trained."""
-    other = FurtherModel(TEACHER.apply, lambda rng: jax.tree.map(jnp.copy, PARAMS), trained=trained)
+    other = train.FurtherModel(
+        TEACHER.apply, lambda rng: jax.tree.map(jnp.copy, PARAMS), trained=trained
+    )
 
     def forward(run, batch):
         inputs = {name: batch[name] for name in INPUTS}
