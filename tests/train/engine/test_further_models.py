@@ -28,6 +28,11 @@ def real(batch):
     return (batch["segment_ids"] != 0).astype(jnp.float32)
 
 
+def copied_params(rng):
+    del rng
+    return jax.tree.map(jnp.copy, PARAMS)
+
+
 def objective(trained):
     """The distance from another model's next tokens, and that model's loss if it is trained."""
     other = train.FurtherModel(
