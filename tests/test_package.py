@@ -1,8 +1,10 @@
 """`import flaxzoo`, `flaxzoo.models` and `python -m flaxzoo`."""
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import flaxzoo
 import pytest
@@ -43,3 +45,12 @@ def test_every_public_name_has_a_docstring(package):
             docstring = inspect.getdoc(value) or ""
             assert len(docstring.split("\n")[0].split()) >= 3, f"{package}.{name}"
             assert not docstring.startswith(f"{name}("), f"{package}.{name}"
+
+
+def test_every_file_of_the_table_where_is_exists():
+    root = Path(__file__).parents[1]
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Where is")[2].partition("\n## ")[0]
+    files = re.findall(r"`([^`]+\.py)`", table)
+    assert len(files) >= 25
+    assert [file for file in files if not (root / file).is_file()] == []
