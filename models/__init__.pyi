@@ -17,7 +17,6 @@ from .config import TransformerConfig as TransformerConfig
 from .decoders.gpt.gpt import GPT as GPT
 from .decoders.gpt.gpt import GPTConfig as GPTConfig
 from .decoding.generator import Generator as Generator
-from .decoding.request import BeamSearch as BeamSearch
 from .decoding.request import GenerationRequest as GenerationRequest
 from .decoding.request import Hypothesis as Hypothesis
 from .decoding.request import Sampling as Sampling
@@ -68,7 +67,6 @@ from .text.completions import completed_to_json as completed_to_json
 from .text.completions import read_prompts as read_prompts
 from .text.embed import TextEmbedder as TextEmbedder
 from .text.fill_mask import MaskFiller as MaskFiller
-from .text.generate import Sample as Sample
 from .text.generate import TextGenerator as TextGenerator
 from .text.prompting.answer import Answer as Answer
 from .text.prompting.answer import answer_queries as answer_queries

@@ -13,13 +13,23 @@ from ...data.common.errors import UserError
 from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CAUSAL_HEADS, CausalLMOutput, Seq2SeqLMOutput, require_head
+from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Params
+from .rows import last_logits
 
 
-def last_logits(output: CausalLMOutput) -> Float[Array, "B 1 V"]:
-    """Returns the logits of each row's last position alone."""
-    projection = output.projection
-    return dataclasses.replace(projection, hidden=projection.hidden[:, -1:]).logits()
+@struct.dataclass
+class SearchRows:
+    """The sources or prompts of a search."""
+
+    ids: Int[AnyArray, "B P"]
+    """The rows, padded."""
+    mask: Int[AnyArray, "B P"]
+    """1 where there is a token."""
+    position_ids: Int[AnyArray, "B P"] | None
+    """The position of each token of a source; None: they are counted from 0."""
+    start_id: Int[Array, ""]
+    """The first token of every target, for an encoder-decoder."""
 
 
 @struct.dataclass
@@ -53,46 +63,26 @@ class EncoderDecoderBeams:
         del length
         return self.model.config.max_length
 
-    def prefill(
-        self,
-        params: Params,
-        ids: Int[Array, "B P"],
-        mask: Int[Array, "B P"],
-        *,
-        position_ids: Int[Array, "B P"] | None,
-        start_id: Int[Array, ""],
-        num_beams: int,
-        num_tokens: int,
-    ) -> Prefill:
-        """Reads the rows.
-
-        Args:
-          params: parameters of the model.
-          ids: padded rows.
-          mask: 1 where there is a token.
-          position_ids: the position of each token; None: they are counted from 0.
-          start_id: the first token of every target.
-          num_beams: the number of beams of a row, K.
-          num_tokens: the number of tokens of each beam that have a slot in the cache.
-        """
-        rows, slots = ids.shape[0], num_beams * num_tokens + 1
+    def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
+        """Reads the rows, with `num_tokens` slots in the cache for each of their beams."""
+        config, number = self.model.config, rows.ids.shape[0]
+        slots = num_beams * num_tokens + 1
+        cache = init_cache(config, self.model.execution, number, slots, num_beams=num_beams)
         output = self.model.apply(
             {"params": params},
-            ids,
-            mask,
-            decoder_input_ids=jnp.full((rows, 1), start_id),
-            position_ids=position_ids,
-            cache=init_cache(
-                self.model.config, self.model.execution, rows, slots, num_beams=num_beams
-            ),
+            rows.ids,
+            rows.mask,
+            decoder_input_ids=jnp.full((number, 1), rows.start_id),
+            position_ids=rows.position_ids,
+            cache=cache,
         )
-        visible = jnp.broadcast_to(jnp.arange(slots) == 0, (rows, slots))  # the start token
+        visible = jnp.broadcast_to(jnp.arange(slots) == 0, (number, slots))  # the start token
         return Prefill(output.cache, visible, output.logits)
 
     def step(
         self,
         params: Params,
-        mask: Int[Array, "B P"],
+        rows: SearchRows,
         tokens: Int[Array, "B K"],
         *,
         visible_slots: Bool[Array, "B K S"],
@@ -103,7 +93,7 @@ class EncoderDecoderBeams:
         return self.model.apply(
             {"params": params},
             None,
-            mask,
+            rows.mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=visible_slots,
             decoder_position_ids=jnp.full((1, 1), count),
@@ -113,7 +103,7 @@ class EncoderDecoderBeams:
 
 @dataclasses.dataclass(frozen=True)
 class CausalBeams:
-    """Rows are prompts, padded on the left; the beams continue them."""
+    """Rows are prompts, padded on the left; the beams continue them. There is no start token."""
 
     model: Model
 
@@ -129,31 +119,19 @@ class CausalBeams:
         """Returns how many tokens the model can write behind `length`; it never reads the last."""
         return self.model.config.max_length - length + 1
 
-    def prefill(
-        self,
-        params: Params,
-        ids: Int[Array, "B P"],
-        mask: Int[Array, "B P"],
-        *,
-        position_ids: Int[Array, "B P"] | None,
-        start_id: Int[Array, ""],
-        num_beams: int,
-        num_tokens: int,
-    ) -> Prefill:
-        """Reads the rows; see `EncoderDecoderBeams.prefill`. There is no start token."""
-        del position_ids, start_id
-        visible = jnp.pad(mask, ((0, 0), (0, num_beams * num_tokens)))
+    def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
+        """Reads the rows, with `num_tokens` slots in the cache for each of their beams."""
+        visible = jnp.pad(rows.mask, ((0, 0), (0, num_beams * num_tokens)))
         cache = init_cache(
             self.model.config, self.model.execution, *visible.shape, num_beams=num_beams
         )
-        output: CausalLMOutput = self.model.apply({"params": params}, ids, visible, cache=cache)
-        assert output.cache is not None
+        output = self.model.apply({"params": params}, rows.ids, visible, cache=cache)
         return Prefill(output.cache, visible != 0, last_logits(output))
 
     def step(
         self,
         params: Params,
-        mask: Int[Array, "B P"],
+        rows: SearchRows,
         tokens: Int[Array, "B K"],
         *,
         visible_slots: Bool[Array, "B K S"],
@@ -161,7 +139,7 @@ class CausalBeams:
         cache: Cache,
     ) -> CausalLMOutput:
         """Runs the model on the newest token of each beam, the `count`-th of its tokens."""
-        positions = jnp.sum(mask, axis=1, keepdims=True) + count - 1
+        positions = jnp.sum(rows.mask, axis=1, keepdims=True) + count - 1
         return self.model.apply(
             {"params": params}, tokens, visible_slots, position_ids=positions, cache=cache
         )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..nn.typing import Array, Int, Params
-from .beam_adapters import CausalBeams, EncoderDecoderBeams
+from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows
 from .beam_step import (
     BeamParams,
     BeamState,
@@ -35,13 +35,10 @@ from .beam_step import (
 def run(
     model: CausalBeams | EncoderDecoderBeams,
     params: Params,
-    ids: Int[Array, "B P"],
-    mask: Int[Array, "B P"],
+    rows: SearchRows,
     *,
-    position_ids: Int[Array, "B P"] | None = None,
     max_lengths: Int[Array, " B"],
     recent: Int[Array, "B R"],
-    start_id: Int[Array, ""],
     beam_params: BeamParams,
     num_beams: int,
     num_tokens: int,
@@ -51,35 +48,24 @@ def run(
     Args:
       model: the model.
       params: its parameters.
-      ids: the rows, padded.
-      mask: 1 where there is a token.
-      position_ids: the position of each token of a source; None: they are counted from 0.
+      rows: the sources or prompts.
       max_lengths: the longest target of each row.
       recent: the last tokens of each row, for banned sequences.
-      start_id: the first token of each target, for an encoder-decoder.
       beam_params: the settings.
       num_beams: K.
       num_tokens: at least the greatest of `max_lengths`, T.
     """
-    prefill = model.prefill(
-        params,
-        ids,
-        mask,
-        position_ids=position_ids,
-        start_id=start_id,
-        num_beams=num_beams,
-        num_tokens=num_tokens - 1,  # the last token is not read
-    )
+    prefill = model.prefill(params, rows, num_beams, num_tokens - 1)  # the last token is not read
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
 
     def hidden(logits: Array, tokens: Array, count: Array) -> Array | None:
         size = logits.shape[-1]
-        return hidden_by_target(tokens, count, start_id, params=beam_params, vocab_size=size)
+        return hidden_by_target(tokens, count, rows.start_id, params=beam_params, vocab_size=size)
 
     # Before the first token a row has one beam.
     candidates = best_candidates(
         prefill.logits,
-        jnp.zeros((ids.shape[0], 1), jnp.float32),
+        jnp.zeros((rows.ids.shape[0], 1), jnp.float32),
         state.recent[:, :1],
         max_lengths == 1,
         params=beam_params,
@@ -96,7 +82,7 @@ def run(
         visible = state.visible_slots | written
         output = model.step(
             params,
-            mask,
+            rows,
             tokens,
             visible_slots=visible,
             count=state.count,

@@ -20,7 +20,7 @@ from .banned_sequences import (
     hide_banned,
 )
 from .beam_adapters import Prefill
-from .request import BeamSearch, GenerationRequest
+from .request import GenerationRequest
 
 # Width of the blocks whose maxima tell where the best tokens of a large vocabulary are.
 BLOCK = 128
@@ -28,7 +28,7 @@ BLOCK = 128
 
 @struct.dataclass
 class BeamParams:
-    """`BeamSearch` and the special tokens as the compiled search takes them."""
+    """The settings of a search as traced arrays, so that changing a value does not recompile."""
 
     length_penalty: Float[Array, ""]
     eos_ids: Int[Array, " E"]
@@ -55,28 +55,28 @@ class BeamParams:
         return base**self.length_penalty
 
 
-def beam_params(request: GenerationRequest, method: BeamSearch, vocab_size: int) -> BeamParams:
-    """Makes the arrays of a request; another value of most settings compiles nothing anew.
+def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
+    """Returns the arrays of a request.
 
     Raises:
       UserError: an id is not in the vocabulary.
     """
-    greedy = method.num_beams == 1
+    greedy, forced_bos = request.num_beams == 1, request.forced_bos_token_id
     # An end token beyond the vocabulary is never chosen. The one that may be forced comes first.
-    forced = () if request.forced_eos_id is None else (request.forced_eos_id,)
-    ends = [token for token in request.eos_ids if token < vocab_size and token not in forced]
+    forced = () if request.forced_eos_token_id is None else (request.forced_eos_token_id,)
+    ends = [token for token in request.eos_token_id if token < vocab_size and token not in forced]
     return BeamParams(
-        length_penalty=jnp.float32(0.0 if greedy else method.length_penalty),
+        length_penalty=jnp.float32(0.0 if greedy else request.length_penalty),
         eos_ids=jnp.asarray([*forced, *ends] or [-1], jnp.int32),
         num_return=jnp.int32(request.num_return_sequences),
-        banned=banned_sequences(request.banned, vocab_size),
-        penalty_form=method.penalty_form,
-        early_stopping=True if greedy else method.early_stopping,
+        banned=banned_sequences(request.bad_words_ids, vocab_size),
+        penalty_form=request.penalty_form,
+        early_stopping=True if greedy else request.early_stopping,
         force_eos=bool(forced),
-        forced_bos=None if request.forced_bos_id is None else jnp.int32(request.forced_bos_id),
-        renormalize=method.renormalize,
-        min_tokens=jnp.int32(method.min_tokens) if method.min_tokens else None,
-        no_repeat=method.no_repeat,
+        forced_bos=None if forced_bos is None else jnp.int32(forced_bos),
+        renormalize=request.renormalize_logits,
+        min_tokens=jnp.int32(request.min_new_tokens) if request.min_new_tokens else None,
+        no_repeat=request.no_repeat_ngram_size,
     )
 
 

@@ -1,7 +1,8 @@
-"""Continuous batching: where a row of a batch has ended, the next text takes its place.
+"""Texts that are written in a few rows: in step, or by continuous batching.
 
-Orca (Yu et al. 2022), section 4.1. The others go on meanwhile. What a text gets does not depend on
-the texts beside it, nor on when it began.
+With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the place of one
+that has ended. Rows in step are faster, but the next texts begin when all of them have ended. Each
+text's tokens are independent of the other texts and of the time when it began.
 """
 
 import dataclasses
@@ -12,24 +13,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..config import TransformerConfig
 from ..model import Model
 from ..nn.typing import Array, Float, Key, Params
-from .banned_sequences import last_tokens
 from .padding import cache_stage, pad_rows, power_of_two, round_up, shortened
-from .request import GenerationRequest, Sampling
 from .rows import (
+    Context,
     NewTokens,
     RowCaches,
     RowStates,
+    SharedCache,
+    SomeContext,
     advance_rows,
     choose_first,
-    empty_caches,
-    enter_row,
+    enter_rows,
     lengthen,
-    move_to,
-    read_context,
+    read_contexts,
 )
-from .sample import require_tokens, sampling_params
+from .sample import SamplingParams, history_of, require_tokens
 from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
@@ -46,23 +47,31 @@ class Written:
     """The number of the text, as it was started."""
     tokens: list[int]
     log_probs: list[float]
-    """The logarithm of each token's probability by the model alone, in nats."""
+    """The logarithm of each token's probability by the model alone, in nats; empty if they are not
+    `scored`."""
 
 
 @dataclasses.dataclass
 class Usage:
     """Counts of what a batch computed."""
 
+    contexts: int = 0
+    """Contexts that were read, each for one token that follows."""
     tokens_read: int = 0
     """Tokens of contexts."""
     positions_read: int = 0
     """All positions that were read for them, with padding."""
-    positions_written: int = 0
-    """Tokens that were computed in all rows, those included that nobody waited for."""
+    positions_advanced: int = 0
+    """Further tokens that were computed in all rows, also in idle ones."""
+
+    @property
+    def positions_written(self) -> int:
+        """All tokens that were computed."""
+        return self.contexts + self.positions_advanced
 
 
 @dataclasses.dataclass
-class _Text:
+class Text:
     """A text that is being written in a row."""
 
     number: int
@@ -78,11 +87,76 @@ class _Text:
     slot: int = 0
     """The next slot in the cache."""
     room: int = 0
-    """The number of tokens until the model has no more positions."""
+    """The number of tokens until the context must be read again."""
     draft_slot: int = 0
     """The next slot in the draft model's cache."""
     draft_length: int = 0
     """The number of tokens that the draft model has before it, the newest included."""
+
+
+@dataclasses.dataclass
+class _Reader:
+    """The model of a batch, or its draft model, and the caches that it needs."""
+
+    model: Model
+    params: Params
+    step: int
+    """The number of slots that a call writes in each row."""
+    spare: int
+    """The number of tokens that may be taken back."""
+    usage: Usage
+    most: int = 0
+    """The greatest number of slots that a text needs."""
+
+    def expect(self, length: int, limit: int) -> None:
+        """Prepares for a text of some tokens that grows by at most `limit`."""
+        longest = self.model.config.max_length
+        self.most = max(self.most, _most_slots(longest, length, limit, self.step))
+
+    def read(
+        self,
+        contexts: Sequence[Sequence[int]],
+        kind: type[SomeContext],
+        *,
+        with_space: bool = False,
+    ) -> tuple[Float[Array, "n V"], SomeContext]:
+        """Reads contexts; returns the logits after their last tokens.
+
+        Args:
+          contexts: the tokens of each.
+          kind: how the rows are kept.
+          with_space: whether the cache has space for a call of new tokens.
+        """
+        length = self.read_length(contexts)
+        ids, _ = pad_rows(contexts, length=length, left=True)
+        self.usage.tokens_read += sum(map(len, contexts))
+        self.usage.positions_read += ids.size
+        return read_contexts(
+            self.model,
+            self.params,
+            ids,
+            np.asarray([length - len(context) for context in contexts], np.int32),
+            kind=kind,
+            length=_num_slots(length + self.step, self.most) if with_space else length,
+            spare=self.spare,
+        )
+
+    def read_length(self, contexts: Sequence[Sequence[int]]) -> int:
+        """Returns the number of slots that `read` writes."""
+        return read_length(max(map(len, contexts)), self.model.config.max_length)
+
+    def empty(self, num_rows: int, slot: int) -> RowCaches:
+        """Returns the caches of rows without a text, with space for a call from `slot` on."""
+        length = _num_slots(slot + self.step, self.most)
+        padding = jnp.zeros((num_rows,), jnp.int32)
+        return RowCaches.empty(self.model, padding, length, self.spare)
+
+    def with_space(self, rows: SomeContext, slot: int) -> SomeContext:
+        """Returns rows with space for another call, if the next slot is at most `slot`."""
+        needed = slot + self.step
+        if needed <= rows.cache.length:
+            return rows
+        return lengthen(self.model, rows, length=_num_slots(needed, self.most))
 
 
 class ContinuousBatch:
@@ -91,37 +165,46 @@ class ContinuousBatch:
     Args:
       model: a causal language model, in the layout of `unstack_layers`.
       params: its parameters.
-      request: the method, a `Sampling`, and what is banned.
+      sampling: how tokens are chosen.
       num_rows: the number of rows, R.
+      in_step: whether rows advance in step.
       tokens_per_call: the tokens that a call of the compiled loop writes, without a draft.
       draft: a model that proposes tokens, in the same layout.
       acceptance: counts what becomes of these tokens.
+      spare: the number of tokens that may be taken back, without a draft.
+      usage: counts what is computed.
     """
 
     def __init__(
         self,
         model: Model,
         params: Params,
-        request: GenerationRequest,
+        sampling: SamplingParams | None,
         *,
         num_rows: int,
+        in_step: bool = False,
         tokens_per_call: int = 1,
         draft: Draft | None = None,
         acceptance: Acceptance | None = None,
+        spare: int = 0,
+        usage: Usage | None = None,
     ) -> None:
-        assert isinstance(request.method, Sampling)
-        self._model, self._params, self._draft = model, params, draft
-        self._sampling = sampling_params(request.method, request.banned, model.config.vocab_size)
-        self._step = tokens_per_call if draft is None else draft.num_tokens + 1
-        self._spare = 0 if draft is None else draft.num_tokens  # as many are taken back
-        self._texts: list[_Text | None] = [None] * num_rows
-        self._waiting: OrderedDict[int, _Text] = OrderedDict()
-        self._most = self._most_of_draft = 0  # slots
-        self._slots = self._slots_of_draft = 0
+        self._draft, self._sampling, self._in_step = draft, sampling, in_step
+        self.usage = Usage() if usage is None else usage
+        """The counts of positions that have been computed so far."""
+        step = tokens_per_call
+        if draft is not None:  # all of its tokens may be taken back
+            step, spare = draft.num_tokens + 1, draft.num_tokens
+            self._draft_reader = _Reader(draft.model, draft.params, step, spare, self.usage)
+        self._reader = _Reader(model, params, step, spare, self.usage)
+        self._texts: list[Text | None] = [None] * num_rows
+        self._waiting: OrderedDict[int, Text] = OrderedDict()
         self._state: RowStates | None = None
         self._acceptance = Acceptance() if acceptance is None else acceptance
-        self.usage = Usage()
-        """The counts of positions that have been computed so far."""
+
+    @property
+    def _config(self) -> TransformerConfig:
+        return self._reader.model.config
 
     def add(self, number: int, prompt: Sequence[int], *, key: Key[Array, "1"], limit: int) -> None:
         """Adds a text; it waits until a row is free.
@@ -132,31 +215,41 @@ class ContinuousBatch:
           key: its key. The new tokens depend on it and on the prompt alone.
           limit: the greatest number of new tokens.
         """
-        text = _Text(number, list(prompt), set(prompt), key, limit)
-        self._waiting[number] = text
-        length = len(prompt)
-        longest = self._model.config.max_length
-        self._most = max(self._most, _most_slots(longest, length, limit, self._step))
+        self._waiting[number] = Text(number, list(prompt), set(prompt), key, limit)
+        self._reader.expect(len(prompt), limit)
         if self._draft is not None:
-            longest = self._draft.model.config.max_length
-            needed = _most_slots(longest, length, limit, self._step)
-            self._most_of_draft = max(self._most_of_draft, needed)
+            self._draft_reader.expect(len(prompt), limit)
 
     def __iter__(self) -> Iterator[Written]:
         """Yields new tokens of all texts, a few at a time, until each has its greatest number.
 
-        Whoever reads them may end a text before (`stop`), and add others.
+        The caller may end a text before (`stop`), and add others.
 
         Raises:
           UserError: the logits are NaN or infinite.
         """
         while self._waiting or any(self._texts):
-            while self._waiting and None in self._texts:
-                row, (_, text) = self._texts.index(None), self._waiting.popitem(last=False)
-                self._texts[row] = text
-                yield self._read(row, text)
+            while rows := self._rows_to_fill():
+                yield from self._begin([(row, self._next()) for row in rows])
+            while full := self._full_rows():
+                yield from self._begin(full)
             if any(self._texts):
                 yield from self._advance()
+
+    def _rows_to_fill(self) -> list[int]:
+        """Returns the rows that the next texts begin in together."""
+        free = [row for row, text in enumerate(self._texts) if text is None]
+        waiting, all_free = len(self._waiting), len(free) == len(self._texts)
+        if self._in_step:
+            return free[:waiting] if all_free else []
+        # The first texts are read together, later ones when a row is free.
+        return free if all_free and waiting >= len(free) else free[: min(waiting, 1)]
+
+    def _full_rows(self) -> list[tuple[int, Text]]:
+        """Returns rows and texts to read again before their next tokens."""
+        texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
+        full = [(row, text) for row, text in texts if text.room == 0]
+        return texts if full and self._in_step else full[:1]
 
     def stop(self, number: int) -> None:
         """Ends a text, or takes it out before it begins; the next takes its row."""
@@ -165,43 +258,103 @@ class ContinuousBatch:
             if text is not None and text.number == number:
                 self._texts[row] = None
 
+    def _next(self) -> Text:
+        return self._waiting.popitem(last=False)[1]
+
+    def _begin(self, begun: Sequence[tuple[int, Text]]) -> list[Written]:
+        """Reads the contexts of texts into rows; returns the tokens that follow.
+
+        Args:
+          begun: pairs of row and text: one, or the texts of all rows. In step rows may be missing.
+        """
+        assert self._sampling is not None
+        num_rows, (first, last) = len(self._texts), begun[-1]
+        texts = [last]
+        if self._in_step or len(begun) == num_rows:
+            # Rows without a text repeat another, so that one program serves any number of texts.
+            first, by_row = 0, dict(begun)
+            texts = [by_row.get(row, last) for row in range(num_rows)]
+        past = history_of(
+            [text.context for text in texts],
+            [text.used for text in texts],
+            jnp.concatenate([text.key for text in texts]),
+            [text.count for text in texts],
+            sampling=self._sampling,
+            vocab_size=self._config.vocab_size,
+        )
+        logits, context = self._read(texts)
+        self.usage.contexts += len(texts)
+        new, past = choose_first(logits, past, sampling=self._sampling)
+        state = RowStates(context, new.tokens[:, 0], past)
+        if self._draft is not None:
+            before = jnp.asarray([text.context[-1] for text in texts], jnp.int32)
+            state = dataclasses.replace(state, draft=self._read_draft(texts), before=before)
+        for row, text in begun:
+            self._texts[row] = text
+        if len(texts) < num_rows:
+            state = enter_rows(self._with_space(state), jnp.int32(first), state)
+        self._state = state
+        new = jax.device_get(new)
+        return [self._append(row, text, new, row - first, length=1) for row, text in begun]
+
+    def _read(self, texts: Sequence[Text]) -> tuple[Float[Array, "n V"], Context]:
+        """Reads the contexts of texts; returns the logits after their last tokens."""
+        for text in texts:
+            text.context = shortened(text.context, self._config.max_length)
+            text.room = tokens_left(self._config, len(text.context))
+        contexts = [text.context for text in texts]
+        least = min(text.room for text in texts)
+        for text in texts:
+            text.slot = self._reader.read_length(contexts)
+            text.room = least if self._in_step else text.room
+        kind = SharedCache if self._in_step else RowCaches
+        return self._reader.read(contexts, kind, with_space=len(texts) == len(self._texts))
+
+    def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
+        """Reads all of the contexts but their newest tokens by the draft model."""
+        assert self._draft is not None
+        longest, num_tokens = self._draft.model.config.max_length, self._draft.num_tokens
+        most = min(longest - num_tokens, longest - longest // 4)
+        contexts = [
+            text.context if len(text.context) + num_tokens <= longest else text.context[-most:]
+            for text in texts
+        ]
+        _, rows = self._draft_reader.read(contexts, RowCaches)
+        for text, context in zip(texts, contexts, strict=True):
+            # The last token is read again.
+            text.draft_slot = self._draft_reader.read_length(contexts) - 1
+            text.draft_length = len(context) + 1
+        return rows.moved_to(rows.cache.index - 1)
+
     def _advance(self) -> list[Written]:
         """Writes further tokens of all texts: one at least of each."""
         self._renew_drafts()
-        self._make_space()
-        assert self._state is not None
-        live = jnp.asarray([text is not None for text in self._texts])
-        draft = self._draft
+        state, sampling, draft = self._with_space(None), self._sampling, self._draft
+        assert sampling is not None
+        model, params = self._reader.model, self._reader.params
+        live = np.asarray([text is not None for text in self._texts])
         if draft is None:
             self._state, new = advance_rows(
-                self._model,
-                self._params,
-                self._state,
-                live,
-                sampling=self._sampling,
-                num_tokens=self._step,
+                model, params, state, live, sampling=sampling, num_tokens=self._reader.step
             )
         else:
             self._state, new = speculate(
-                self._model,
-                self._params,
-                self._state,
+                model,
+                params,
+                state,
                 live,
                 draft_model=draft.model,
                 draft_params=draft.params,
-                sampling=self._sampling,
+                sampling=sampling,
                 num_tokens=draft.num_tokens,
             )
         new = jax.device_get(new)
-        self.usage.positions_written += new.tokens.size
-        written = []
-        for row, text in enumerate(self._texts):
-            if text is not None:
-                written.append(self._grow(row, text, new))
-        return written
+        self.usage.positions_advanced += new.tokens.size
+        texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
+        return [self._grow(row, text, new) for row, text in texts]
 
-    def _grow(self, row: int, text: _Text, new: NewTokens) -> Written:
-        """Adds the new tokens of a row to its text; begins anew where it has no more positions."""
+    def _grow(self, row: int, text: Text, new: NewTokens) -> Written:
+        """Adds the new tokens of a row to its text."""
         length, most = int(new.lengths[row]), min(text.room, text.limit - text.count)
         if self._draft is not None:
             # Tokens beyond the end of text or context are neither accepted nor refused.
@@ -210,117 +363,44 @@ class ContinuousBatch:
             text.draft_slot += length
             text.draft_length += length
         text.slot += length
-        length = min(length, most)
-        tokens, log_probs = new.tokens[row, :length].tolist(), new.log_probs[row, :length].tolist()
-        self._append(row, text, tokens)
-        if text.room == 0 and text.count < text.limit:
-            more = self._read(row, text)
-            tokens, log_probs = tokens + more.tokens, log_probs + more.log_probs
-        return Written(text.number, tokens, log_probs)
+        return self._append(row, text, new, row, length=min(length, most))
 
-    def _append(self, row: int, text: _Text, tokens: list[int]) -> None:
-        require_tokens(tokens)
+    def _append(self, row: int, text: Text, new: NewTokens, index: int, *, length: int) -> Written:
+        """Adds the first `length` of new tokens to the text of a row, which then may end."""
+        tokens = require_tokens(new.tokens[index, :length]).tolist()
         text.context.extend(tokens)
         text.used.update(tokens)
-        text.count += len(tokens)
-        text.room -= len(tokens)
+        text.count += length
+        text.room -= length
         if text.count == text.limit:
             self._texts[row] = None
+        log_probs = [] if new.log_probs is None else new.log_probs[index, :length].tolist()
+        return Written(text.number, tokens, log_probs)
 
-    def _read(self, row: int, text: _Text) -> Written:
-        """Reads the context of a text into a row; returns the token that follows."""
-        model, vocab_size = self._model, self._model.config.vocab_size
-        recent = last_tokens([text.context], self._sampling.banned.prefix_length)
-        seen = None
-        if self._sampling.penalized:
-            seen = np.zeros((1, vocab_size), bool)
-            seen[0, list(text.used)] = True
-            seen = jnp.asarray(seen)
-        longest = model.config.max_length
-        text.context = shortened(text.context, longest)
-        logits, context = self._read_context(model, self._params, text.context)
-        count = jnp.full((1,), text.count, jnp.int32)
-        new, seen, last = choose_first(
-            logits,
-            seen,
-            jnp.asarray(recent),
-            keys=text.key,
-            count=count,
-            sampling=self._sampling,
-        )
-        text.slot = read_length(len(text.context), longest)
-        text.room = longest - len(text.context) + 1
-        one = RowStates(context, new.tokens[:, 0], seen, last, text.key, count + 1)
-        if self._draft is not None:
-            before = jnp.asarray(text.context[-1:], jnp.int32)
-            one = dataclasses.replace(one, draft=self._read_draft(text), before=before)
-        self._make_space()
-        if self._state is None:
-            self._state = self._empty(one)
-        self._state = enter_row(self._state, jnp.int32(row), one)
-        self.usage.positions_written += 1
-        tokens = new.tokens[0].tolist()
-        self._append(row, text, tokens)
-        return Written(text.number, tokens, new.log_probs[0].tolist())
+    def _with_space(self, like: RowStates | None) -> RowStates:
+        """Returns the state with caches long enough for the next tokens of all texts.
 
-    def _read_draft(self, text: _Text) -> RowCaches:
-        """Reads all of a context but its newest token by the draft model."""
-        draft = self._draft
-        assert draft is not None
-        longest = draft.model.config.max_length
-        context = text.context
-        if len(context) + draft.num_tokens > longest:
-            context = context[-min(longest - draft.num_tokens, longest - longest // 4) :]
-        _, read = self._read_context(draft.model, draft.params, context)
-        text.draft_slot = read_length(len(context), longest) - 1  # the last one is read again
-        text.draft_length = len(context) + 1
-        return move_to(read, read.cache.index - 1)
-
-    def _read_context(
-        self, model: Model, params: Params, context: list[int]
-    ) -> tuple[Float[Array, "1 V"], RowCaches]:
-        length = read_length(len(context), model.config.max_length)
-        ids, _ = pad_rows([context], length=length, left=True)
-        self.usage.tokens_read += len(context)
-        self.usage.positions_read += length
-        padding = jnp.full((1,), length - len(context), jnp.int32)
-        return read_context(model, params, jnp.asarray(ids), padding, spare=self._spare)
-
-    def _empty(self, one: RowStates) -> RowStates:
-        """Returns R rows without a text, with the arrays of one."""
-        number, draft = len(self._texts), self._draft
-        rows = jnp.zeros((number,), jnp.int32)
-        return RowStates(
-            empty_caches(self._model, number, self._slots, self._spare),
-            one.tokens[rows],
-            None if one.seen is None else one.seen[rows],
-            one.recent[rows],
-            one.keys[rows],
-            one.count[rows],
-            draft=None
-            if draft is None
-            else empty_caches(draft.model, number, self._slots_of_draft, self._spare),
-            before=None if draft is None else rows,
-        )
-
-    def _make_space(self) -> None:
-        """Makes the caches long enough for the next tokens of all texts."""
+        Args:
+          like: any rows, by whose arrays rows without a text are made if there is no state.
+        """
         texts = [text for text in self._texts if text is not None]
-        needed = max(text.slot for text in texts) + self._step
-        if needed > self._slots:
-            self._slots = _num_slots(needed, self._most)
-            if self._state is not None:
-                context = lengthen(self._model, self._state.context, length=self._slots)
-                self._state = dataclasses.replace(self._state, context=context)
-        if self._draft is None:
-            return
-        needed = max(text.draft_slot for text in texts) + self._step
-        if needed > self._slots_of_draft:
-            self._slots_of_draft = _num_slots(needed, self._most_of_draft)
-            if self._state is not None:
-                assert self._state.draft is not None
-                draft = lengthen(self._draft.model, self._state.draft, length=self._slots_of_draft)
-                self._state = dataclasses.replace(self._state, draft=draft)
+        slot = max(text.slot for text in texts)
+        draft_slot = max(text.draft_slot for text in texts)
+        state = self._state
+        if state is None:
+            assert like is not None
+            rows = jnp.zeros((len(self._texts),), jnp.int32)
+            tokens, past, before = jax.tree.map(
+                lambda x: x[rows], (like.tokens, like.past, like.before)
+            )
+            context = self._reader.empty(len(rows), slot)
+            draft = None if like.draft is None else self._draft_reader.empty(len(rows), draft_slot)
+            return RowStates(context, tokens, past, draft, before)
+        context = self._reader.with_space(state.context, slot)
+        draft = state.draft
+        if draft is not None:
+            draft = self._draft_reader.with_space(draft, draft_slot)
+        return dataclasses.replace(state, context=context, draft=draft)
 
     def _renew_drafts(self) -> None:
         """Reads contexts again where the draft model has no positions for another round."""
@@ -330,13 +410,12 @@ class ContinuousBatch:
         for row, text in enumerate(self._texts):
             if text is not None and text.draft_length + self._draft.num_tokens > longest + 1:
                 newest = text.context.pop()
-                read = self._read_draft(text)
+                read = self._read_draft([text])
                 text.context.append(newest)
-                self._make_space()
-                assert self._state is not None
-                assert self._state.draft is not None
-                draft = enter_row(self._state.draft, jnp.int32(row), read)
-                self._state = dataclasses.replace(self._state, draft=draft)
+                state = self._with_space(None)
+                assert state.draft is not None
+                draft = enter_rows(state.draft, jnp.int32(row), read)
+                self._state = dataclasses.replace(state, draft=draft)
 
 
 def read_length(length: int, longest: int) -> int:
@@ -345,6 +424,14 @@ def read_length(length: int, longest: int) -> int:
     Few lengths are compiled, and at most a third of one is padding (of a long one).
     """
     return min(round_up(length, max(READ_BUCKET, power_of_two(length) // 4)), longest)
+
+
+def tokens_left(config: TransformerConfig, length: int) -> int:
+    """Returns the number of tokens that can be written to a row until it must be read again."""
+    limit = config.reread_length
+    if limit is None or length > limit:
+        limit = config.max_length
+    return min(limit, config.max_length) - length + 1
 
 
 def _num_slots(needed: int, most: int) -> int:

@@ -14,10 +14,10 @@ from flax import struct
 
 from ..model import Model
 from ..nn.cache import Cache, init_cache
-from ..nn.dropout import RowKeys, fold_in
-from ..nn.typing import Array, Bool, Float, Int, Params
-from .beam_adapters import last_logits
-from .sample import SMALLEST_TEMPERATURE
+from ..nn.typing import Array, Bool, Float, Int, Key, Params
+from .request import Sampling
+from .rows import last_logits
+from .sample import History, choose, sampling_params
 
 
 @struct.dataclass
@@ -29,7 +29,7 @@ class Answers:
     mask: Int[Array, "R N"]
     """1 for the tokens of an answer, its end token included."""
     log_probs: Float[Array, "R N"]
-    """The log-probability of each token at the sampling temperature, in nats; 0 after the end."""
+    """The log-probability of each token by the model alone, in nats; 0 after the end."""
 
 
 @struct.dataclass
@@ -40,6 +40,7 @@ class _Progress:
     cache: Cache
     newest: Int[Array, " R"]
     ended: Bool[Array, " R"]
+    past: History
     answers: Answers
 
 
@@ -49,10 +50,10 @@ def sample_answers(
     prompt_ids: Int[Array, "R P"],
     prompt_mask: Int[Array, "R P"],
     *,
-    keys: RowKeys,
+    keys: Key[Array, " R"],
     max_new_tokens: int,
     end_ids: Sequence[int],
-    temperature: float = 1.0,
+    sampling: Sampling = Sampling(),
     apply_fn: Callable[..., Any] | None = None,
 ) -> Answers:
     """Samples an answer to each prompt, to be compiled by the caller.
@@ -68,27 +69,22 @@ def sample_answers(
       keys: a key for each row, as of `models.row_keys`.
       max_new_tokens: the longest answer, N.
       end_ids: the tokens that end an answer.
-      temperature: the divisor of the logits; below 1e-6 the best token is taken.
+      sampling: how tokens are chosen.
       apply_fn: `model.apply`, or that for a mesh.
     """
     apply = model.apply if apply_fn is None else apply_fn
     rows, length = prompt_ids.shape
-    greedy = temperature < SMALLEST_TEMPERATURE
+    arrays = sampling_params(sampling, model.config.vocab_size)
     ends = jnp.asarray(end_ids, jnp.int32)
     mask = jnp.pad(prompt_mask, ((0, 0), (0, max_new_tokens)), constant_values=1)
 
-    def choose(output: Any, state: _Progress) -> _Progress:
+    def extended(output: Any, state: _Progress) -> _Progress:
         """Adds the token that follows, of rows that have not ended."""
-        logits = last_logits(output)[:, 0].astype(jnp.float32)  # [R, V]
-        logits = logits if greedy else logits / temperature
-        if greedy:
-            tokens = jnp.argmax(logits, axis=-1)
-        else:
-            tokens = jax.vmap(jax.random.categorical)(fold_in(keys, state.count), logits)
-        every = jax.nn.log_softmax(logits, axis=-1)
-        log_probs = jnp.take_along_axis(every, tokens[:, None], axis=-1)[:, 0]
+        logits = last_logits(output)[:, 0]  # [R, V]
+        tokens, log_probs, past = choose(logits, state.past, sampling=arrays)
+        assert log_probs is not None
         writes = ~state.ended
-        tokens = jnp.where(writes, tokens, 0).astype(jnp.int32)
+        tokens = jnp.where(writes, tokens, 0)
         old = state.answers
         answers = Answers(
             tokens=old.tokens.at[:, state.count].set(tokens),
@@ -96,13 +92,12 @@ def sample_answers(
             log_probs=old.log_probs.at[:, state.count].set(jnp.where(writes, log_probs, 0.0)),
         )
         is_end = jnp.any(tokens[:, None] == ends, axis=-1)
-        return _Progress(
-            state.count + 1, output.cache, tokens, state.ended | (is_end & writes), answers
-        )
+        ended = state.ended | (is_end & writes)
+        return _Progress(state.count + 1, output.cache, tokens, ended, past, answers)
 
     def body(state: _Progress) -> _Progress:
         output = apply({"params": params}, state.newest[:, None], mask, cache=state.cache)
-        return choose(output, state)
+        return extended(output, state)
 
     cache = init_cache(model.config, model.execution, rows, length + max_new_tokens)
     output = apply({"params": params}, prompt_ids, mask, cache=cache)
@@ -112,10 +107,15 @@ def sample_answers(
         log_probs=jnp.zeros((rows, max_new_tokens), jnp.float32),
     )
     nothing = jnp.zeros((rows,), jnp.int32)
-    first = _Progress(jnp.int32(0), cache, nothing, nothing.astype(bool), empty)
+    seen = None
+    if arrays.penalized:
+        seen = jnp.zeros((rows, model.config.vocab_size), bool)
+        seen = seen.at[jnp.arange(rows)[:, None], prompt_ids].max(prompt_mask != 0)
+    past = History(seen, jnp.zeros((rows, 0), jnp.int32), keys, nothing)
+    first = _Progress(jnp.int32(0), cache, nothing, nothing.astype(bool), past, empty)
     last = jax.lax.while_loop(
         lambda state: (state.count < max_new_tokens) & ~jnp.all(state.ended),
         body,
-        choose(output, first),
+        extended(output, first),
     )
     return last.answers

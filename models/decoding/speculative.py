@@ -23,21 +23,21 @@ from flax import struct
 from ...data.common.errors import UserError, check_whole
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
+from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
-from .request import BeamSearch, Sampling
+from .request import GenerationRequest
 from .rows import (
     NewTokens,
     RowCaches,
     RowStates,
-    apply_to_rows,
-    checked,
-    fold_in_rows,
-    log_probabilities,
-    move_to,
-    of_live_rows,
-    refusal_of_rows,
 )
-from .sample import SamplingParams, processed_logits
+from .sample import (
+    History,
+    SamplingParams,
+    checked,
+    log_probabilities,
+    processed_logits,
+)
 from .unstack_layers import unstack_layers
 
 NUM_DRAFT_TOKENS = 4
@@ -77,12 +77,12 @@ class Draft:
             )
 
     @staticmethod
-    def check_method(method: Sampling | BeamSearch) -> None:
-        """Raises UserError unless a draft model can propose tokens to a way of decoding."""
-        if not isinstance(method, Sampling):
+    def check_request(request: GenerationRequest, *, searched: bool = False) -> None:
+        """Raises UserError if a draft model cannot propose tokens to a request."""
+        if searched or request.num_beams > 1:
             raise UserError(
-                "a draft model proposes tokens to sampling, not to a beam search: leave it out, or "
-                "sample (num_beams 1)"
+                f"a draft model proposes no tokens to a beam search (num_beams "
+                f"{request.num_beams}): leave it out, or give num_beams 1"
             )
 
     def unstacked(self) -> "Draft":
@@ -108,10 +108,16 @@ class Draft:
                     f"the {name} has head_convolution {config.head_convolution}, which keeps its "
                     "last inputs and takes no token back: leave the draft model out"
                 )
-            if (reason := refusal_of_rows(config)) is not None:
+            if config.num_experts:  # XLA's products of ragged groups cannot be mapped over rows
                 raise UserError(
-                    f"the {name} is {reason}, which cannot continue rows by different numbers of "
-                    "tokens: leave the draft model out"
+                    f"the {name} has num_experts {config.num_experts}, whose rows advance in step: "
+                    "leave the draft model out"
+                )
+            if config.reread_length is not None:
+                # One call may cross that length: it would rotate the tokens before it wrongly.
+                raise UserError(
+                    f"the {name} has reread_length {config.reread_length}, beyond which its cache "
+                    "is recomputed: leave the draft model out"
                 )
 
 
@@ -155,7 +161,7 @@ def speculate(
     model: Model,
     params: Params,
     state: RowStates,
-    live: Bool[Array, " R"],
+    live: Bool[AnyArray, " R"],
     *,
     draft_model: Model,
     draft_params: Params,
@@ -168,7 +174,7 @@ def speculate(
       model: the model.
       params: its parameters.
       state: the rows; with the caches of the draft model.
-      live: the rows that somebody waits for; the tokens of others are void.
+      live: which rows are not idle; the tokens of idle rows are void.
       draft_model: the model that proposes.
       draft_params: its parameters.
       sampling: how tokens are chosen.
@@ -179,8 +185,9 @@ def speculate(
     """
     assert state.draft is not None
     assert state.before is not None
+    assert isinstance(state.context, RowCaches)
     tokens = jnp.where(live, state.tokens, 0)
-    context, draft = of_live_rows(state.context, live), of_live_rows(state.draft, live)
+    context, draft = state.context.only_live(live), state.draft.only_live(live)
     start, draft_start = context.cache.index, draft.cache.index  # [R] each
     before = jnp.where(live, state.before, 0)
     state = dataclasses.replace(state, tokens=tokens, before=before, context=context, draft=draft)
@@ -188,10 +195,10 @@ def speculate(
         draft_model, draft_params, state, sampling=sampling, num_tokens=num_tokens
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
-    logits, context = apply_to_rows(model, params, ids, state.context, num_logits=num_tokens + 1)
+    logits, context = context.read(model, params, ids, num_tokens + 1)
     scores = jnp.stack(
         [
-            processed_logits(logits[:, i], *history(state, proposed.tokens, i), sampling=sampling)
+            processed_logits(logits[:, i], state.past.after(proposed.tokens, i), sampling=sampling)
             for i in range(num_tokens + 1)
         ],
         axis=1,
@@ -201,24 +208,22 @@ def speculate(
     else:
         assert proposed.probabilities is not None
         accepted, last = verify(
-            jax.nn.softmax(scores.astype(jnp.float32), axis=-1),
+            jax.nn.softmax(scores, axis=-1),
             proposed,
-            keys_of_choices(state, num_tokens),
+            keys_of_choices(state.past, num_tokens),
         )
     place = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
     new = jnp.where(place == accepted[:, None], last[:, None], new)  # [R, K + 1]
-    chosen = NewTokens(checked(new, logits), log_probabilities(logits, new), accepted + 1)
-    seen, recent = history(state, new, accepted + 1)
+    log_probs = log_probabilities(logits, new) if sampling.scored else None
+    chosen = NewTokens(checked(new, logits), log_probs, accepted + 1)
     state = dataclasses.replace(
         state,
-        context=move_to(context, start + accepted + 1),
-        draft=move_to(draft, draft_start + accepted + 1),
+        context=context.moved_to(start + accepted + 1),
+        draft=draft.moved_to(draft_start + accepted + 1),
         tokens=last,
         before=jnp.take_along_axis(ids, accepted[:, None], axis=1)[:, 0],
-        seen=seen,
-        recent=recent,
-        count=state.count + accepted + 1,
+        past=state.past.after(new, accepted + 1),
     )
     return state, chosen
 
@@ -238,37 +243,30 @@ def propose(
     """
     assert state.draft is not None
     assert state.before is not None
-    keys = keys_of_choices(state, num_tokens)  # [R, K + 1]
+    keys = keys_of_choices(state.past, num_tokens)  # [R, K + 1]
 
-    def pick(
-        logits: Float[Array, "R V"],
-        seen: Bool[Array, "R V"] | None,
-        recent: Int[Array, "R P"],
-        keys: Key[Array, " R"],
-    ) -> Proposed:
+    def pick(logits: Float[Array, "R V"], past: History, keys: Key[Array, " R"]) -> Proposed:
         """Chooses one token of each row, and returns its distribution without the axis K."""
-        scores = processed_logits(logits, seen, recent, sampling=sampling)
+        scores = processed_logits(logits, past, sampling=sampling)
         if sampling.greedy:
             return Proposed(jnp.argmax(scores, axis=-1), None)
-        scores = scores.astype(jnp.float32)
         tokens = jax.vmap(jax.random.categorical)(_derive(keys, _PROPOSE), scores)
         return Proposed(tokens, jax.nn.softmax(scores, axis=-1))
 
     def step(
-        carry: tuple[RowCaches, RowStates, Array], keys: Key[Array, " R"]
-    ) -> tuple[tuple[RowCaches, RowStates, Array], Proposed]:
+        carry: tuple[RowCaches, History, Array], keys: Key[Array, " R"]
+    ) -> tuple[tuple[RowCaches, History, Array], Proposed]:
         caches, past, token = carry
-        seen, recent = history(past, token[:, None], 1)
-        past = dataclasses.replace(past, seen=seen, recent=recent)
-        logits, caches = apply_to_rows(model, params, token[:, None], caches)
-        picked = pick(logits[:, 0], seen, recent, keys)
+        past = past.after(token[:, None])
+        logits, caches = caches.read(model, params, token[:, None])
+        picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
-    logits, caches = apply_to_rows(model, params, ids, state.draft)
-    first = pick(logits[:, 0], state.seen, state.recent, keys[:, 0])
+    logits, caches = state.draft.read(model, params, ids)
+    first = pick(logits[:, 0], state.past, keys[:, 0])
     (caches, _, _), others = jax.lax.scan(
-        step, (caches, state, first.tokens), keys[:, 1:num_tokens].T
+        step, (caches, state.past, first.tokens), keys[:, 1:num_tokens].T
     )  # [K - 1, R, …]
     joined = jax.tree.map(
         lambda one, rest: jnp.moveaxis(jnp.concatenate([one[None], rest]), 0, 1), first, others
@@ -322,24 +320,10 @@ def verify(
     return accepted, jax.vmap(jax.random.categorical)(last_keys, jnp.log(rest))
 
 
-def history(
-    state: RowStates, new: Int[Array, "R N"], number: int | Int[Array, " R"]
-) -> tuple[Bool[Array, "R V"] | None, Int[Array, "R P"]]:
-    """Returns the tokens seen and the last tokens of each row, after the first ones of `new`."""
-    number = jnp.broadcast_to(jnp.asarray(number), new.shape[:1])[:, None]
-    seen = state.seen
-    if seen is not None:
-        rows = jnp.arange(new.shape[0])[:, None]
-        seen = seen.at[rows, new].max(jnp.arange(new.shape[1]) < number)
-    both = jnp.concatenate([state.recent, new], axis=1)
-    places = number + jnp.arange(state.recent.shape[1])
-    return seen, jnp.take_along_axis(both, places, axis=1)
-
-
-def keys_of_choices(state: RowStates, num_tokens: int) -> Key[Array, "R N"]:
-    """Returns the key of each of the next K + 1 tokens: that of its number, as without a draft."""
-    places = range(num_tokens + 1)
-    return jnp.stack([fold_in_rows(state.keys, state.count + i) for i in places], axis=1)
+def keys_of_choices(past: History, num_tokens: int) -> Key[Array, "R N"]:
+    """Returns the key of each of the next K + 1 tokens, the same as without a draft model."""
+    counts = past.count[:, None] + jnp.arange(num_tokens + 1)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(past.keys, counts)
 
 
 def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:

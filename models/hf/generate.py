@@ -16,7 +16,7 @@ from ...data.common.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator
 from ..decoding.padding import pad_rows
-from ..decoding.request import BeamSearch, GenerationRequest, Hypothesis, check_token_ids
+from ..decoding.request import GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
 from ..encoders.roberta import RobertaConfig
 from ..model import Model
@@ -79,7 +79,7 @@ def generate(
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
         `renormalize_logits`; `num_return_sequences`; for causal models without beams also
         `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or
-        0: all) and `top_p`. None: the default.
+        0: all), `top_p` and `min_p`. None: the default.
 
     Returns:
       int32[B · num_return_sequences, T']: the prompt (after its padding), or the start token; the
@@ -110,15 +110,10 @@ def generate(
         prompt_length=max(map(len, given)) if causal else 1,
         longest=model.config.max_length,
     )
-    request.check_tokens(
-        model.config.vocab_size,
-        eos_ids="eos_token_id",
-        pad_id="pad_token_id",
-        forced_bos_id="forced_bos_token_id",
-        start_id="decoder_start_token_id",
-    )
+    names = ("eos_token_id", "pad_token_id", "forced_bos_token_id", "decoder_start_token_id")
+    request.check_tokens(model.config.vocab_size, *names)
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
-    if isinstance(request.method, BeamSearch):
+    if request.num_beams > 1 or not causal:
         written = [
             hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
             for hypotheses in search_all(generator, rows, request, positions)
@@ -126,17 +121,13 @@ def generate(
         ]
     else:
         written = _sample(generator, rows, request, seed)
-    fill = next(iter(request.eos_ids), UNSEEN)
-    start = [] if request.start_id is None else [request.start_id]
-    before = given if causal else [start] * len(rows)
-    prompts, _ = pad_rows(
-        before, fill=fill if request.pad_id is None else request.pad_id, left=True
-    )
+    fill = next(iter(request.eos_token_id), UNSEEN)
+    start, pad = request.decoder_start_token_id, request.pad_token_id
+    before = given if causal else [[] if start is None else [start]] * len(rows)
+    prompts, _ = pad_rows(before, fill=fill if pad is None else pad, left=True)
     # transformers' beam search takes a pad_token_id of 0 for none.
-    method = request.method
-    searches = isinstance(method, BeamSearch) and method.num_beams > 1
-    if request.pad_id or (request.pad_id == 0 and not searches):
-        fill = request.pad_id
+    if pad or (pad == 0 and request.num_beams == 1):
+        fill = pad
     prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
 
@@ -268,6 +259,6 @@ def _sample(
         if all(request.end(row) is not None for row in written):
             break
     for row in written:
-        if request.forced_eos_id is not None and len(row) == request.max_new_tokens:
-            row[-1] = request.forced_eos_id
+        if request.forced_eos_token_id is not None and len(row) == request.max_new_tokens:
+            row[-1] = request.forced_eos_token_id
     return [row[: request.end(row)] for row in written]

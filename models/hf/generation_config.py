@@ -4,13 +4,14 @@ Every field is honored, or known to change nothing, or refused by name. Older fo
 fields in their `config.json`.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...data.common.errors import UserError
 from ...data.common.json_text import JsonObject, JsonValue, read_object
-from ..decoding.request import BeamSearch, GenerationRequest, Sampling
+from ..decoding.request import GenerationRequest, Sampling
 from ..hub import local_folder
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
 from .registry import mapping_of_family, mapping_of_type
@@ -21,7 +22,6 @@ HFSettings: TypeAlias = Mapping[str, JsonValue]
 
 UNSUPPORTED_SAMPLING = ConfigMapping(
     (
-        FixedField("min_p", (None,)),
         FixedField("top_h", (None,)),
         FixedField("typical_p", (1.0,)),
         FixedField("epsilon_cutoff", (0.0,)),
@@ -42,12 +42,13 @@ FIELDS = ConfigMapping(
         Field("num_beams", "num_beams", 1),
         Field("length_penalty", "length_penalty", 1.0),
         Field("num_return_sequences", "num_return_sequences", 1),
-        Field("renormalize_logits", "renormalize", False),
+        Field("renormalize_logits", "renormalize_logits", False),
         Field("do_sample", "do_sample", False),
         Field("repetition_penalty", "repetition_penalty", 1.0),
         Field("temperature", "temperature", 1.0),
         Field("top_k", "top_k", 50),
         Field("top_p", "top_p", 1.0),
+        Field("min_p", "min_p", None, kind=float),
         Field("max_length", "max_length", 0),
         Field("max_new_tokens", "max_new_tokens", 0),
         FixedField("early_stopping", (False, True, "never")),
@@ -55,7 +56,7 @@ FIELDS = ConfigMapping(
         Field("min_new_tokens", "min_new_tokens", None, kind=int),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
-        Field("no_repeat_ngram_size", "no_repeat", None, kind=int),
+        Field("no_repeat_ngram_size", "no_repeat_ngram_size", None, kind=int),
         FixedField("encoder_no_repeat_ngram_size", (0,)),
         FixedField("num_beam_groups", (1,)),
         FixedField("diversity_penalty", (0.0,)),
@@ -148,28 +149,54 @@ def request_from_hf(
             f"{where} has no decoder_start_token_id: give it, one token's id, or all that the "
             "model's folder says (models.generation_arguments)"
         )
+    _refuse_unsupported(settings, fields, where, causal)
     try:
         return GenerationRequest(
-            method=_method(settings, fields, where, causal),
+            **_sampling(settings),
+            do_sample=settings["do_sample"],
+            num_beams=settings["num_beams"],
+            length_penalty=settings["length_penalty"],
+            early_stopping=fields.get("early_stopping", False),  # pyright: ignore[reportArgumentType]
+            renormalize_logits=settings["renormalize_logits"],
+            min_new_tokens=_min_new_tokens(settings),
+            no_repeat_ngram_size=settings["no_repeat_ngram_size"] or 0,
             max_new_tokens=_max_new_tokens(fields, where, prompt_length, longest),
             num_return_sequences=settings["num_return_sequences"],
-            banned=_banned(fields, eos_ids, where),
-            start_id=None if causal else start,
-            forced_bos_id=first,
-            eos_ids=eos_ids,
-            forced_eos_id=forced,
-            pad_id=_token_id(fields, "pad_token_id", where),
+            bad_words_ids=_banned(fields, eos_ids, where),
+            decoder_start_token_id=None if causal else start,
+            forced_bos_token_id=first,
+            eos_token_id=eos_ids,
+            forced_eos_token_id=forced,
+            pad_token_id=_token_id(fields, "pad_token_id", where),
         )
-    except WeightsError:
-        raise
     except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
 
 
-def _method(
-    settings: Settings, fields: HFSettings, where: str, causal: bool
-) -> BeamSearch | Sampling:
-    """Decides between greedy search, sampling and beam search, the only place that does.
+def _sampling(settings: Settings) -> Settings:
+    """Returns the fields of a `Sampling`, of which greedy search and beams have the penalty alone.
+
+    Raises:
+      UserError: a value is out of range, whether it is used or not.
+    """
+    names = [field.name for field in dataclasses.fields(Sampling)]
+    given: Settings = {name: settings[name] for name in names}
+    given["top_k"] = settings["top_k"] or None  # 0: all tokens
+    if settings["num_beams"] == 1:
+        Sampling(**given)
+    if settings["do_sample"]:
+        return given
+    return {"repetition_penalty": settings["repetition_penalty"]}
+
+
+def _min_new_tokens(settings: Settings) -> int:
+    """Returns the least number of new tokens: `min_length` yields to it, and counts the start."""
+    number = settings["min_new_tokens"]
+    return max((settings["min_length"] or 0) - 1, 0) if number is None else number
+
+
+def _refuse_unsupported(settings: Settings, fields: HFSettings, where: str, causal: bool) -> None:
+    """Refuses fields that the way of decoding does not support.
 
     Args:
       settings: the settings, converted.
@@ -178,46 +205,25 @@ def _method(
       causal: whether the model continues prompts; an encoder-decoder is always searched.
 
     Raises:
-      UserError: a field is not supported with the method, or out of range.
+      WeightsError: a field is not supported.
     """
-    num_beams, do_sample = settings["num_beams"], settings["do_sample"]
-    penalty = settings["repetition_penalty"]
-    of_targets = "min_length", "min_new_tokens", "no_repeat_ngram_size"
-    if causal and (given := [name for name in of_targets if fields.get(name)]):
-        named = ", ".join(f"{name} {fields[name]!r}" for name in given)
-        raise WeightsError(
-            f"{where}: {named} is not supported with a model that continues prompts: leave it out"
-        )
-    if num_beams == 1 and causal:
+    num_beams, of_rows = settings["num_beams"], settings["num_beams"] == 1 and causal
+    kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
+    refused: list[str] = []
+    if causal:
+        names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
+        refused += [name for name in names if fields.get(name)]
+        kind = "a model that continues prompts" if refused else kind
+    if of_rows:
         unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
         settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
-        top_k = settings["top_k"] or None  # 0: all tokens
-        # Made even if it is not used, for it refuses values that are out of range.
-        sampling = Sampling(settings["temperature"], top_k, settings["top_p"], penalty)
-        return sampling if do_sample else Sampling(temperature=0.0, repetition_penalty=penalty)
-    if do_sample or penalty != 1:
-        kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
-        named = ("do_sample", "temperature", "top_k", "top_p") if do_sample else ()
-        named += ("repetition_penalty",) if penalty != 1 else ()
-        refused = ", ".join(f"{name} {fields[name]!r}" for name in named if name in fields)
-        raise WeightsError(f"{where}: {refused} is not supported with {kind}: leave it out")
-    for name in of_targets:
-        value = fields.get(name)
-        if isinstance(value, int) and value < 0:
-            raise WeightsError(f"{where}: {name} {value} must be at least 0")
-    early_stopping: Any = fields.get("early_stopping", False)
-    shortest = settings["min_new_tokens"]
-    if shortest is None:  # a length counts the start token, and yields to a number of new tokens
-        shortest = max((settings["min_length"] or 0) - 1, 0)
-    return BeamSearch(
-        num_beams=num_beams,
-        length_penalty=settings["length_penalty"],
-        penalty_form="power",
-        early_stopping=early_stopping,
-        renormalize=settings["renormalize"],
-        min_tokens=shortest,
-        no_repeat=settings["no_repeat"] or 0,
-    )
+    elif not refused:
+        names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+        refused += names if settings["do_sample"] else ()
+        refused += ("repetition_penalty",) if settings["repetition_penalty"] != 1 else ()
+    if refused:
+        named = ", ".join(f"{name} {fields[name]!r}" for name in refused if name in fields)
+        raise WeightsError(f"{where}: {named} is not supported with {kind}: leave it out")
 
 
 def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:
@@ -232,7 +238,7 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
     """
     fields, _, where = _stored_fields(local_folder(folder))
     request = request_from_hf(fields, where, causal=False, longest=longest)
-    if len(request.eos_ids) != 1:
+    if len(request.eos_token_id) != 1:
         value = fields.get("eos_token_id")
         raise WeightsError(f"{where}: eos_token_id {value!r} is not supported: only one token's id")
     return request

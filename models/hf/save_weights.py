@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from ...data.common.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
-from ..decoding.request import BeamSearch, GenerationRequest
+from ..decoding.request import GenerationRequest
 from ..nn.typing import Params
 from .config_mapping import HFConfig
 from .registry import mapping_of
@@ -133,13 +133,12 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
       request: The search of a run trained here: all its banned sequences are single tokens.
       max_length: The longest target of the model, in tokens.
     """
-    assert isinstance(request.method, BeamSearch)
     return {
-        "num_beams": request.method.num_beams,
-        "length_penalty": request.method.length_penalty,
-        "early_stopping": request.method.early_stopping,
+        "num_beams": request.num_beams,
+        "length_penalty": request.length_penalty,
+        "early_stopping": request.early_stopping,
         "max_length": max_length + 1,  # the start token is counted
-        "suppress_tokens": [token for (token,) in request.banned] or None,
+        "suppress_tokens": [token for (token,) in request.bad_words_ids] or None,
     }
 
 

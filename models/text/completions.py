@@ -13,10 +13,10 @@ from ...data.common.json_text import JsonObject, JsonValue, to_json
 FinishReason = Literal["stop", "end", "length"]
 """Why a text ends: a stop string, the model's end token, or the number of tokens."""
 
-_OWN = ("prompt", "seed", "stop", "max_new_tokens")
+_OWN = ("prompt", "seed", "stop_strings", "max_new_tokens")
 _FOR_ALL = (
-    *("temperature", "top_k", "top_p", "repetition_penalty"),
-    *("num_beams", "length_penalty", "num_samples", "num_return_sequences"),
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
 """A field whose name resembles one of ours by more than this is taken for a mistake."""
@@ -33,7 +33,7 @@ class Prompt:
     text: str
     seed: int | None = None
     """The seed of its random choices; None: it follows from the prompt's place among all."""
-    stop: tuple[str, ...] | None = None
+    stop_strings: tuple[str, ...] | None = None
     """Strings that end a completion and are not part of it; None: those of all prompts."""
     max_new_tokens: int | None = None
     """The longest completion, in tokens; None: that of all prompts."""
@@ -41,7 +41,7 @@ class Prompt:
     """Other fields of its line, which the answer repeats."""
 
     def __post_init__(self) -> None:
-        if "" in (self.stop or ()):
+        if "" in (self.stop_strings or ()):
             raise UserError("a stop string is empty: every text would end before it begins")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UserError(f"a prompt has 'max_new_tokens' {self.max_new_tokens}: give at least 1")
@@ -98,8 +98,9 @@ def read_prompts(path: str) -> list[Prompt]:
 
     Args:
       path: A text with one prompt on each line; or JSON lines, if the name ends in ``.jsonl`` or
-        ``.jsonl.gz``: objects with ``prompt`` and perhaps ``seed``, ``stop`` (a string or several)
-        and ``max_new_tokens``. Other fields are kept. ``-`` reads text from standard input.
+        ``.jsonl.gz``: objects with ``prompt`` and perhaps ``seed``, ``stop_strings`` (one or
+        several) and ``max_new_tokens``. Other fields are kept. ``-`` reads text from standard
+        input.
 
     Raises:
       DataError: The file is empty or cannot be read, or a line is not such an object.
@@ -119,7 +120,7 @@ def read_prompts(path: str) -> list[Prompt]:
 
 def _prompt(row: JsonObject, location: str) -> Prompt:
     """Returns the prompt of a line of JSON."""
-    text, stop = row.get("prompt"), row.get("stop")
+    text, stop = row.get("prompt"), row.get("stop_strings")
     if not isinstance(text, str):
         seen = ", ".join(row) or "none"
         problem = "has no field" if "prompt" not in row else "has no text in its field"
@@ -131,7 +132,9 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
     if stops is not None and not (
         isinstance(stops, list) and all(isinstance(part, str) for part in stops)
     ):
-        raise DataError(f"{location} has 'stop' {to_json(stop)}: give a text, or a list of texts")
+        raise DataError(
+            f"{location} has 'stop_strings' {to_json(stop)}: give a text, or a list of texts"
+        )
     numbers: dict[str, int | None] = {}
     for name in ("seed", "max_new_tokens"):
         value = row.get(name)
@@ -140,6 +143,8 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
         numbers[name] = value
     others = {name: value for name, value in row.items() if name not in _OWN}
     for name in others:
+        if name == "stop":
+            raise DataError(f"{location} has the field 'stop': its name is 'stop_strings'")
         if name in _FOR_ALL:
             raise DataError(
                 f"{location} has the field {name!r}, which is one for all prompts: give it as an "

@@ -115,10 +115,13 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
         UserError: See ``beam_search_defaults``; or the vocabulary has no start token.
     """
     request = beam_search_defaults(folder, tokenizer)
-    if request is None or request.start_id is None:
+    if request is None or request.decoder_start_token_id is None:
         return start_and_end(tokenizer)[:1]
-    first = request.forced_bos_id
-    return (request.start_id, *(tokenizer.target.frame.before if first is None else (first,)))
+    first = request.forced_bos_token_id
+    return (
+        request.decoder_start_token_id,
+        *(tokenizer.target.frame.before if first is None else (first,)),
+    )
 
 
 def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
@@ -137,7 +140,7 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
     request = stored_request(folder, model.max_length)
-    ids = [request.start_id, *request.eos_ids]
+    ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)
     # A BART's targets start with the token that ends them.
     if ids not in ([start, end], [end, end]):

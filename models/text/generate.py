@@ -4,9 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from ...data.common.errors import UserError
 from ...data.common.json_text import JsonValue, to_json
@@ -15,7 +15,7 @@ from ...data.dataset import counted
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.cached_context import CachedContext
 from ..decoding.generator import SEEDS, Generator, check_seed, sampling_keys
-from ..decoding.request import BeamSearch, GenerationRequest, Sampling
+from ..decoding.request import GenerationRequest
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
 from ..hf.generate import search_all
 from ..hf.generation_config import request_from_hf
@@ -24,7 +24,7 @@ from ..nn.dropout import RowKeys
 from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
 from .bucketing import batches_by_length
-from .completions import Completed, Positions, Prompt
+from .completions import Completed, Completion, Positions, Prompt
 from .folder import generation_defaults
 from .growing_text import GrowingText
 from .text_model import TextModel
@@ -33,21 +33,23 @@ NEW_TOKENS = 200
 """The number of new tokens by default."""
 BATCH_SIZE = 8
 """The number of completions of a batch by default."""
-SAMPLING = ("temperature", "top_k", "top_p")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Options that make tokens be sampled."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
-    """One continuation of a prompt, with its text and the reason why it ended."""
+class _Call:
+    """What the texts of a call have in common."""
 
-    prompt: str
-    text: str
-    """The text after the prompt."""
-    tokens: list[int]
-    """The new tokens, those of a stop string included."""
-    finished: bool
-    """Whether the model or a stop string ended it, before its length did."""
+    request: GenerationRequest
+    batch_size: int
+    on_text: Callable[[str], None] | None
+    on_batch: Callable[[int, int], None] | None
+
+    def note_batch(self, number: int, tokens: int) -> None:
+        """Tells of completions that have ended, and the number of their tokens."""
+        if self.on_batch is not None:
+            self.on_batch(number, tokens)
 
 
 class TextGenerator(TextModel):
@@ -136,33 +138,26 @@ class TextGenerator(TextModel):
 
     def __call__(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Prompt],
         *,
-        max_new_tokens: int,
-        sampling: Sampling = Sampling(),
-        num_samples: int = 1,
-        stop: Sequence[str] = (),
-        seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
-    ) -> list[Sample]:
-        """Continues each prompt `num_samples` times, all in one batch.
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Continues each prompt, by default all in one batch.
 
         Args:
             prompts: texts; an empty one begins a new document.
-            max_new_tokens: the longest continuation, in tokens.
-            sampling: how tokens are chosen; end tokens and banned sequences stay as stored.
-            num_samples: continuations of each prompt.
-            stop: strings that end a continuation, and are not part of it.
-            seed: the seed of the random choices.
-            on_text: called with the first continuation piece by piece, as it grows.
+            batch_size: as for `complete`.
+            **options: as for `complete`.
+
+        Returns:
+            The completions of all prompts, those of each side by side.
 
         Raises:
-            UserError: a number is out of range, a stop string is empty, or a
-              prompt is and the tokenizer has no token to begin a document with.
+            UserError: as `complete`.
         """
-        stored = self.request(prompts, max_new_tokens=max_new_tokens)
-        request = dataclasses.replace(stored, method=sampling, num_return_sequences=num_samples)
-        return self.write(prompts, request, stop=stop, seed=seed, on_text=on_text)
+        completed = self.complete(prompts, batch_size=batch_size, **options)
+        return [one for each in completed for one in each.completions]
 
     def request(self, prompts: Sequence[str], **options: JsonValue) -> GenerationRequest:
         """Combines options with the settings stored with the model; by default samples 200 tokens.
@@ -180,66 +175,17 @@ class TextGenerator(TextModel):
         longest = max(len(self._encode(prompt)) for prompt in prompts)
         request = merged_request(self._stored, options, longest)
         if self._draft is not None:
-            self._draft.check_method(request.method)
+            self._draft.check_request(request)
         return request
-
-    def write(
-        self,
-        prompts: Sequence[str],
-        request: GenerationRequest,
-        *,
-        stop: Sequence[str] = (),
-        seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
-        log: LogFn = print,
-    ) -> list[Sample]:
-        """Continues each prompt as a request says; see `__call__`.
-
-        Prompts that are longer than the model reads lose their first tokens, and so do texts that
-        become longer; a beam search refuses the former and ends the latter. `log` is told.
-        """
-        given = [
-            Prompt(prompt, stop=tuple(stop), max_new_tokens=request.max_new_tokens)
-            for prompt in prompts
-            for _ in range(request.num_return_sequences)
-        ]
-        rows = [self._row(prompt, request) for prompt in given]
-        if isinstance(request.method, Sampling):
-            self._note_truncation([self.num_tokens(prompt) for prompt in prompts], log)
-        shown = 0
-        if isinstance(request.method, BeamSearch):
-            found = search_all(
-                self._generator, [self._encode(prompt) for prompt in prompts], request
-            )
-            hypotheses = [hypothesis for best in found for hypothesis in best]
-            for row, hypothesis in zip(rows, hypotheses, strict=True):
-                row.grow_to(hypothesis)
-        else:
-            stream = self._generator.stream([row.prompt_ids for row in rows], request, seed=seed)
-            for new in stream:  # [B, n]
-                for row, tokens in zip(rows, new.tolist(), strict=True):
-                    row.grow(tokens)
-                if on_text is not None:
-                    ready = rows[0].num_settled
-                    on_text(rows[0].text[shown:ready])
-                    shown = max(shown, ready)
-                if all(row.reason for row in rows):
-                    break
-        if on_text is not None:
-            on_text(rows[0].text[shown:])
-        self._note_length(rows, request, log)
-        return [
-            Sample(prompt.text, row.text, row.tokens, row.finished)
-            for prompt, row in zip(given, rows, strict=True)
-        ]
 
     def complete(
         self,
         prompts: Sequence[str | Prompt],
         *,
-        stop: Sequence[str] = (),
+        stop_strings: Sequence[str] = (),
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = BATCH_SIZE,
+        on_text: Callable[[str], None] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
         log: LogFn = print,
         **options: JsonValue,
@@ -247,24 +193,25 @@ class TextGenerator(TextModel):
         r"""Completes many prompts, a few at a time; where one has ended, the next takes its row.
 
         The completions of a prompt depend on its text, its seed and the options alone, not on the
-        prompts beside it. Prompts that are longer than the model reads lose their first tokens; a
-        beam search refuses them.
+        other prompts. Prompts that are longer than the model reads lose their first tokens, and so
+        do texts that become longer; a beam search refuses the former and ends the latter.
 
         Example::
 
             generator = models.TextGenerator.of_run("runs/quickstart")
-            answers = generator.complete(["Q: 2 + 3\nA:", "Q: 4 + 4\nA:"], stop=["\n"])
+            answers = generator.complete(["Q: 2 + 3\nA:", "Q: 4 + 4\nA:"], stop_strings=["\n"])
             print([answer.completions[0].text for answer in answers])
 
         Args:
-            prompts: texts, or prompts with settings of their own.
-            stop: strings that end a completion, and are not part of it.
-            seed: the seed of the first prompt, one more for each that follows; those of prompts
-              that have none themselves.
-            batch_size: completions that are written at a time.
-            on_batch: told of each completion, or batch of a beam search, that has ended: how many
-              more there are, and of how many tokens.
-            log: told how much of what was computed was padding, and of prompts that are too long.
+            prompts: texts, or prompts with their own settings.
+            stop_strings: strings that end a completion, and are not part of it.
+            seed: the seed of the first prompt, one more for each that follows, unless a prompt has
+              its own.
+            batch_size: completions that are written at a time; None: all.
+            on_text: called with the first completion piece by piece, as it grows.
+            on_batch: called whenever a completion, or a batch of a beam search, has ended, with the
+              number of completions and of their tokens.
+            log: called with lines about padding and prompts and texts that are too long.
             **options: arguments of `models.generate`, as for `request`.
 
         Returns:
@@ -276,7 +223,7 @@ class TextGenerator(TextModel):
         """
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size {batch_size} must be at least 1")
         check_seed(seed)
         used, rows = [], []
@@ -285,114 +232,62 @@ class TextGenerator(TextModel):
             prompt = given if isinstance(given, Prompt) else Prompt(given)
             own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
             request = self.request([prompt.text], **{**options, **own})
+            stops = prompt.stop_strings
             prompt = dataclasses.replace(
                 prompt,
                 seed=(seed + i) % SEEDS if prompt.seed is None else prompt.seed,
-                stop=tuple(stop) if prompt.stop is None else prompt.stop,
+                stop_strings=tuple(stop_strings) if stops is None else stops,
                 max_new_tokens=request.max_new_tokens,
             )
             used.append(prompt)
             rows.append([self._row(prompt, request) for _ in range(request.num_return_sequences)])
         assert request is not None
-        note_batch = on_batch or (lambda prompts, tokens: None)
-        if isinstance(request.method, BeamSearch):
-            note = self._search(rows, request, batch_size=batch_size, on_batch=note_batch)
+        flat = [row for samples in rows for row in samples]
+        call = _Call(request, batch_size or len(flat), on_text, on_batch)
+        if request.num_beams > 1:
+            note = self._search(rows, call)
         else:
             self._note_truncation([len(samples[0].prompt_ids) for samples in rows], log)
             seeds = [prompt.seed for prompt in used if prompt.seed is not None]
             keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
-            flat = [row for samples in rows for row in samples]
-            note = self._sample(flat, keys, request, batch_size=batch_size, on_batch=note_batch)
-        if len(prompts) > 1:
+            note = self._sample(flat, keys, call)
+        if on_text is not None:
+            on_text(flat[0].take_settled())
+        self._note_length(flat, request, log)
+        if len(prompts) > 1 and batch_size is not None:
             log(f"{len(prompts):,} prompts: {note}")
         return [
             Completed(prompt, tuple(row.completion() for row in samples))
             for prompt, samples in zip(used, rows, strict=True)
         ]
 
-    def _sample(
-        self,
-        rows: Sequence[GrowingText],
-        keys: RowKeys,
-        request: GenerationRequest,
-        *,
-        batch_size: int,
-        on_batch: Callable[[int, int], None],
-    ) -> str:
-        """Samples the text of each row; returns how much of what was computed was padding.
-
-        Where a text has ended, the next one takes its row. Models whose rows must advance together
-        (`Generator.continues_rows`) write batches of similar length.
-        """
-        if not self._generator.continues_rows:
-            return self._sample_in_step(
-                rows, keys, request, batch_size=batch_size, on_batch=on_batch
-            )
-        num_rows = min(batch_size, len(rows))
+    def _sample(self, rows: Sequence[GrowingText], keys: RowKeys, call: "_Call") -> str:
+        """Samples the text of each row; returns how much of what was computed was padding."""
+        num_rows = min(call.batch_size, len(rows))
         batch = self._generator.continuous_batch(
             [row.prompt_ids for row in rows],
-            request,
+            call.request,
             keys=keys,
             limits=[row.limit or 1 for row in rows],
             num_rows=num_rows,
         )
-        for written in batch:
-            row = rows[written.text]
-            row.grow(written.tokens, written.log_probs)
+        for new in batch:
+            row = rows[new.text]
+            row.grow(new.tokens, new.log_probs)
+            if call.on_text is not None and row is rows[0]:
+                call.on_text(row.take_settled())
             if row.reason is not None:
-                batch.stop(written.text)
-                on_batch(1, row.num_chosen)
-        usage = batch.usage
+                batch.stop(new.text)
+                call.note_batch(1, row.num_chosen)
+        usage, number = batch.usage, sum(row.num_chosen for row in rows)
         read = Positions(usage.tokens_read, usage.positions_read)
-        written = Positions(sum(row.num_chosen for row in rows), usage.positions_written)
-        return _note_of_padding(f"{counted(num_rows, 'row')} at a time", read, written)
+        written = Positions(number, usage.positions_written)
+        return (
+            f"{counted(num_rows, 'row')} at a time, {read.padding:.1%} of the positions read and "
+            f"{written.padding:.1%} of the tokens written were padding"
+        )
 
-    def _sample_in_step(
-        self,
-        rows: Sequence[GrowingText],
-        keys: RowKeys,
-        request: GenerationRequest,
-        *,
-        batch_size: int,
-        on_batch: Callable[[int, int], None],
-    ) -> str:
-        """Samples the text of each row, those of similar length in one batch; see `_sample`."""
-        num_batches = -(-len(rows) // batch_size)
-        num_rows = -(-len(rows) // num_batches)
-        read, written = Positions(), Positions()
-        for batch in batches_by_length([row.prompt_ids for row in rows], num_rows):
-            texts = [rows[i] for i in batch]
-            # All batches have the same number of rows, so that one program serves them.
-            filled = batch + batch[-1:] * (num_rows - len(batch))
-            stream = self._generator.stream_with_log_probs(
-                [rows[i].prompt_ids for i in filled],
-                dataclasses.replace(request, max_new_tokens=max(row.limit or 1 for row in texts)),
-                keys=keys[np.asarray(filled)],
-            )
-            steps = 0
-            for tokens, log_probs in stream:  # [B, n] each
-                new = zip(texts, tokens.tolist(), log_probs.tolist(), strict=False)  # B is larger
-                for row, ids, logs in new:
-                    row.grow(ids, logs)
-                steps += tokens.shape[1]
-                if all(row.reason for row in texts):
-                    break
-            real, computed = self._generator.positions_read([row.prompt_ids for row in texts])
-            read.add(real, computed // len(texts) * num_rows)
-            count = sum(row.num_chosen for row in texts)
-            written.add(count, num_rows * steps)
-            on_batch(len(batch), count)
-        batches = "1 batch" if num_batches == 1 else f"{num_batches:,} batches"
-        return _note_of_padding(f"{batches} of {counted(num_rows, 'row')}", read, written)
-
-    def _search(
-        self,
-        rows: Sequence[Sequence[GrowingText]],
-        request: GenerationRequest,
-        *,
-        batch_size: int,
-        on_batch: Callable[[int, int], None],
-    ) -> str:
+    def _search(self, rows: Sequence[Sequence[GrowingText]], call: "_Call") -> str:
         """Searches for the texts of each prompt; returns how much of the batches was padding."""
         prompts = [samples[0] for samples in rows]
         for i, prompt in enumerate(prompts):
@@ -403,20 +298,19 @@ class TextGenerator(TextModel):
                 )
         read, num_batches = Positions(), 0
         for limit in dict.fromkeys(prompt.limit for prompt in prompts):
+            limited = dataclasses.replace(call.request, max_new_tokens=limit)
             same = [i for i, prompt in enumerate(prompts) if prompt.limit == limit]
-            for chosen in batches_by_length([prompts[i].prompt_ids for i in same], batch_size):
-                batch = [same[i] for i in chosen]
-                ids = [prompts[i].prompt_ids for i in batch]
-                limited = dataclasses.replace(request, max_new_tokens=limit)
-                for i, best in zip(batch, search_all(self._generator, ids, limited), strict=True):
-                    for row, hypothesis in zip(rows[i], best, strict=True):
+            for chosen in batches_by_length([prompts[i].prompt_ids for i in same], call.batch_size):
+                batch = [rows[same[i]] for i in chosen]
+                ids = [samples[0].prompt_ids for samples in batch]
+                found = search_all(self._generator, ids, limited)
+                for samples, best in zip(batch, found, strict=True):
+                    for row, hypothesis in zip(samples, best, strict=True):
                         row.grow_to(hypothesis)
                 read.add(sum(map(len, ids)), len(ids) * max(map(len, ids)))
                 num_batches += 1
-                on_batch(
-                    len(batch) * request.num_return_sequences,
-                    sum(row.num_chosen for i in batch for row in rows[i]),
-                )
+                written = [row for samples in batch for row in samples]
+                call.note_batch(len(written), sum(row.num_chosen for row in written))
         return f"{num_batches:,} batches, {read.padding:.1%} of the positions read were padding"
 
     def _row(self, prompt: Prompt, request: GenerationRequest) -> GrowingText:
@@ -424,8 +318,8 @@ class TextGenerator(TextModel):
             self._tokenizer,
             prompt,
             self._encode(prompt.text),
-            end_ids=request.eos_ids,
-            forced_end=request.forced_eos_id is not None,
+            end_ids=request.eos_token_id,
+            forced_end=request.forced_eos_token_id is not None,
         )
 
     def num_tokens(self, prompt: str) -> int:
@@ -450,10 +344,10 @@ class TextGenerator(TextModel):
         longest = self.max_length
         began = [row for row in rows if len(row.prompt_ids) <= longest]
         sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
-        if isinstance(request.method, BeamSearch):
+        if request.num_beams > 1:
             most = request.max_new_tokens or longest
             number = sum(
-                size >= longest and not row.finished and len(row.tokens) < most
+                size >= longest and row.reason == "length" and len(row.tokens) < most
                 for size, row in zip(sizes, began, strict=True)
             )
             end = f"end at the {longest:,} tokens that the model reads"
@@ -476,13 +370,6 @@ class TextGenerator(TextModel):
                 "give a --prompt"
             )
         return [*before, *ids]
-
-
-def _note_of_padding(rows: str, read: Positions, written: Positions) -> str:
-    return (
-        f"{rows}, {read.padding:.1%} of the positions read and {written.padding:.1%} of the tokens "
-        "written were padding"
-    )
 
 
 def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
@@ -515,7 +402,7 @@ def merged_request(
     """
     fields = {name: value for name, value in stored.items() if value is not None}
     stored_beams = fields.get("num_beams", 1)
-    samples = any(name in options for name in SAMPLING)
+    samples = any(options.get(name) is not None for name in ("do_sample", *SAMPLING))
     num_beams = options.get("num_beams", 1 if samples else stored_beams)
     if num_beams == 1 and stored_beams != 1:
         fields.pop("num_return_sequences", None)  # it was the number of beams to return
@@ -530,6 +417,8 @@ def merged_request(
         )
     if options.get("temperature") == 0:
         do_sample = False
+    elif "do_sample" in options:
+        do_sample = options["do_sample"]
     elif num_beams == 1:
         do_sample = samples or fields.get("do_sample", stored_beams == 1)
     else:
@@ -540,6 +429,16 @@ def merged_request(
     return request_from_hf(fields, "generate", causal=True, prompt_length=prompt_length)
 
 
-def samples_to_json(samples: list[Sample]) -> str:
-    """Formats samples as one JSON object: `{"samples": [{"prompt", "text", …}, …]}`."""
-    return to_json({"samples": [dataclasses.asdict(s) for s in samples]})
+def completed_to_samples(completed: Sequence[Completed]) -> str:
+    """Formats completions as one JSON object: `{"samples": [{"prompt", "text", …}, …]}`."""
+    samples = [
+        {
+            "prompt": each.prompt.text,
+            "text": one.text,
+            "tokens": list(one.tokens),
+            "finished": one.finish_reason != "length",
+        }
+        for each in completed
+        for one in each.completions
+    ]
+    return to_json({"samples": samples})

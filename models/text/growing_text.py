@@ -27,7 +27,7 @@ class GrowingText:
         end_ids: Sequence[int] = (),
         forced_end: bool = False,
     ) -> None:
-        self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop or (), end_ids
+        self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop_strings or (), end_ids
         self._forced_end = forced_end
         # Some tokenizers join a word to the one before: the text is decoded with the prompt.
         self._prompt_length = len(tokenizer.decode(prompt_ids))  # in characters
@@ -43,8 +43,7 @@ class GrowingText:
         """The log-probability of all tokens and the end token."""
         self.reason: FinishReason | None = None
         """Why the text ended; None: it still grows."""
-        self.finished = False
-        """Whether the model or a stop string ended it, before its length did."""
+        self._shown = 0  # characters that `take_settled` has returned
 
     def grow(self, tokens: Sequence[int], log_probabilities: Sequence[float] = ()) -> None:
         """Appends tokens, up to the end of the text.
@@ -58,12 +57,12 @@ class GrowingText:
                 return
             last = self.limit is not None and len(self.tokens) + 1 == self.limit
             if last and self._forced_end:  # the model did not choose this token
-                self.reason, self.finished = "length", True
+                self.reason = "length"
                 return
             if log_probabilities:
                 self.log_probability += log_probabilities[i]
             if token in self._end_ids:
-                self.reason, self.finished = "end", True
+                self.reason = "end"
                 return
             self.tokens.append(token)
             self.log_probabilities.extend(log_probabilities[i : i + 1])
@@ -72,7 +71,7 @@ class GrowingText:
             found = [index for s in self._stop if (index := self.text.find(s)) >= 0]
             if found:
                 self.text = self.text[: min(found)]
-                self.reason, self.finished = "stop", True
+                self.reason = "stop"
             elif last:
                 self.reason = "length"
 
@@ -80,7 +79,6 @@ class GrowingText:
         """Appends all tokens of what a beam search found."""
         self.grow(hypothesis.tokens)
         self.log_probability = hypothesis.log_probability
-        self.finished |= hypothesis.ended
         if self.reason != "stop":
             self.reason = "end" if hypothesis.ended else "length"
 
@@ -92,13 +90,18 @@ class GrowingText:
     @property
     def num_settled(self) -> int:
         """The number of characters that no later token can change."""
-        if self.finished:
+        if self.reason is not None:
             return len(self.text)
         # A character of several tokens decodes to U+FFFD until its last one; a
         # stop string may have begun.
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
         begun = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
         return len(text) - max(begun, default=0)
+
+    def take_settled(self) -> str:
+        """Returns the settled text that was not returned before."""
+        begin, self._shown = self._shown, max(self._shown, self.num_settled)
+        return self.text[begin : self._shown]
 
     def completion(self) -> Completion:
         """Returns the text that has ended."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...data.common.errors import UserError
 from ...data.common.progress import LogFn
@@ -10,7 +11,6 @@ from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.generator import Generator
 from ..decoding.request import (
-    BeamSearch,
     GenerationRequest,
     Hypothesis,
     published_request,
@@ -76,37 +76,31 @@ class TextTranslator(TextModel):
         self,
         texts: Sequence[str],
         *,
-        search: BeamSearch | None = None,
-        num_return: int | None = None,
         places: Sequence[str] | None = None,
         truncate: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         log: LogFn = print,
+        **options: Any,
     ) -> list[list[Translation]]:
         """Translates each text; texts of nothing but white space stay empty.
 
         Args:
             texts: sentences, each translated by itself.
-            search: the search; by default that of `self.request`, whose special tokens, banned
-              sequences and length limits hold in any case.
-            num_return: translations of each text; by default as in `self.request`.
             places: the location of each text, for messages.
             truncate: whether texts that are longer than the model reads are truncated.
             on_batch: called after each batch with the number of its texts and of their tokens.
             log: called with how many texts were truncated.
+            **options: fields of `self.request` to replace, such as `num_beams`, `length_penalty`
+              and `num_return_sequences`.
 
         Returns:
-            For each text, in order, its `num_return` best translations, the best first.
+            For each text, in order, its `num_return_sequences` best translations, the best first.
 
         Raises:
-            UserError: a text is longer than the model reads and not truncated, or `num_return` is
-              above the number of beams.
+            UserError: a text is longer than the model reads and not truncated, or an option is out
+              of range.
         """
-        request = self.request
-        number = request.num_return_sequences if num_return is None else num_return
-        request = dataclasses.replace(
-            request, method=search or request.method, num_return_sequences=number
-        )
+        request = dataclasses.replace(self.request, **options)
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         ids = self._fitting(ids, places, truncate, log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]

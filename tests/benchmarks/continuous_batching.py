@@ -4,8 +4,8 @@
 
 64 prompts of 10 to 400 tokens are answered by a model with random parameters. Each text ends at a
 length that is drawn for it, from a geometric distribution, as an end token would end it: in step
-(`Generator.stream_with_log_probs`, batches of similar prompts, each until its longest text ends)
-and continuously (`Generator.continuous_batch`). Both write the same tokens, which is checked.
+(batches of similar prompts, each until its longest text ends) and continuously, both by
+`Generator.continuous_batch`. Both write the same tokens, which is checked.
 Prints the load of the machine and a JSON line for each way: tokens a second, and the share of
 positions read and of tokens written that nobody wanted. The first round compiles.
 """
@@ -33,14 +33,20 @@ def in_step(generator: models.Generator, prompts: Texts, lengths: list[int]) -> 
     for start in range(0, len(order), arguments.rows):
         batch = order[start : start + arguments.rows]
         given = [prompts[i] for i in batch]
-        stream = generator.stream_with_log_probs(given, REQUEST, keys=KEYS[np.asarray(batch)])
-        read += generator.positions_read(given)[1]
-        for tokens, _ in stream:
-            written += tokens.size
-            for i, new in zip(batch, tokens.tolist(), strict=True):
-                texts[i].extend(new)
-            if all(len(texts[i]) >= lengths[i] for i in batch):
-                break
+        rows = generator.continuous_batch(
+            given,
+            REQUEST,
+            keys=KEYS[np.asarray(batch)],
+            limits=[arguments.longest] * len(batch),
+            num_rows=len(batch),
+        )
+        for new in rows:
+            text = batch[new.text]
+            texts[text].extend(new.tokens)
+            if len(texts[text]) >= lengths[text]:
+                rows.stop(new.text)
+        read += rows.usage.positions_read
+        written += rows.usage.positions_written
     return [text[:n] for text, n in zip(texts, lengths, strict=True)], read, written
 
 
@@ -112,6 +118,6 @@ if __name__ == "__main__":
     parser.add_argument("--longest", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    REQUEST = models.GenerationRequest(method=models.Sampling(), max_new_tokens=arguments.longest)
+    REQUEST = models.GenerationRequest(do_sample=True, max_new_tokens=arguments.longest)
     KEYS = sampling_keys(0, arguments.prompts)
     main()

@@ -64,7 +64,7 @@ def generation(batch_size: int, length: int, new_tokens: int) -> Callable[[], fl
     prompts = np.random.RandomState(0).randint(1000, 30000, (batch_size, length)).tolist()
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     generator = models.Generator(model, params)
-    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=new_tokens)
+    request = models.GenerationRequest(max_new_tokens=new_tokens)
 
     def run() -> float:
         blocks = generator.stream(prompts, request)

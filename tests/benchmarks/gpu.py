@@ -177,7 +177,7 @@ def generation(case: Generation, tiny: bool) -> tuple[Step, Row]:
     prompts = draw.integers(1, config.vocab_size, (case.batch_size, length)).tolist()
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     generator = models.Generator(model, params)
-    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=length)
+    request = models.GenerationRequest(max_new_tokens=length)
 
     def run() -> int:
         tokens = np.concatenate(list(generator.stream(prompts, request)), axis=1)

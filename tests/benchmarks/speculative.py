@@ -18,8 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-from flaxzoo import models
-
 PROMPTS = (
     "The for statement is used to",
     "A function definition defines",
@@ -47,11 +45,13 @@ def trained(folder: Path, size: str, steps: int) -> str:
     return str(run)
 
 
-def measured(generator: models.TextGenerator, rows: int, sampling: models.Sampling) -> float:
+def measured(generator: models.TextGenerator, rows: int) -> float:
     """Returns the tokens a second of a round."""
     prompts = (PROMPTS * rows)[:rows]
     start = time.perf_counter()
-    samples = generator(prompts, max_new_tokens=arguments.new_tokens, sampling=sampling)
+    samples = generator(
+        prompts, max_new_tokens=arguments.new_tokens, temperature=arguments.temperature
+    )
     return sum(len(sample.tokens) for sample in samples) / (time.perf_counter() - start)
 
 
@@ -61,14 +61,13 @@ def main() -> None:
     run = arguments.run or trained(folder, "large", arguments.steps)
     draft = arguments.draft or trained(folder, "small", arguments.steps)
     alone, small = (models.TextGenerator.of_run(name) for name in (run, draft))
-    sampling = models.Sampling(arguments.temperature)
     print(f"load {os.getloadavg()[0]:.2f}", flush=True)
     for number in arguments.draft_tokens:
         drafted = alone.with_draft(small, number)
         speeds: dict[str, list[float]] = {"alone": [], "draft": []}
         for _ in range(arguments.rounds + 1):
-            speeds["alone"].append(measured(alone, arguments.rows, sampling))
-            speeds["draft"].append(measured(drafted, arguments.rows, sampling))
+            speeds["alone"].append(measured(alone, arguments.rows))
+            speeds["draft"].append(measured(drafted, arguments.rows))
         one, two = (statistics.median(values[1:]) for values in speeds.values())
         seen = drafted.acceptance
         assert seen is not None

@@ -91,12 +91,15 @@ def search(batch_size: int, source: int, target: int, beams: int) -> Callable[[]
     translator = models.Generator(model, params)
     sources = np.random.RandomState(0).randint(1000, 30000, (batch_size, source)).tolist()
     request = models.GenerationRequest(
-        method=models.BeamSearch(num_beams=beams),
+        num_beams=beams,
+        length_penalty=0.6,
+        penalty_form="gnmt",
+        early_stopping="never",
         max_new_tokens=target,
         max_extra_tokens=50,
-        banned=((END,),),
-        start_id=START,
-        eos_ids=(END,),
+        bad_words_ids=((END,),),
+        decoder_start_token_id=START,
+        eos_token_id=(END,),
     )
 
     def run() -> float:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models import Generator, Sampling, registry
+from flaxzoo.models import Generator, registry
 from flaxzoo.models.encoders.bert import BERT
 from flaxzoo.models.encoders.encoder import PostNormLayer
 from flaxzoo.models.nn.attention import MultiHeadAttention
@@ -277,7 +277,7 @@ def test_the_causal_head_sees_nothing_ahead(bert, assert_close):
 def test_a_generator_takes_the_causal_head(bert):
     model = bert("causal_lm")
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
-    request = models.GenerationRequest(method=Sampling(temperature=0.0), max_new_tokens=6)
+    request = models.GenerationRequest(max_new_tokens=6)
     stream = Generator(model.model, model.params).stream(prompts, request)
     new = np.concatenate(list(stream), axis=1).tolist()
     for prompt, row in zip(prompts, new, strict=True):

@@ -1,25 +1,27 @@
 """Requests for tokens, in a line."""
 
-import dataclasses
-
 from flaxzoo import models
 
-SEARCH = {field.name for field in dataclasses.fields(models.BeamSearch)}
+PUBLISHED = {
+    "num_beams": 4,
+    "length_penalty": 0.6,
+    "penalty_form": "gnmt",
+    "early_stopping": "never",
+}
+"""The search of Vaswani et al. 2017."""
 
 
 def beams(**fields):
-    """A request for a beam search: fields of `BeamSearch` and of `GenerationRequest`."""
-    method = models.BeamSearch(**{name: x for name, x in fields.items() if name in SEARCH})
-    rest = {name: x for name, x in fields.items() if name not in SEARCH}
-    if not rest.keys() & {"max_new_tokens", "max_extra_tokens"}:
-        rest["max_extra_tokens"] = 50
-    if "banned" in rest:
-        rest["banned"] = tuple(map(tuple, rest["banned"]))
-    return models.GenerationRequest(method=method, **rest)
+    """A request for a beam search, the published one but for the given fields."""
+    if not fields.keys() & {"max_new_tokens", "max_extra_tokens"}:
+        fields["max_extra_tokens"] = 50
+    if "bad_words_ids" in fields:
+        fields["bad_words_ids"] = tuple(map(tuple, fields["bad_words_ids"]))
+    return models.GenerationRequest(**PUBLISHED | fields)
 
 
-def sampled(number, method=None, banned=(), **fields):
+def sampled(number, sampling=None, banned=(), **fields):
     """A request for `number` tokens, sampled among all by default."""
-    method = models.Sampling() if method is None else method
+    fields = {**vars(sampling or models.Sampling()), "do_sample": True, **fields}
     banned = tuple(map(tuple, banned))
-    return models.GenerationRequest(method=method, max_new_tokens=number, banned=banned, **fields)
+    return models.GenerationRequest(max_new_tokens=number, bad_words_ids=banned, **fields)

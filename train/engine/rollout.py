@@ -15,6 +15,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...models.adapters.lora import LoRA
+from ...models.decoding.request import Sampling
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.mesh_axes import BATCH_AXES
@@ -135,7 +136,7 @@ class RolloutPrograms:
             keys=row_keys(rng, ids.shape[0], prompts["index"][0] if "index" in prompts else 0),
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
-            temperature=self.temperature,
+            sampling=Sampling(temperature=self.temperature),
             apply_fn=over_mesh(apply_fn, self.mesh, model.config),
         )
         return rollout_of(ids, mask, answers, self.end_ids)

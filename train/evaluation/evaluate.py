@@ -14,7 +14,7 @@ from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.request import BeamSearch
+from ...models.decoding.request import GenerationRequest
 from ...models.finite import check_outputs, load_finite
 from ...models.hub import local_folder
 from ...models.loading import read_fields
@@ -69,11 +69,9 @@ def score_run(
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
     if num_beams is not None and generation is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    own = beam_search_defaults(folder, tokenizer)
-    search = own.method if own is not None else BeamSearch()
-    assert isinstance(search, BeamSearch)
     if num_beams is not None:
-        search = dataclasses.replace(search, num_beams=num_beams)
+        GenerationRequest.ranges["num_beams"].check("num_beams", num_beams)
+    own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
@@ -83,9 +81,12 @@ def score_run(
         if missing := generation.missing():
             log(missing)
         translator = TextTranslator(model, params, tokenizer, own)
-        texts = _translations(translator, split, search, log)
+        request = translator.request
+        if num_beams is not None:
+            request = dataclasses.replace(request, num_beams=num_beams)
+        texts = _translations(translator, split, request.num_beams, log)
         scores = generation.scores(split.content.targets, texts)
-        written = {**scores, "num_beams": search.num_beams, "sentences": len(texts)}
+        written = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
     loss, number = objective_of(config), split.examples.num_examples
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, loss)),
@@ -225,7 +226,7 @@ def losses_without_heads(
 
 
 def _translations(
-    translator: TextTranslator, split: DataSplit, search: BeamSearch, log: LogFn
+    translator: TextTranslator, split: DataSplit, num_beams: int, log: LogFn
 ) -> list[str]:
     """Returns the best translation of each pair's source."""
     sources = split.content.sources
@@ -233,8 +234,8 @@ def _translations(
     with Progress().counter("sentences", len(sources)) as advance:
         translated = translator(
             sources,
-            search=search,
-            num_return=1,
+            num_beams=num_beams,
+            num_return_sequences=1,
             places=[pair.location for pair in split.content],
             on_batch=advance,
         )

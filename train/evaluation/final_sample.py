@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ...models.decoding.request import Sampling
 from ...models.nn.heads import HEADS
 from ...models.text.fill_mask import MaskFiller
 from ...models.text.generate import TextGenerator
@@ -24,7 +23,9 @@ def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
     samples = TextGenerator.of_run(folder)(
         [prompt],
         max_new_tokens=100,
-        sampling=Sampling(temperature=0.8, top_p=0.95),
+        do_sample=True,
+        temperature=0.8,
+        top_p=0.95,
         seed=seed,
     )
     return prompt + samples[0].text

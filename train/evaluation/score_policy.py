@@ -13,6 +13,7 @@ from ...data.chat.records import Dialogue
 from ...data.common.errors import RunError
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
+from ...models.decoding.request import Sampling
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
@@ -94,7 +95,7 @@ def score_policy(
             keys=row_keys(evaluation_key(config.seed), ids.shape[0], first),
             max_new_tokens=objective.answer_length(data),
             end_ids=ends,
-            temperature=objective.temperature,
+            sampling=Sampling(temperature=objective.temperature),
         )
 
     texts: list[str] = []

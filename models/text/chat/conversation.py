@@ -72,7 +72,7 @@ class Conversation:
         max_new_tokens: the longest answer, in tokens; by default a quarter of the window, at most
           256.
         seed: the seed of the first answer, one more for each that follows.
-        stop: further strings that end an answer, and are not part of it.
+        stop_strings: further strings that end an answer, and are not part of it.
         tools: what the model may call. It writes a call in its template's form, reads the output as
           a turn of the role `tool`, and goes on.
         max_calls: the calls after one turn of the user; further ones are answered by an error.
@@ -92,7 +92,7 @@ class Conversation:
         template: ChatTemplate | None = None,
         max_new_tokens: int | None = None,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop_strings: Sequence[str] = (),
         tools: Sequence[Tool] = (),
         max_calls: int = 8,
         **options: JsonValue,
@@ -105,7 +105,7 @@ class Conversation:
         own = (STOP,) if self._template.source == LECTURES else ()
         # Nor may a model write what a tool says.
         own = (*own, f"\n{TOOL}:") if own and tools else own
-        self._stop = (*own, *stop)
+        self._stop = (*own, *stop_strings)
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
         self._max_calls = max_calls
@@ -196,9 +196,9 @@ class Conversation:
         encoded, room = self._prompt(turns)
         growing = GrowingText(
             self._generator.tokenizer,
-            Prompt(encoded.text, stop=self._stop, max_new_tokens=room),
+            Prompt(encoded.text, stop_strings=self._stop, max_new_tokens=room),
             encoded.ids,
-            end_ids=(*self._request.eos_ids, *self._end_of_turn),
+            end_ids=(*self._request.eos_token_id, *self._end_of_turn),
         )
         request = dataclasses.replace(self._request, max_new_tokens=room)
         answered = sum(turn.role == ASSISTANT for turn in turns)

@@ -24,7 +24,7 @@ from ....data.common.progress import Progress
 from ....data.tasks.translation import encode_source
 from ....data.tokenizers.base import Tokenizer
 from ...decoding.generator import Generator
-from ...decoding.request import GenerationRequest, Sampling, published_request
+from ...decoding.request import GenerationRequest, published_request
 from ...model import Model
 from ...nn.typing import Params
 from ..folder import beam_search_defaults, generation_defaults
@@ -242,10 +242,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             for i, tokens in enumerate(new):
                 for token in tokens:
                     if texts[i] is None:
-                        if token not in request.eos_ids:
+                        if token not in request.eos_token_id:
                             found[i].append(token)
                         text, stopped = self._text(found[i], until)
-                        if stopped or token in request.eos_ids or len(found[i]) == number:
+                        if stopped or token in request.eos_token_id or len(found[i]) == number:
                             texts[i] = text
             if None not in texts:
                 break
@@ -255,7 +255,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self, rows: Sequence[list[int]], request: GenerationRequest
     ) -> Iterator[list[list[int]]]:
         """Yields the next tokens of all rows, or all of them if they are searched."""
-        if isinstance(request.method, Sampling):
+        if request.num_beams == 1:
             for new in self._generator.stream(rows, request):
                 yield new.tolist()
             return

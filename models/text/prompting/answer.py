@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ....data.common.errors import UserError
-from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
 from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
@@ -35,13 +35,13 @@ def answer_queries(
     few_shot: FewShot,
     queries: Sequence[PromptExample | Mapping[str, str]],
     *,
-    stop: Sequence[str] = (),
+    stop_strings: Sequence[str] = (),
     drop: bool = True,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
     on_batch: Callable[[int, int], None] | None = None,
     log: LogFn = print,
-    **options: JsonValue,
+    **options: Any,
 ) -> list[Answer]:
     """Answers queries up to a line feed or the next label.
 
@@ -51,7 +51,7 @@ def answer_queries(
         generator: the model.
         few_shot: makes the prompt of each query.
         queries: fields of the queries.
-        stop: further strings that end an answer.
+        stop_strings: further strings that end an answer.
         drop: whether a prompt that is too long loses its first examples; otherwise it is an error.
         seed: the seed of the first query's random choices, if `options` make the model sample; each
           query that follows has one more.
@@ -69,7 +69,8 @@ def answer_queries(
         raise UserError("there is no query: give at least one")
     length = generator.max_length
     defaults = {"max_new_tokens": max(1, min(LONGEST_ANSWER, length // 4)), "temperature": 0.0}
-    if not options.keys().isdisjoint(("top_k", "top_p", "num_beams", "num_return_sequences")):
+    chosen = {"do_sample", "top_k", "top_p", "min_p", "num_beams", "num_return_sequences"}
+    if chosen & options.keys():
         del defaults["temperature"]
     options = {**defaults, **options}
     whole = [few_shot.prompt(query) for query in queries]
@@ -87,10 +88,10 @@ def answer_queries(
             f"{cut:,} of {len(prompts):,} prompts lost their first examples: with "
             f"{request.max_new_tokens} tokens for the answer there is room for {room}"
         )
-    stops = (*few_shot.pattern.stops, *stop)
+    stops = (*few_shot.pattern.stops, *stop_strings)
     completed = generator.complete(
         prompts,
-        stop=stops,
+        stop_strings=stops,
         seed=seed,
         batch_size=batch_size,
         on_batch=on_batch,

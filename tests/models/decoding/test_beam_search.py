@@ -22,7 +22,7 @@ from flaxzoo.models.decoding.beam_step import (
 from ...support.requests import beams
 
 START, EOS = 1, 2
-search = functools.partial(beams, start_id=START, eos_ids=(EOS,))
+search = functools.partial(beams, decoder_start_token_id=START, eos_token_id=(EOS,))
 SIZES = {"max_length": 64, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32}
 
 
@@ -175,7 +175,7 @@ def test_suppressed_tokens_do_not_occur(large):
     plain = generator.search(SOURCES, search(max_extra_tokens=5))
     unwanted = tuple({token for [h] in plain for token in h.tokens})
     assert unwanted
-    settings = search(max_extra_tokens=5, banned=[(token,) for token in unwanted])
+    settings = search(max_extra_tokens=5, bad_words_ids=[(token,) for token in unwanted])
     found = generator.search(SOURCES, settings)
     assert not {token for [h] in found for token in h.tokens} & set(unwanted)
 
@@ -183,7 +183,7 @@ def test_suppressed_tokens_do_not_occur(large):
 @pytest.mark.slow
 def test_the_end_may_be_forced(large):
     *_, generator = large
-    settings = search(max_new_tokens=3, forced_eos_id=EOS, banned=[(EOS,)])
+    settings = search(max_new_tokens=3, forced_eos_token_id=EOS, bad_words_ids=[(EOS,)])
     for [found] in generator.search(SOURCES, settings):
         assert found.ended
         assert len(found.tokens) == 2
@@ -195,13 +195,13 @@ def test_another_value_compiles_nothing_anew(large):
     generator.search(SOURCES, search(max_extra_tokens=8))
     before = beam.run._cache_size()
     other = search(max_new_tokens=9, num_return_sequences=3, length_penalty=1.0)
-    generator.search(SOURCES[1:] + SOURCES[:1], dataclasses.replace(other, eos_ids=(EOS + 1,)))
+    generator.search(SOURCES[1:] + SOURCES[:1], dataclasses.replace(other, eos_token_id=(EOS + 1,)))
     assert beam.run._cache_size() == before
     # Nor does another search of such a model.
     models.Generator(*large[:2]).search(SOURCES, other)
     assert beam.run._cache_size() == before
     for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
-        settings = search(max_extra_tokens=8, banned=[(token,) for token in suppressed])
+        settings = search(max_extra_tokens=8, bad_words_ids=[(token,) for token in suppressed])
         generator.search(SOURCES, settings)
     assert beam.run._cache_size() == before + 1
 
@@ -258,15 +258,15 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
     ("fields", "message"),
     [
         ({"num_beams": 0}, "num_beams 0 must be at least 1"),
-        ({"num_return_sequences": 5}, "num_return_sequences 5 must be at least 1, and at most"),
+        ({"num_return_sequences": 5}, "num_return_sequences 5 must be at most num_beams 4"),
         ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
         ({"num_beams": True}, "num_beams True"),
         ({"length_penalty": float("inf")}, "length_penalty inf"),
-        ({"eos_ids": (True,)}, "eos_ids.* True"),
-        ({"start_id": True}, "start_id True"),
-        ({"banned": ((5, True),)}, "banned.* True"),
-        ({"eos_ids": (EOS, -1)}, r"eos_ids \(2, -1\) must be at least 0"),
+        ({"eos_token_id": (True,)}, "eos_token_id.* True"),
+        ({"decoder_start_token_id": True}, "decoder_start_token_id.* True"),
+        ({"bad_words_ids": ((5, True),)}, "bad_words_ids.* True"),
+        ({"eos_token_id": (EOS, -1)}, r"eos_token_id \(2, -1\) must be at least 0"),
     ],
 )
 def test_refused_settings(fields, message):
@@ -280,9 +280,21 @@ def test_refused_settings(fields, message):
         ([[5], []], {}, "source 1 has 0 tokens: the model takes 1 to 64"),
         ([[5] * 65], {}, "source 0 has 65 tokens: the model takes 1 to 64"),
         ([[5], [40]], {}, "token ids 40 … 40 of source 1 are not within the vocabulary"),
-        ([[5]], {"start_id": None}, "start_id is missing: give the token"),
-        ([[5]], {"start_id": 37}, "start_id 37 is not within the vocabulary of 37"),
-        ([[5]], {"eos_ids": (37,), "forced_eos_id": 37}, "forced_eos_id 37 is not within the"),
+        (
+            [[5]],
+            {"decoder_start_token_id": None},
+            "decoder_start_token_id is missing: give the token",
+        ),
+        (
+            [[5]],
+            {"decoder_start_token_id": 37},
+            "decoder_start_token_id 37 is not within the vocabulary of 37",
+        ),
+        (
+            [[5]],
+            {"eos_token_id": (37,), "forced_eos_token_id": 37},
+            "forced_eos_token_id 37 is not within the vocabulary of 37",
+        ),
     ],
 )
 def test_refused_sources(large, sources, special, message):
@@ -291,13 +303,15 @@ def test_refused_sources(large, sources, special, message):
 
 
 def test_a_request_to_sample_does_not_search(large):
-    request = models.GenerationRequest(method=models.Sampling(), max_new_tokens=4, start_id=START)
-    with pytest.raises(ValueError, match="Sampling does not search: give a BeamSearch"):
+    request = models.GenerationRequest(
+        do_sample=True, max_new_tokens=4, decoder_start_token_id=START
+    )
+    with pytest.raises(ValueError, match="do_sample True"):
         large[2].search(SOURCES, request)
 
 
 def test_nothing_left_to_choose_is_refused(large):
-    settings = search(banned=[(token,) for token in range(37)])
+    settings = search(bad_words_ids=[(token,) for token in range(37)])
     with pytest.raises(ValueError, match="all 37 tokens are suppressed"):
         large[2].search(SOURCES, settings)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import data, models
 from flaxzoo.models.decoding.generator import Generator, sampling_keys
-from flaxzoo.models.decoding.request import GenerationRequest, Sampling
+from flaxzoo.models.decoding.request import GenerationRequest
 
 CONFIGS = {
     "gpt": models.GPTConfig(vocab_size=50, max_length=80, num_layers=2, d_model=16, num_heads=2),
@@ -23,7 +23,7 @@ def test_turns_of_a_conversation_are_continued_as_if_all_were_read_anew(name):
     model = models.create(CONFIGS[name])
     generator = Generator(model, models.init_params(model, jax.random.key(0)))
     request = GenerationRequest(
-        method=Sampling(temperature=0.9, repetition_penalty=1.2), max_new_tokens=6
+        do_sample=True, temperature=0.9, repetition_penalty=1.2, max_new_tokens=6
     )
     context, tokens, read = generator.cached_context(), [3, 4, 5, 6, 7], 0
     for turn in range(4):
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_told_and_the_last_position_is_used():
     config = CONFIGS["gpt"]
     model = models.create(config)
     generator = Generator(model, models.init_params(model, jax.random.key(0)))
-    request = GenerationRequest(method=Sampling(), max_new_tokens=500)
+    request = GenerationRequest(do_sample=True, max_new_tokens=500)
     keys = sampling_keys(0, 1)
     new = list(generator.cached_context().stream([1] * 75, request, keys))
     assert len(new) == 6  # the last one is written and never read

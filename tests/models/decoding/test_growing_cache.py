@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.decoders.gemma3 import Gemma3Config
-from flaxzoo.models.decoding import cached_context, generator, padding
+from flaxzoo.models.decoding import cached_context, continuous_batch, padding
 from flaxzoo.models.decoding.generator import Generator, sampling_keys
 
 NEW, PER_CALL = 230, 5
-REQUEST = models.GenerationRequest(
-    method=models.Sampling(temperature=0.9, top_k=8), max_new_tokens=NEW
-)
+REQUEST = models.GenerationRequest(do_sample=True, temperature=0.9, top_k=8, max_new_tokens=NEW)
 PROMPTS = [[3, 4, 5], [6]]
 
 
@@ -38,12 +36,13 @@ def test_stages_double_up_to_the_longest():
 def test_a_stream_writes_the_same_tokens_with_few_programs(made, monkeypatch):
     lengths = []
 
-    def advance(model, params, state, **fields):
-        lengths.append((state.cache.length, state.cache.layers[0].num_slots))
-        return sampled(model, params, state, **fields)
+    def advance(model, params, state, live, **fields):
+        cache = state.context.cache
+        lengths.append((cache.length, cache.layers[0].num_slots))
+        return sampled(model, params, state, live, **fields)
 
-    sampled = generator.advance
-    monkeypatch.setattr(generator, "advance", advance)
+    sampled = continuous_batch.advance_rows
+    monkeypatch.setattr(continuous_batch, "advance_rows", advance)
 
     def tokens(first_stage):
         lengths.clear()

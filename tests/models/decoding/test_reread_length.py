@@ -26,7 +26,7 @@ CONFIG = Phi3Config(
     rope_scaling=LONG, rope_base=500.0, init_std=0.5,
 )  # fmt: skip
 PROMPTS = [list(range(4, 4 + length)) for length in (3, 6, 8, 9, 12)]
-GREEDY = models.GenerationRequest(method=models.Sampling(temperature=0.0), max_new_tokens=10)
+GREEDY = models.GenerationRequest(max_new_tokens=10)
 
 
 @pytest.fixture(scope="module", params=[None, 3], ids=["all", "window"])
@@ -57,6 +57,12 @@ def test_texts_are_those_of_transformers(saved):
     for number in (1, 4):
         new = np.concatenate(list(generator.stream(PROMPTS, GREEDY, tokens_per_call=number)), 1)
         assert [p + row for p, row in zip(PROMPTS, new.tolist(), strict=True)] == expected
+    # Rows with a position of their own are read again one by one.
+    keys, texts = models.row_keys(jax.random.key(0), len(PROMPTS)), [[*p] for p in PROMPTS]
+    limits = [10] * len(PROMPTS)
+    for new in generator.continuous_batch(PROMPTS, GREEDY, keys=keys, limits=limits, num_rows=2):
+        texts[new.text] += new.tokens
+    assert texts == expected
     for prompt, text in zip(PROMPTS, expected, strict=True):
         assert models.generate(model, params, [prompt], max_new_tokens=10).tolist() == [text]
 
@@ -82,10 +88,5 @@ def test_what_cannot_read_it_anew_is_refused(saved):
         models.generate(model, params, [PROMPTS[0] + [9]], **asked)
     models.generate(model, params, [PROMPTS[0]], **asked)  # reads 8 tokens
     models.generate(model, params, [PROMPTS[3]], **asked)  # is long from the beginning
-    generator = Generator(model, params)
-    assert not generator.continues_rows
-    keys = models.row_keys(jax.random.key(0), 1)
-    with pytest.raises(UserError, match="the model is one that reads its text anew beyond 8"):
-        generator.continuous_batch(PROMPTS[:1], GREEDY, keys=keys, limits=[3], num_rows=1)
-    with pytest.raises(UserError, match="the model is one that reads its text anew beyond 8"):
+    with pytest.raises(UserError, match="the model has reread_length 8"):
         Generator(model, params, draft=models.Draft(model, params, 2))

@@ -34,7 +34,7 @@ def sampled(policy, prompts, keys, length=6, temperature=TEMPERATURE):
             keys=keys,
             max_new_tokens=N,
             end_ids=(END,),
-            temperature=temperature,
+            sampling=models.Sampling(temperature),
         )
     )(params, ids, mask, keys)
     return jax.device_get(answers), ids, mask
@@ -50,7 +50,7 @@ def test_log_probabilities_are_those_of_a_full_forward_pass(policy, answers):
     found, ids, mask = answers
     whole = np.concatenate([ids, found.tokens], axis=1)
     real = np.concatenate([mask, found.mask], axis=1)
-    logits = model.apply({"params": params}, whole, real).logits / TEMPERATURE
+    logits = model.apply({"params": params}, whole, real).logits
     every = jax.nn.log_softmax(logits[:, 5:-1])  # position 5 is the last of the prompts
     expected = np.take_along_axis(np.asarray(every), found.tokens[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(found.log_probs, expected * found.mask, rtol=0, atol=1e-5)
@@ -94,7 +94,7 @@ def test_the_loop_stops_when_all_answers_have_ended(policy):
             keys=KEYS,
             max_new_tokens=N,
             end_ids=(END,),
-            temperature=0.0,
+            sampling=models.Sampling(0.0),
             apply_fn=counting,
         )
     )(params)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.models import BeamSearch, GenerationRequest, Generator, Sampling
+from flaxzoo.models import GenerationRequest, Generator, Sampling
 from flaxzoo.models.decoding import sample as generation
 
 from ...support.requests import sampled
@@ -141,11 +141,11 @@ def test_repetition_penalty_by_hand():
     assert ours.tolist() == [[1.0, -4.0, 1.0, 0.0]]
 
 
-filter_top_k_top_p = jax.jit(generation.filter_top_k_top_p)
+filter_tokens = jax.jit(generation.filter_tokens)
 
 
 def kept(rows, k, p):
-    scores = filter_top_k_top_p(jnp.asarray(rows, jnp.float32), jnp.int32(k), jnp.float32(p))
+    scores = filter_tokens(jnp.asarray(rows, jnp.float32), jnp.int32(k), jnp.float32(p))
     return [np.flatnonzero(row > -1e29).tolist() for row in np.asarray(scores)]
 
 
@@ -166,19 +166,19 @@ def kept(rows, k, p):
         (2, 0.63, [0, 3]),
     ],
 )
-def test_filter_top_k_top_p_by_hand(k, p, expected):
+def test_filter_tokens_by_hand(k, p, expected):
     row = np.log([0.25, 0.10, 0.05, 0.40, 0.20])
     assert kept([row, row[::-1]], k, p) == [expected, sorted(4 - i for i in expected)]
 
 
-def test_filter_top_k_top_p_leaves_scores_as_they_are():
+def test_filter_tokens_leaves_scores_as_they_are():
     row = jnp.array([[0.5, -1.25, 3.0]])
-    ours = filter_top_k_top_p(row, jnp.int32(2), jnp.float32(1))
+    ours = filter_tokens(row, jnp.int32(2), jnp.float32(1))
     assert ours[0, 0] == 0.5
     assert ours[0, 2] == 3.0
 
 
-def test_filter_top_k_top_p_takes_the_first_of_equals_as_argmax_does():
+def test_filter_tokens_takes_the_first_of_equals_as_argmax_does():
     rows = [[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
     assert kept(rows, 1, 1.0) == [[1], [0]] == [[int(np.argmax(row))] for row in rows]
     assert kept(rows, 2, 1.0) == [[1, 2], [0, 1]]
@@ -207,15 +207,18 @@ def test_filters_that_keep_everything_change_nothing(generator):
         (Sampling(top_k=3), [0, 0.4, 0, 0.2, 0.25]),
         (Sampling(top_p=0.6), [0, 0.4, 0, 0, 0.25]),
         (Sampling(temperature=0.5, top_k=4, top_p=0.7), [0, 0.16, 0, 0, 0.0625]),
+        (Sampling(min_p=0.4), [0, 0.4, 0, 0.2, 0.25]),
+        (Sampling(temperature=0.5, min_p=0.3), [0, 0.16, 0, 0, 0.0625]),
     ],
 )
 def test_picks_are_distributed_as_the_scores_say(sampling, weights):
     number = 20_000
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.05, 0.2, 0.25])), (number, 5))
     keys = jax.random.split(jax.random.key(0), number)
-    arrays = generation.sampling_params(sampling, (), 5)
-    recent = jnp.zeros((number, 0), jnp.int32)
-    picked = generation.sample_token(logits, None, recent, keys, sampling=arrays)
+    arrays = generation.sampling_params(sampling, 5)
+    nothing = jnp.zeros((number, 0), jnp.int32)
+    past = generation.History(None, nothing, keys, jnp.zeros((number,), jnp.int32))
+    picked, *_ = generation.choose(logits, past, sampling=arrays)
     counts = np.bincount(np.asarray(picked), minlength=5)
     expected = number * np.array(weights) / sum(weights)
     possible = expected > 0
@@ -294,10 +297,10 @@ def test_bad_prompts_are_refused(generator, prompts, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": -0.1}, r"temperature -0.1 must be at least 0 \(0: greedy\)"),
+        ({"temperature": -0.1}, "temperature -0.1 must be at least 0"),
         ({"temperature": math.nan}, "temperature nan must"),
         ({"top_k": 0}, "top_k 0 must be at least 1"),
-        ({"top_p": 0.0}, r"top_p 0.0 must be in \(0, 1\]"),
+        ({"top_p": 0.0}, "top_p 0.0 must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p 1.5 must"),
         ({"top_p": math.nan}, "top_p nan must"),
         ({"repetition_penalty": 0.0}, "repetition_penalty 0.0 must be above 0"),
@@ -311,8 +314,8 @@ def test_bad_sampling_is_refused(fields, message):
 
 def test_a_request_for_beams_is_not_streamed(tiny):
     model = tiny()
-    request = GenerationRequest(method=BeamSearch(num_beams=2), max_new_tokens=1)
-    with pytest.raises(UserError, match=r"method BeamSearch .* Generator\.search"):
+    request = GenerationRequest(num_beams=2, max_new_tokens=1)
+    with pytest.raises(UserError, match="num_beams 2"):
         next(Generator(model.model, model.params).stream([[1]], request))
 
 

@@ -83,7 +83,7 @@ def test_the_same_tokens_and_scores(tmp_path, theirs, name):
             return_dict_in_generate=True,
         )
     request = stored_request(tmp_path)
-    [eos_id] = request.eos_ids
+    [eos_id] = request.eos_token_id
     ours, params = models.load(tmp_path)
     asked = models.generation_arguments(tmp_path)
     tokens = models.generate(ours, params, ids, attention_mask=ids != marian.PAD, **asked)
@@ -96,7 +96,7 @@ def test_the_same_tokens_and_scores(tmp_path, theirs, name):
         tokens = ours.tokens + [eos_id] * ours.ended
         assert tokens == row[: len(tokens)]
         assert set(row[len(tokens) :]) <= {marian.PAD}
-    if request.method.num_beams > 1:
+    if request.num_beams > 1:
         scores = [hypothesis.score for hypothesis in flat]
         np.testing.assert_allclose(scores, expected.sequences_scores, atol=1e-4)
 
@@ -109,38 +109,29 @@ def test_older_folders_say_it_in_their_config(tmp_path):
     write(tmp_path, "generation_config.json", PUBLISHED)
     assert settings == stored_request(tmp_path)
     assert settings == models.GenerationRequest(
-        method=models.BeamSearch(
-            num_beams=4,
-            length_penalty=1.0,
-            penalty_form="power",
-            early_stopping=False,
-            renormalize=True,
-        ),
+        num_beams=4,
+        renormalize_logits=True,
         max_new_tokens=12,
-        banned=((marian.PAD,),),
-        start_id=marian.PAD,
-        eos_ids=(marian.EOS,),
-        forced_eos_id=marian.EOS,
-        pad_id=marian.PAD,
+        bad_words_ids=((marian.PAD,),),
+        decoder_start_token_id=marian.PAD,
+        eos_token_id=(marian.EOS,),
+        forced_eos_token_id=marian.EOS,
+        pad_token_id=marian.PAD,
     )
 
 
 def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
-    greedy = models.BeamSearch(
-        num_beams=1, length_penalty=1.0, penalty_form="power", early_stopping=False
-    )
     write(tmp_path, "config.json", {"model_type": "marian"})
     assert stored_request(tmp_path) == models.GenerationRequest(
-        method=greedy,
         max_new_tokens=20,
-        start_id=58100,
-        eos_ids=(0,),
-        forced_eos_id=0,
-        pad_id=58100,
+        decoder_start_token_id=58100,
+        eos_token_id=(0,),
+        forced_eos_token_id=0,
+        pad_token_id=58100,
     )
     write(tmp_path, "generation_config.json", {"bos_token_id": 4, "eos_token_id": [5]})
     assert stored_request(tmp_path) == models.GenerationRequest(
-        method=greedy, max_new_tokens=20, start_id=4, eos_ids=(5,)
+        max_new_tokens=20, decoder_start_token_id=4, eos_token_id=(5,)
     )
     assert stored_request(tmp_path, longest=16).max_new_tokens == 15
 
@@ -158,7 +149,7 @@ def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
 def test_a_number_of_new_tokens_comes_before_a_shortest_length(tmp_path, fields, shortest):
     write(tmp_path, "config.json", {"model_type": "marian"})
     write(tmp_path, "generation_config.json", PUBLISHED | fields)
-    assert stored_request(tmp_path).method.min_tokens == shortest
+    assert stored_request(tmp_path).min_new_tokens == shortest
 
 
 REFUSED = {

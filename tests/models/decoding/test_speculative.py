@@ -76,8 +76,10 @@ def test_log_probabilities_are_the_models_own(poor):
     model, params = made(FAMILIES["gpt2"])
     generator = models.Generator(model, params, draft=poor)
     keys = sampling_keys(0, 1)
-    new = generator.stream_with_log_probs([[1, 2]], sampled(9), keys=keys)
-    tokens, log_probs = (np.concatenate(x, axis=1) for x in zip(*new, strict=True))
+    batch = generator.continuous_batch([[1, 2]], sampled(9), keys=keys, limits=[9], num_rows=1)
+    written = list(batch)
+    tokens = np.array([[token for new in written for token in new.tokens]])
+    log_probs = np.array([[x for new in written for x in new.log_probs]])
     ids = np.concatenate([[[1, 2]], tokens], axis=1)
     logits = model.apply({"params": params}, ids).logits
     every = np.asarray(jax.nn.log_softmax(logits[:, 1:-1]))
@@ -133,22 +135,23 @@ def test_sampled_texts_have_the_distribution_of_the_model():
     config, number = models.GPTConfig(**small), 4_000
     pairs = [models.unstack_layers(*made(config, seed, 6.0)) for seed in (0, 1)]
     method, banned = models.Sampling(0.8, top_p=0.9, repetition_penalty=1.3), ((2, 2),)
-    sampling = sample.sampling_params(method, banned, 5)
+    sampling = sample.sampling_params(method, 5, banned=banned)
     # All rows have the tokens 1 and 2, of which the first was read.
     ones = jnp.ones((number,), jnp.int32)
     caches = []
     for back, pair in enumerate(pairs):
-        length = 8  # slots
-        cache = rows.empty_caches(pair[0], number, length, 2)
-        _, cache = rows.apply_to_rows(*pair, ones[:, None], cache)
-        caches.append(rows.move_to(cache, cache.cache.index - back))
+        cache = rows.RowCaches.empty(pair[0], 0 * ones, length=8, spare=2)
+        _, cache = cache.read(*pair, ones[:, None])
+        caches.append(cache.moved_to(cache.cache.index - back))
     state = rows.RowStates(
         caches[0],
         2 * ones,
-        jnp.broadcast_to(jnp.isin(jnp.arange(5), jnp.array([1, 2])), (number, 5)),
-        2 * ones[:, None],
-        jax.random.split(jax.random.key(0, impl="threefry2x32"), number),
-        0 * ones,
+        sample.History(
+            jnp.broadcast_to(jnp.isin(jnp.arange(5), jnp.array([1, 2])), (number, 5)),
+            2 * ones[:, None],
+            jax.random.split(jax.random.key(0, impl="threefry2x32"), number),
+            0 * ones,
+        ),
         caches[1],
         1 * ones,
     )
@@ -178,9 +181,8 @@ def test_sampled_texts_have_the_distribution_of_the_model():
         past = ids[:, : 2 + i]
         seen = np.zeros((len(triples), 5), bool)
         np.put_along_axis(seen, past, values=True, axis=1)
-        scores = sample.processed_logits(
-            logits[:, 1 + i], jnp.asarray(seen), jnp.asarray(past[:, -1:]), sampling=sampling
-        )
+        before = sample.History(jnp.asarray(seen), jnp.asarray(past[:, -1:]), None, None)
+        scores = sample.processed_logits(logits[:, 1 + i], before, sampling=sampling)
         chosen = np.asarray(jax.nn.softmax(scores))[np.arange(len(triples)), triples[:, i]]
         probabilities *= chosen
     assert np.isclose(probabilities.sum(), 1, atol=1e-5)
@@ -195,14 +197,11 @@ def test_a_token_of_each_row_copies_no_cache(number):
     model, params = models.unstack_layers(*made(models.GPTConfig(**small)))
     nothing = jnp.zeros((number,), jnp.int32)
     state = rows.RowStates(
-        rows.empty_caches(model, number, 97, 0),
+        rows.RowCaches.empty(model, nothing, length=97),
         nothing,
-        None,
-        nothing[:, None][:, :0],
-        sampling_keys(0, number),
-        nothing,
+        sample.History(None, nothing[:, None][:, :0], sampling_keys(0, number), nothing),
     )
-    sampling = sample.sampling_params(GREEDY, (), 29)
+    sampling = sample.sampling_params(GREEDY, 29)
     lowered = rows.advance_rows.lower(
         model, params, state, nothing == 0, sampling=sampling, num_tokens=1
     )
@@ -251,7 +250,7 @@ def test_an_end_in_the_middle_of_a_draft_ends_the_text():
     [
         ({"vocab_size": 30}, 3, "vocabulary of 30, the model one of 29"),
         ({"head_convolution": 3}, 3, "draft model has head_convolution 3"),
-        ({"num_experts": 4}, 3, "draft model is a mixture of 4 experts"),
+        ({"num_experts": 4}, 3, "draft model has num_experts 4"),
         ({"max_length": 5}, 4, "reads 5 tokens cannot propose 4 at a time: propose at most 3"),
         ({}, 0, "0 draft tokens: give at least 1"),
     ],
@@ -265,10 +264,10 @@ def test_drafts_that_cannot_be_are_refused(changes, number, message):
 
 def test_a_beam_search_takes_no_draft(poor):
     generator = models.Generator(*made(FAMILIES["gpt2"]), draft=poor)
-    with pytest.raises(data.UserError, match="not to a beam search"):
+    with pytest.raises(data.UserError, match="no tokens to a beam search"):
         generator.search([[1]], beams(max_new_tokens=3))
-    with pytest.raises(data.UserError, match="method BeamSearch does not sample"):
-        next(generator.stream([[1]], beams()))
+    with pytest.raises(data.UserError, match="num_beams 4"):
+        next(generator.stream([[1]], beams(max_new_tokens=3)))
     with pytest.raises(data.UserError, match="num_assistant_tokens 3 is for an assistant_model"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], num_assistant_tokens=3)
     with pytest.raises(data.UserError, match="assistant_model is a GPT: give the model and its"):

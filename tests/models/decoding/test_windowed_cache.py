@@ -16,6 +16,8 @@ from flaxzoo.models.decoding.padding import pad_rows
 from flaxzoo.models.decoding.rollout import sample_answers
 from flaxzoo.models.nn import cache as caches
 
+from ...support.requests import beams
+
 SIZES = {"vocab_size": 23, "max_length": 40, "d_model": 16, "num_heads": 4, "init_std": 0.4}
 W = 5
 GROUPED = {**SIZES, "num_kv_heads": 2, "d_ff": 24, "window": W}
@@ -190,7 +192,7 @@ def test_streams_and_rollouts_write_the_tokens_of_full_passes(assert_close):
     model, params, separate, unstacked = made("mixed")
     prompts = [IDS[0, :9].tolist(), IDS[1, :2].tolist()]
     generator = Generator(model, params)
-    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=20)
+    request = models.GenerationRequest(max_new_tokens=20)
     expected = [greedy("mixed", prompt, 20) for prompt in prompts]
     found = np.concatenate(list(generator.stream(prompts, request)), axis=1)
     assert found.tolist() == expected
@@ -205,7 +207,7 @@ def test_streams_and_rollouts_write_the_tokens_of_full_passes(assert_close):
             keys=sampling_keys(0, 2),
             max_new_tokens=20,
             end_ids=(),
-            temperature=0.0,
+            sampling=models.Sampling(0.0),
         )
     )(ids, mask)
     assert answers.tokens.tolist() == expected
@@ -221,7 +223,7 @@ def test_streams_and_rollouts_write_the_tokens_of_full_passes(assert_close):
 @pytest.mark.slow
 def test_a_conversation_takes_back_what_the_rings_hold(monkeypatch):
     monkeypatch.setattr(cached_context, "SPARE", 3)
-    request = models.GenerationRequest(method=models.Sampling(0.0), max_new_tokens=8)
+    request = models.GenerationRequest(max_new_tokens=8)
     context = Generator(*made("mixed")[:2]).cached_context()
     first = IDS[0, :9].tolist()
     turns = (first, [*first, *greedy("mixed", first, 6), 3, 4, 5], [*first[:4], 8, 9])
@@ -240,8 +242,7 @@ def test_beams_keep_windows_of_all_beams(assert_close, name, monkeypatch):
     """The hypotheses are those of caches that keep every slot."""
     model, params, *_ = made(name)
     prompts = [IDS[0, :9].tolist(), IDS[1, :2].tolist()]
-    method = models.BeamSearch(num_beams=3)
-    request = models.GenerationRequest(method=method, num_return_sequences=3, max_new_tokens=14)
+    request = beams(num_beams=3, num_return_sequences=3, max_new_tokens=14)
     used = []
 
     def search(**fields):

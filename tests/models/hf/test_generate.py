@@ -190,7 +190,11 @@ def test_the_same_scores(made, family, ending):
     number = {"max_new_tokens": 12, "num_return_sequences": 4, "eos_token_id": EOS}
     expected = reference(theirs, *padded(), **asked, **number, pad_token_id=PAD)
     request = beams(
-        **asked, penalty_form="power", num_return_sequences=4, max_new_tokens=12, eos_ids=(EOS,)
+        **asked,
+        penalty_form="power",
+        num_return_sequences=4,
+        max_new_tokens=12,
+        eos_token_id=(EOS,),
     )
     model = counting_from_zero(model)
     found = models.Generator(model, params).search(rows(), request)
@@ -209,7 +213,11 @@ def test_searches_of_banded_attention_score_as_a_forward_pass_does(tiny):
     model = tiny(local_window=3, num_layers=3)
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
     request = beams(
-        num_beams=3, num_return_sequences=3, length_penalty=0.0, max_new_tokens=7, eos_ids=(28,)
+        num_beams=3,
+        num_return_sequences=3,
+        length_penalty=0.0,
+        max_new_tokens=7,
+        eos_token_id=(28,),
     )
     found = models.Generator(model.model, model.params).search(prompts, request)
     for prompt, row in zip(prompts, found, strict=True):
@@ -258,7 +266,7 @@ def test_drawn_tokens(gpt2):
     assert drawn() != drawn(seed=1)
     assert len({tuple(row) for row in drawn()}) == 12
     greedy = models.generate(*ours, rows(), max_new_tokens=8)[:, max(LENGTHS) :].tolist()
-    for only in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-5}):
+    for only in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-5}):
         assert drawn(**only)[::3] == greedy
     unwanted = {token for row in drawn() for token in row[:4]} - {7}
     others = drawn(suppress_tokens=sorted(unwanted))
@@ -314,7 +322,7 @@ REFUSED = {
     "n-grams": ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size 2 is not supported with"),
     "drawn beams": ({"num_beams": 2, "do_sample": True}, "do_sample True is not supported"),
     "beams that repeat": ({"num_beams": 2, "repetition_penalty": 1.5}, "repetition_penalty 1.5"),
-    "another way to draw": ({"do_sample": True, "min_p": 0.1}, "min_p 0.1 is not supported"),
+    "another way to draw": ({"do_sample": True, "typical_p": 0.1}, "typical_p 0.1 is not supp"),
     "cold": ({"do_sample": True, "temperature": -1.0}, "temperature -1.0 must be at least 0"),
     "greedy ones": ({"num_return_sequences": 2}, "num_return_sequences 2 .* at most num_beams 1"),
     "more than beams": ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences 3"),

@@ -55,7 +55,7 @@ def test_an_answer_does_not_depend_on_its_batch(speaker, completed):
             )
             np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
     # As `generate` with that seed, and another text with another seed.
-    samples = speaker(["two"], max_new_tokens=9, num_samples=2, seed=7)
+    samples = speaker(["two"], max_new_tokens=9, num_return_sequences=2, seed=7)
     assert [sample.text for sample in samples] == [one.text for one in answers[2].completions]
     assert answers[0].completions[0].text != answers[5].completions[0].text
 
@@ -108,14 +108,14 @@ def test_a_row_that_has_ended_is_taken_by_the_next_text(speaker, completed, monk
 
 
 def test_mixtures_of_experts_are_completed_in_step(tiny):
-    """Their rows cannot advance by themselves: batches of similar length, as `stream` has them."""
+    """Their rows cannot advance by themselves: the next texts begin when all have ended."""
     mixture = tiny(num_layers=1, max_length=64, num_experts=2)
     speaker = models.TextGenerator(mixture.model, mixture.params, LETTERS)
     lines = []
     answers = speaker.complete(
         PROMPTS[:3], max_new_tokens=3, batch_size=2, seed=5, log=lines.append
     )
-    assert lines[0].startswith("3 prompts: 2 batches of 2 rows, ")
+    assert lines[0].startswith("3 prompts: 2 rows at a time, ")
     [alone] = speaker.complete(PROMPTS[1:2], max_new_tokens=3, seed=6)
     assert alone.completions[0].tokens == answers[1].completions[0].tokens
 
@@ -143,13 +143,15 @@ def test_each_prompt_may_have_its_own_settings(speaker, completed):
     stop = text[2:4]
     first = text.find(stop)
     prompts = [
-        models.Prompt("two", seed=7, stop=(stop,)),
+        models.Prompt("two", seed=7, stop_strings=(stop,)),
         models.Prompt("two", seed=7, max_new_tokens=3),
         models.Prompt("two", seed=7),
         "y" * 99,
     ]
     lines = []
-    answers = speaker.complete(prompts, max_new_tokens=9, stop=["not here"], log=lines.append)
+    answers = speaker.complete(
+        prompts, max_new_tokens=9, stop_strings=["not here"], log=lines.append
+    )
     assert lines[0].startswith("1 of 4 prompts exceed the 64 tokens that the model reads")
     ends = [
         (one.text, one.finish_reason) for [one] in (answer.completions for answer in answers[:3])
@@ -197,12 +199,12 @@ def test_prompts_of_a_file(tmp_path):
     text.write_text("one\n\n two \n")
     assert [prompt.text for prompt in models.read_prompts(str(text))] == ["one", "", " two "]
     lines.write_text(
-        '{"prompt": "one\\n", "seed": 3, "stop": "\\n", "id": 7}\n\n'
-        '{"prompt": "two", "stop": ["a", "b"], "max_new_tokens": 4}\n'
+        '{"prompt": "one\\n", "seed": 3, "stop_strings": "\\n", "id": 7}\n\n'
+        '{"prompt": "two", "stop_strings": ["a", "b"], "max_new_tokens": 4}\n'
     )
     assert models.read_prompts(str(lines)) == [
-        models.Prompt("one\n", seed=3, stop=("\n",), fields={"id": 7}),
-        models.Prompt("two", stop=("a", "b"), max_new_tokens=4),
+        models.Prompt("one\n", seed=3, stop_strings=("\n",), fields={"id": 7}),
+        models.Prompt("two", stop_strings=("a", "b"), max_new_tokens=4),
     ]
 
 
@@ -215,8 +217,11 @@ def test_prompts_of_a_file(tmp_path):
         ('{"prompt": 3}', "has no text in its field 'prompt'"),
         ('{"prompt": "a", "seed": "b"}', '"b": give a whole number'),
         ('{"prompt": "a", "seed": -1}', "line 1: a prompt has 'seed' -1: give one from 0 to"),
-        ('{"prompt": "a", "stop": [1]}', r"has 'stop' \[1\]: give a text, or a list of texts"),
-        ('{"prompt": "a", "stop": [""]}', "line 1: a stop string is empty"),
+        (
+            '{"prompt": "a", "stop_strings": [1]}',
+            r"'stop_strings' \[1\]: give a",
+        ),
+        ('{"prompt": "a", "stop_strings": [""]}', "line 1: a stop string is empty"),
         ('{"prompt": "a", "max_new_tokens": 0}', "'max_new_tokens' 0: give at least 1"),
         ('{"prompt": "a", "max_tokens": 5}', "'max_tokens': did you mean 'max_new_tokens'"),
         ('{"prompt": "a", "temperature": 0}', "'temperature', which is one for all prompts"),
@@ -234,7 +239,7 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
     [
         ([], {}, "there is no prompt"),
         (["a"], {"batch_size": 0}, "batch_size 0 must be at least 1"),
-        (["a"], {"stop": [""]}, "a stop string is empty"),
+        (["a"], {"stop_strings": [""]}, "a stop string is empty"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     ],
 )
@@ -258,7 +263,7 @@ def test_the_prompts_of_the_lectures_are_those_that_patterns_make():
         "output": "I ate the purple berries.",
     }
     assert grammar.text == "".join(map(pattern.example, rows[:3])) + pattern.query(rows[3])
-    assert grammar.stop == ("\n",)
+    assert grammar.stop_strings == ("\n",)
     assert grammar.fields["answer"] == pattern.answer(
         {"output": "I'd be more than happy to work with you on another project."}
     )

@@ -8,8 +8,10 @@ from flaxzoo.data.tokenizers.base import SpecialIds
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models import GPTConfig, TextGenerator, create
+from flaxzoo.models.decoding.continuous_batch import Usage, Written
 from flaxzoo.models.decoding.generator import Generator
 from flaxzoo.models.text import generate as sampling
+from flaxzoo.models.text.completions import Completed, Completion, Prompt
 
 SIZES = {"vocab_size": 300, "max_length": 16, "num_layers": 1, "d_model": 4, "num_heads": 1}
 MODEL = create(GPTConfig(**SIZES))
@@ -28,13 +30,22 @@ class Script(Generator):
     def __init__(self, rows, tokens_per_call):
         self.rows = np.array(list(itertools.zip_longest(*rows, fillvalue=0))).T
         self.tokens_per_call = tokens_per_call
-        self.prompts, self.calls = [], 0
+        self.prompts, self.calls, self.usage = [], 0, Usage()
 
-    def stream(self, prompts, request, *, seed=0, tokens_per_call=None):
-        self.prompts, max_new_tokens = prompts, request.max_new_tokens
-        for start in range(0, min(max_new_tokens, self.rows.shape[1]), self.tokens_per_call):
-            self.calls += 1
-            yield self.rows[:, start : min(start + self.tokens_per_call, max_new_tokens)]
+    def continuous_batch(self, prompts, request, **options):
+        self.prompts, self.max_new_tokens, self.stopped = prompts, request.max_new_tokens, set()
+        return self
+
+    def stop(self, number):
+        self.stopped.add(number)
+
+    def __iter__(self):
+        for start in range(0, min(self.max_new_tokens, self.rows.shape[1]), self.tokens_per_call):
+            end = min(start + self.tokens_per_call, self.max_new_tokens)
+            self.calls += len(self.stopped) < len(self.rows)
+            for row, tokens in enumerate(self.rows[:, start:end].tolist()):
+                if row not in self.stopped:
+                    yield Written(row, tokens, [])
 
 
 @pytest.fixture
@@ -84,12 +95,12 @@ def test_half_a_character_comes_out_in_the_end(say, bytes_tokenizer):
 
 
 def test_a_stop_string_ends_a_text(say, bytes_tokenizer):
-    samples, pieces, script = say(bytes_tokenizer, "one two\n\nthree", stop=["\n\n"])
-    assert (samples[0].text, samples[0].finished) == ("one two", True)
+    samples, pieces, script = say(bytes_tokenizer, "one two\n\nthree", stop_strings=["\n\n"])
+    assert (samples[0].text, samples[0].finish_reason) == ("one two", "stop")
     assert pieces == list("one two")  # a stop string's beginning is held back
     assert script.calls == len("one two\n\n")
-    samples, pieces, _ = say(bytes_tokenizer, "a\nb\n", stop=["\n\n"])
-    assert (samples[0].text, samples[0].finished) == ("a\nb\n", False)
+    samples, pieces, _ = say(bytes_tokenizer, "a\nb\n", stop_strings=["\n\n"])
+    assert (samples[0].text, samples[0].finish_reason) == ("a\nb\n", "length")
     assert pieces == ["a", "\nb", "\n"]
 
 
@@ -104,9 +115,9 @@ def test_a_stop_string_ends_a_text(say, bytes_tokenizer):
     ],
 )
 def test_stop_strings_by_hand(say, bytes_tokenizer, text, stop, expected):
-    samples, _, _ = say(bytes_tokenizer, text, stop=stop)
+    samples, _, _ = say(bytes_tokenizer, text, stop_strings=stop)
     assert samples[0].text == expected
-    assert samples[0].finished == (expected != text)
+    assert samples[0].finish_reason == ("stop" if expected != text else "length")
 
 
 def test_whatever_the_stop_strings_the_stream_is_the_text(say):
@@ -117,25 +128,25 @@ def test_whatever_the_stop_strings_the_stream_is_the_text(say):
 
     for _ in range(300):
         text, stop = word(12), [word(3) for _ in range(draw.randint(0, 3))]
-        samples, _, _ = say(LETTERS, text, stop=stop)  # asserts that they are equal
+        samples, _, _ = say(LETTERS, text, stop_strings=stop)  # asserts that they are equal
         ends = (n for n in range(len(text) + 1) if any(s in text[:n] for s in stop))
         end = next(ends, None)
         said = text if end is None else text[:end]
         found = [said.find(s) for s in stop if s in said]
         assert samples[0].text == said[: min(found, default=None)]
-        assert samples[0].finished == bool(found)
+        assert samples[0].finish_reason == ("stop" if found else "length")
 
 
 def test_the_end_token_ends_a_text(say):
     samples, pieces, script = say(
         LETTERS, [*LETTERS.encode("ab"), 0, 5, 6], LETTERS.encode("abcde"), per_call=2
     )
-    assert [(s.text, s.finished) for s in samples] == [("ab", True), ("abcde", False)]
-    assert samples[0].tokens == LETTERS.encode("ab")
+    assert [(s.text, s.finish_reason) for s in samples] == [("ab", "end"), ("abcde", "length")]
+    assert list(samples[0].tokens) == LETTERS.encode("ab")
     assert pieces == ["ab"]
     assert script.calls == 3  # the other row went on
     samples, _, script = say(LETTERS, [0, 5, 6, 7])
-    assert (samples[0].text, samples[0].tokens, samples[0].finished) == ("", [], True)
+    assert (samples[0].text, samples[0].tokens, samples[0].finish_reason) == ("", (), "end")
     assert script.calls == 1
 
 
@@ -150,16 +161,18 @@ def test_an_empty_prompt_begins_a_document(say):
 
 @pytest.mark.slow
 def test_samples_of_each_prompt_stand_together(speaker):
-    samples = speaker(["one", "other"], max_new_tokens=8, num_samples=3, seed=1)
-    assert [sample.prompt for sample in samples] == ["one"] * 3 + ["other"] * 3
+    options = {"max_new_tokens": 8, "num_return_sequences": 3}
+    samples = speaker(["one", "other"], seed=1, **options)
+    completed = speaker.complete(["one", "other"], seed=1, log=lambda line: None, **options)
+    assert [one.tokens for each in completed for one in each.completions] == [
+        sample.tokens for sample in samples
+    ]
     assert len({sample.text for sample in samples}) == 6
     for sample in samples:
         assert sample.text == LETTERS.decode(sample.tokens)
-        assert len(sample.tokens) == 8 or sample.finished
-    again = speaker(["one", "other"], max_new_tokens=8, num_samples=3, seed=1)
-    assert again == samples
-    assert speaker(["one"], max_new_tokens=8, seed=1)[0] == samples[0]
-    assert speaker(["one", "other"], max_new_tokens=8, num_samples=3, seed=2) != samples
+        assert len(sample.tokens) == 8 or sample.finish_reason == "end"
+    assert speaker(["one"], max_new_tokens=8, seed=1)[0].tokens == samples[0].tokens
+    assert speaker(["one", "other"], seed=2, **options) != samples
 
 
 def test_what_a_model_says_is_streamed(speaker):
@@ -182,8 +195,8 @@ def test_words_keep_their_spaces(say, kind):
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"num_samples": 0}, "num_return_sequences 0 must be at least 1"),
-        ({"stop": ["x", ""]}, "a stop string is empty"),
+        ({"num_return_sequences": 0}, "num_return_sequences 0 must be at least 1"),
+        ({"stop_strings": ["x", ""]}, "a stop string is empty"),
     ],
 )
 def test_bad_options_are_refused(speaker, options, message):
@@ -192,8 +205,8 @@ def test_bad_options_are_refused(speaker, options, message):
 
 
 def test_one_json_object(speaker):
-    samples = [sampling.Sample("日", '"b"\n', [3, 4], True)]
-    text = sampling.samples_to_json(samples)
+    one = Completion('"b"\n', "end", -1.0, (3, 4), ("x", "y"), None)
+    text = sampling.completed_to_samples([Completed(Prompt("日"), (one,))])
     assert "\n" not in text
     assert "日" in text
     expected = {"prompt": "日", "text": '"b"\n', "tokens": [3, 4], "finished": True}

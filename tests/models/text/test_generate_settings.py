@@ -107,14 +107,17 @@ def test_options_overrule_the_folder(folder, capsys):
     greedy, _ = written(capsys, place, *options)
     assert greedy == written(capsys, place, "--num-beams", "1", *options)[0]
     assert all(len(row) <= 6 for row in greedy)
-    several, _ = written(capsys, place, "--num-samples", "3", "--max-new-tokens", "6")
+    several, _ = written(capsys, place, "--num-return-sequences", "3", "--max-new-tokens", "6")
     assert len(several) == 6
-    drawn, _ = written(capsys, place, "--top-k", "5", "--num-samples", "2", "--seed", "1")
+    drawn, _ = written(capsys, place, "--top-k", "5", "--num-return-sequences", "2", "--seed", "1")
     assert len(drawn) == 4
     place = folder(
         {"do_sample": False, "num_beams": 3, "num_return_sequences": 2, "max_length": 30}
     )
-    assert written(capsys, place, "--top-k", "5", "--num-samples", "2", "--seed", "1")[0] == drawn
+    assert (
+        written(capsys, place, "--top-k", "5", "--num-return-sequences", "2", "--seed", "1")[0]
+        == drawn
+    )
     assert written(capsys, place, "--num-beams", "1", "--max-new-tokens", "6")[0] == greedy
     assert greedy == written(capsys, folder({"do_sample": False}), *options)[0]
     place = folder({"repetition_penalty": 1.5})
@@ -145,8 +148,7 @@ def test_an_end_that_cannot_be_written_ends_nothing(folder, theirs, tmp_path, as
         np.testing.assert_array_equal(ours, expected.numpy())
     prompts = [train.open_run(place)[1].decode(row.tolist()) for row in ids]
     samples = models.TextGenerator.of_run(place)
-    request = samples.request(prompts)
-    assert all(len(sample.tokens) == 6 for sample in samples.write(prompts, request))
+    assert all(len(sample.tokens) == 6 for sample in samples(prompts))
 
 
 def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
@@ -154,7 +156,7 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
     asked = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": words}
     place = folder(asked | {"max_new_tokens": 1})
     assert main(["generate", str(place), "--prompt", "a"]) == 2
-    assert "the search found only 2 of --num-samples 4" in capsys.readouterr().err
+    assert "the search found only 2 of --num-return-sequences 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -164,11 +166,17 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
         (("--temperature", "nan"), "temperature 'nan'"),
         (("--num-beams", "0"), "--num-beams 0 must be at least 1"),
         (("--num-beams", "2", "--top-k", "3"), "--top-k 3 is not supported with --num-beams 2"),
-        (("--num-beams", "2", "--num-samples", "3"), "--num-samples 3 must be"),
-        (("--num-beams", "2", "--repetition-penalty", "2"), "--repetition-penalty 2.0 is not"),
+        (("--num-beams", "2", "--num-return-sequences", "3"), "--num-return-sequences 3 must be"),
+        (
+            ("--num-beams", "2", "--repetition-penalty", "2"),
+            "--repetition-penalty 2.0 is not supported with --num-beams 2",
+        ),
         (("--num-beams", "1", "--length-penalty", "2"), "--length-penalty 2.0 is for beams"),
-        (("--temperature", "0", "--num-samples", "2"), "--num-samples 2 must be at least 1"),
-        (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be in"),
+        (
+            ("--temperature", "0", "--num-return-sequences", "2"),
+            "--num-return-sequences 2 must be at most --num-beams 1",
+        ),
+        (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be"),
         (("--max-new-tokens", "0"), "--max-new-tokens 0 must be at least 1"),
     ],
 )
@@ -182,7 +190,7 @@ def test_options_out_of_range_are_refused_before_anything_is_read(capsys, option
     ("asked", "message"),
     [
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),
-        ({"num_beams": 2, "do_sample": True}, "do_sample True"),
+        ({"num_beams": 2, "do_sample": True}, "do.sample"),
         ({"mirostat": 1}, "mirostat"),
     ],
 )
@@ -190,7 +198,7 @@ def test_what_is_not_supported_is_refused_by_name(folder, tmp_path, capsys, aske
     place = folder(asked)
     for arguments in (["import", str(place), str(tmp_path / "run")], ["generate", str(place)]):
         assert main(arguments) == 2
-        assert message in capsys.readouterr().err
+        assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
@@ -198,10 +206,6 @@ def test_a_run_that_was_trained_here_asks_for_nothing(folder, tmp_path):
     import_model(folder({}), tmp_path / "run")
     fields = json.loads((tmp_path / "run" / "config.json").read_text())
     assert fields.pop("generation")["eos_token_id"] == END
-    (tmp_path / "run" / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(train.RunError, match="was imported by an older flaxzoo: import it"):
-        generation_defaults(tmp_path / "run")
-    fields.pop("imported_from")
     (tmp_path / "run" / "config.json").write_text(json.dumps(fields))
     assert generation_defaults(tmp_path / "run") is None
     with pytest.raises(WeightsError, match="run asks for nothing"):

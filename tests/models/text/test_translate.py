@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import TokenizerConfig, TranslationData
-from flaxzoo.models.decoding.request import BeamSearch
 from flaxzoo.models.text.translate import TextTranslator, Translation, note_of_empty
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.config import to_dict
@@ -137,7 +136,9 @@ def test_a_translated_file_keeps_its_order_and_its_empty_lines(run, tmp_path, ca
 def test_n_best_on_standard_output(run, capsys, monkeypatch):
     folder, _ = run
     monkeypatch.setattr(sys, "stdin", type("", (), {"buffer": io.BytesIO(b"five\n\none two\n")}))
-    best = output(capsys, "translate", folder / "run", "--input", "-", "--num-best", "2").out
+    best = output(
+        capsys, "translate", folder / "run", "--input", "-", "--num-return-sequences", "2"
+    ).out
     rows = [line.split("\t") for line in best.splitlines()]
     assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
     assert rows[0][2] == "cinq"
@@ -150,9 +151,9 @@ def test_a_text_does_not_depend_on_its_neighbours(run):
     folder, _ = run
     translator = TextTranslator.of_run(folder / "run")
     texts = ["one two three four", "five", "two two", "three"]
-    together = translator(texts, search=BeamSearch(num_beams=3), num_return=2)
+    together = translator(texts, num_beams=3, num_return_sequences=2)
     for text, expected in zip(texts, together, strict=True):
-        [alone] = translator([text], search=BeamSearch(num_beams=3), num_return=2)
+        [alone] = translator([text], num_beams=3, num_return_sequences=2)
         assert [t.text for t in alone] == [t.text for t in expected]
         np.testing.assert_allclose([t.score for t in alone], [t.score for t in expected], atol=1e-4)
 
@@ -217,10 +218,10 @@ def test_what_is_refused(run, tmp_path, capsys):
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
     for command in (("translate", "--input", folder / "valid.en"), ("evaluate",)):
-        fails(capsys, "flaxzoo: --num-beams 0 must be at least 1 (1: greedy)\n",
+        fails(capsys, "flaxzoo: --num-beams 0 must be at least 1",
               command[0], folder / "run", *command[1:], "--num-beams", "0")  # fmt: skip
-    fails(capsys, "num-best 5 must be", "translate", folder / "run", "--input", folder / "valid.en",
-          "--num-best", "5")  # fmt: skip
+    fails(capsys, "--num-return-sequences 5 must be", "translate", folder / "run", "--input",
+          folder / "valid.en", "--num-return-sequences", "5")  # fmt: skip
     fails(capsys, "no such file", "translate", folder / "run", "--input", tmp_path / "none")
     fails(capsys, "language model, or use the command translate\n", "generate", folder / "run")
     fails(capsys, "no vector", "embed", folder / "run", "--input", tmp_path / "long.txt",

@@ -104,7 +104,10 @@ def test_help_is_there_within_a_second():
         ("train quickstart --help", ["--optimizer.peak-learning-rate", "--workdir"]),
         ("train quickstart --help-all", ["--optimizer.beta1", "--workdir", "--no-resume"]),
         ("evaluate --help", ["--data", "--step"]),
-        ("generate --help", ["--max-new-tokens", "--temperature", "--top-p", "--stop", "--json"]),
+        (
+            "generate --help",
+            ["--max-new-tokens", "--min-p", "--stop-strings", "--json"],
+        ),
         ("list --help", []),
         ("tokenizer --help", ["flaxzoo tokenizer train SOURCE OUTPUT"]),
         ("tokenizer train --help", ["--kind", "--vocab-size"]),
@@ -205,13 +208,13 @@ def test_generate_is_deterministic(run, flaxzoo):
 
 
 def test_generate_several(run, flaxzoo):
-    several = ("generate", run, "--prompt", "the", "a dog", "--num-samples", 2)
-    status, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop", "t", "x")
+    several = ("generate", run, "--prompt", "the", "a dog", "--num-return-sequences", 2)
+    status, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop-strings", "t", "x")
     assert status == 0
     texts = out.removesuffix("\n").split("\n----\n")
     assert [text[:3] for text in texts] == ["the", "the", "a d", "a d"]
     assert not any("t" in text[3:] or "x" in text for text in texts)
-    _, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop", "t", "x", "--json")
+    _, out, _ = flaxzoo(*several, "--max-new-tokens", 5, "--stop-strings", "t", "x", "--json")
     assert [s["prompt"] + s["text"] for s in json.loads(out)["samples"]] == texts
 
 
@@ -340,6 +343,19 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ),
         ("evaluate", "flaxzoo: evaluate needs RUN (see flaxzoo evaluate --help)"),
         ("generate RUN --temprature 3", "unknown option --temprature: did you mean --temperature?"),
+        (
+            "generate RUN --num-samples 4",
+            "flaxzoo: unknown option --num-samples: here it is --num-return-sequences",
+        ),
+        (
+            "translate RUN --input - --num-best 4",
+            "flaxzoo: unknown option --num-best: here it is --num-return-sequences",
+        ),
+        ("chat RUN --stop x", "flaxzoo: unknown option --stop: here it is --stop-strings"),
+        (
+            "prompt RUN --query x --draft y",
+            "flaxzoo: unknown option --draft: here it is --assistant-model",
+        ),
         ("generate RUN more", "flaxzoo: unexpected argument 'more' (see flaxzoo generate --help)"),
         ("export RUN out --form npy", "--form must be one of huggingface,"),
         ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
@@ -364,7 +380,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "generate RUN --temperature -1",
             "flaxzoo: generate: --temperature -1.0 must be at least 0",
         ),
-        ("generate RUN --stop ''", "flaxzoo: a stop string is empty"),
+        ("generate RUN --stop-strings ''", "flaxzoo: a stop string is empty"),
         ("tokenizer trian a b", "flaxzoo: flaxzoo tokenizer knows one action: train"),
     ],
 )

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.decoding.request import Sampling
 from flaxzoo.models.text.generate import TextGenerator
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -46,6 +45,6 @@ def test_the_quickstart_learns(tmp_path):
     assert (model.config.num_heads, model.config.kv_heads) == (4, 2)
     assert params["layers"]["attention"]["key"]["kernel"].shape == (2, 32, 2, 8)
     [sample] = TextGenerator.of_run(tmp_path / "run")(
-        ["the cat"], max_new_tokens=4, sampling=Sampling(temperature=0.0)
+        ["the cat"], max_new_tokens=4, temperature=0.0
     )
     assert sample.text.startswith(" sat")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.models.decoding.request import BeamSearch
 from flaxzoo.train.evaluation.evaluate import score_run
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -68,7 +67,7 @@ def test_the_quickstart_learns(quickstart):
     assert len(data.load_tokenizer(quickstart / "tokenizer").sentinels) == 8
     # An answer to a text with gaps names the gaps, each with its text.
     translate = models.TextTranslator.of_run(quickstart)
-    [[answer]] = translate(["the cat <extra_id_0> sat on the mat"], search=BeamSearch(num_beams=1))
+    [[answer]] = translate(["the cat <extra_id_0> sat on the mat"], num_beams=1)
     assert "<extra_id_0>" in answer.text
 
 

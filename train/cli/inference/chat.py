@@ -38,6 +38,8 @@ class ChatArguments:
     """Instructions to the model."""
     max_new_tokens: int | None = None
     """Longest answer, in tokens. By default a quarter of the window, at most 256."""
+    do_sample: bool | None = None
+    """Sample tokens; --no-do-sample takes the most probable token each time."""
     temperature: float | None = None
     """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
     probable token. By default 1."""
@@ -45,7 +47,9 @@ class ChatArguments:
     """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
     top_p: float | None = None
     """Sample from the most probable tokens whose probabilities sum to p."""
-    stop: tuple[str, ...] = ()
+    min_p: float | None = None
+    """Sample from the tokens that are at least p times as probable as the best one."""
+    stop_strings: tuple[str, ...] = ()
     """Further strings that end an answer."""
     seed: int = 0
     """The seed of the first answer, one more for each that follows."""
@@ -67,7 +71,7 @@ class ChatArguments:
 
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
-        names = ("max_new_tokens", "temperature", "top_k", "top_p")
+        names = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
 
@@ -86,7 +90,7 @@ def chat_command(arguments: list[str]) -> None:
         max_length=parsed.max_length,
         instructions=parsed.system,
         seed=parsed.seed,
-        stop=parsed.stop,
+        stop_strings=parsed.stop_strings,
         tools=[named_tool(name) for name in parsed.tools],
         max_calls=parsed.max_calls,
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),

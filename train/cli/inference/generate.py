@@ -23,6 +23,9 @@ class DecodingArguments:
     """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
     run imported from one, may set its own defaults for this and the next options in
     generation_config.json.)"""
+    do_sample: bool | None = None
+    """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
+    sampled, unless the folder or another option says otherwise."""
     temperature: float | None = None
     """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
     probable token. By default 1."""
@@ -30,6 +33,8 @@ class DecodingArguments:
     """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
     top_p: float | None = None
     """Sample from the most probable tokens whose probabilities sum to p."""
+    min_p: float | None = None
+    """Sample from the tokens that are at least p times as probable as the best one."""
     repetition_penalty: float | None = None
     """Above 1 makes tokens that have already occurred less likely."""
     num_beams: int | None = None
@@ -37,23 +42,23 @@ class DecodingArguments:
     sampling."""
     length_penalty: float | None = None
     """With beams: above 0 favors longer continuations. By default 1."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a continuation."""
-    num_samples: int | None = None
+    num_return_sequences: int | None = None
     """Continuations of each prompt. By default 1."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a continuation."""
     seed: int = 0
     """Seed for sampling. The same seed gives the same text. Of several prompts that each have a
     seed, this is the first one's, and each that follows has one more."""
     batch_size: int = 8
     """With many prompts: completions that are written at once. Where one has ended, the next
     begins."""
-    draft: str | None = None
+    assistant_model: str | None = None
     """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
     checks several at once. With temperature 0 texts stay the same; others change, but have the same
     distribution. Its newest checkpoint is used, and its own length: --step and --max-length are
     RUN's."""
-    draft_tokens: int | None = None
-    """With --draft: the tokens that it proposes at a time. By default 4."""
+    num_assistant_tokens: int | None = None
+    """With --assistant-model: the tokens that it proposes at a time. By default 4."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
@@ -62,21 +67,14 @@ class DecodingArguments:
 
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
-        options = {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-            "num_beams": self.num_beams,
-            "length_penalty": self.length_penalty,
-            "num_return_sequences": self.num_samples,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        return {name: x for name in REQUESTED if (x := getattr(self, name)) is not None}
 
 
-RENAMED = {"num_return_sequences": "--num-samples"}
-"""Names of `models.generate` → options."""
+REQUESTED = (
+    *("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "num_beams", "length_penalty", "num_return_sequences"),
+)
+"""Options that are arguments of `models.generate`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,9 +86,9 @@ class GenerateArguments(DecodingArguments):
     prompt: tuple[str, ...] = ("",)
     """The text to continue. Several prompts go through the model in one batch."""
     prompt_file: str | None = None
-    """Complete the prompts of a file instead, each with a seed of its own: one on each line, or in
-    .jsonl objects with "prompt" and perhaps "seed", "stop" and "max_new_tokens". Other fields are
-    repeated in the answer. - reads lines from standard input."""
+    """Complete the prompts of a file instead, each with its own seed: one on each line, or in
+    .jsonl objects with "prompt" and perhaps "seed", "stop_strings" and "max_new_tokens". Other
+    fields are repeated in the answer. - reads lines from standard input."""
     json: bool = False
     """Print one JSON object instead of text. With --prompt-file one for each prompt: "prompt",
     "seed", and for each of its "completions" the text, why it ended ("finish_reason": stop, end or
@@ -99,56 +97,45 @@ class GenerateArguments(DecodingArguments):
 
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
-    parsed = parse(GenerateArguments, arguments, "flaxzoo generate", renamed=RENAMED)
+    parsed = parse(GenerateArguments, arguments, "flaxzoo generate")
     if parsed.prompt_file is not None and parsed.prompt != ("",):
         raise UserError("--prompt and --prompt-file are both given: leave one out")
     enable_compilation_cache()
     from ....data.common.progress import Progress
     from ....models.text.completions import completed_to_json, read_prompts
-    from ....models.text.generate import samples_to_json
+    from ....models.text.generate import completed_to_samples
 
     requested = parsed.requested()
     check_requested(parsed)
-    prompts = None if parsed.prompt_file is None else read_prompts(parsed.prompt_file)
+    file = parsed.prompt_file
+    prompts = list(parsed.prompt) if file is None else read_prompts(file)
     generator = open_generator(parsed, parsed.run)
-    if prompts is not None:
-        number = len(prompts) * (parsed.num_samples or 1)
-        with Progress().counter("completions", number) as advance:
-            completed = generator.complete(
-                prompts,
-                stop=parsed.stop,
-                seed=parsed.seed,
-                batch_size=parsed.batch_size,
-                on_batch=advance,
-                log=log,
-                **requested,
-            )
-        if parsed.json:
-            print("\n".join(map(completed_to_json, completed)))
-        else:
-            texts = [each.prompt.text + one.text for each in completed for one in each.completions]
-            print(SEPARATOR.join(texts))
-        log_acceptance(generator)
-        return
-    request = generator.request(parsed.prompt, **requested)
-    alone = len(parsed.prompt) * request.num_return_sequences == 1
-    streaming = alone and not parsed.json
-    if streaming:
+    number = len(prompts) * (parsed.num_return_sequences or 1)
+    alone = file is None and not parsed.json and number == 1
+    if alone:  # a folder may return several by default
+        alone = generator.request(parsed.prompt, **requested).num_return_sequences == 1
+    if alone:
         _write(parsed.prompt[0])
-    samples = generator.write(
-        parsed.prompt,
-        request,
-        stop=parsed.stop,
-        seed=parsed.seed,
-        on_text=_write if streaming else None,
-        log=log,
-    )
-    if parsed.json:
-        print(samples_to_json(samples))
-    elif streaming:
+    with Progress(quiet=file is None).counter("completions", number) as advance:
+        completed = generator.complete(
+            prompts,
+            stop_strings=parsed.stop_strings,
+            seed=parsed.seed,
+            batch_size=None if file is None else parsed.batch_size,
+            on_text=_write if alone else None,
+            on_batch=advance,
+            log=log,
+            **requested,
+        )
+    if alone:
         print()
+    elif not parsed.json:
+        texts = [each.prompt.text + one.text for each in completed for one in each.completions]
+        print(SEPARATOR.join(texts))
+    elif file is None:
+        print(completed_to_samples(completed))
     else:
-        print(SEPARATOR.join(sample.prompt + sample.text for sample in samples))
+        print("\n".join(map(completed_to_json, completed)))
     log_acceptance(generator)
 
 
@@ -162,13 +149,15 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
     from ....models.text.generate import NUM_DRAFT_TOKENS, TextGenerator
 
     generator = TextGenerator.of_run(run, step=parsed.step, log=log, max_length=parsed.max_length)
-    if parsed.draft is None:
+    if parsed.assistant_model is None:
         return generator
-    number = NUM_DRAFT_TOKENS if parsed.draft_tokens is None else parsed.draft_tokens
+    number = (
+        NUM_DRAFT_TOKENS if parsed.num_assistant_tokens is None else parsed.num_assistant_tokens
+    )
     try:
-        return generator.with_draft(TextGenerator.of_run(parsed.draft, log=log), number)
+        return generator.with_draft(TextGenerator.of_run(parsed.assistant_model, log=log), number)
     except UserError as error:
-        raise UserError(f"--draft {parsed.draft}: {error}") from error
+        raise UserError(f"--assistant-model {parsed.assistant_model}: {error}") from error
 
 
 def log_acceptance(generator: "TextGenerator") -> None:
@@ -183,10 +172,10 @@ def check_requested(parsed: DecodingArguments) -> None:
     Raises:
         UserError: an option is out of range, or without effect.
     """
-    if parsed.draft_tokens is not None and parsed.draft is None:
+    if parsed.num_assistant_tokens is not None and parsed.assistant_model is None:
         raise UserError(
-            f"--draft-tokens {parsed.draft_tokens} is for a draft model: give --draft, or leave it "
-            "out"
+            f"--num-assistant-tokens {parsed.num_assistant_tokens} is for a draft model: give "
+            "--assistant-model, or leave it out"
         )
     from ....models.decoding.generator import check_seed
     from ....models.text.generate import merged_request

@@ -8,13 +8,7 @@ from ....data.common.errors import UserError
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
-from .generate import (
-    RENAMED,
-    DecodingArguments,
-    check_requested,
-    log_acceptance,
-    open_generator,
-)
+from .generate import DecodingArguments, check_requested, log_acceptance, open_generator
 
 if TYPE_CHECKING:
     from ....data.prompts.examples import PromptExample
@@ -70,7 +64,7 @@ class PromptArguments(DecodingArguments):
     """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
     temperature: float | None = None
     """Above 0 samples tokens; by default the most probable token is taken each time."""
-    stop: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     """Further strings that end an answer; a line feed always does, or what follows the answer in
     the pattern, or a line that begins with the first label."""
     seed: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -81,7 +75,7 @@ class PromptArguments(DecodingArguments):
 
 def prompt_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prompt RUN --examples FILE --shots K --query TEXT`."""
-    parsed = parse(PromptArguments, arguments, "flaxzoo prompt", renamed=RENAMED)
+    parsed = parse(PromptArguments, arguments, "flaxzoo prompt")
     if bool(parsed.query) == (parsed.query_file is not None):
         raise UserError("prompt needs either --query TEXT or --query-file FILE")
     if parsed.pattern is not None and parsed.labels:
@@ -97,12 +91,14 @@ def prompt_command(arguments: list[str]) -> None:
 
     check_requested(parsed)
     generator = open_generator(parsed, parsed.run)
-    with Progress().counter("answers", len(queries) * (parsed.num_samples or 1)) as advance:
+    with Progress().counter(
+        "answers", len(queries) * (parsed.num_return_sequences or 1)
+    ) as advance:
         answers = answer_queries(
             generator,
             few_shot,
             queries,
-            stop=parsed.stop,
+            stop_strings=parsed.stop_strings,
             drop=parsed.full_context == "drop",
             seed=parsed.seed or 0,
             batch_size=parsed.batch_size,

@@ -3,14 +3,9 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ..options import RunName, log, parse
-
-if TYPE_CHECKING:
-    from ....models.decoding.request import BeamSearch, GenerationRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +25,7 @@ class TranslateArguments:
     length_penalty: float | None = None
     """α: above 0 favors longer translations. By default 0.6, or the setting of an imported
     model."""
-    num_best: int = 1
+    num_return_sequences: int = 1
     """Translations of each line, best first. Above 1, each translation is a line of its own: the
     number of the input line, the score and the text, separated by tabs. An empty line has one
     empty translation with score 0."""
@@ -52,21 +47,22 @@ def translate_command(arguments: list[str]) -> None:
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log)
-    search = _search(parsed, translator.request)
+    names = ("num_beams", "length_penalty", "num_return_sequences")
+    options = {name: x for name in names if (x := getattr(parsed, name)) is not None}
+    dataclasses.replace(translator.request, **options)  # checks them before anything is read
     lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
     places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(
             texts,
-            search=search,
-            num_return=parsed.num_best,
             places=places,
             truncate=parsed.truncate,
             on_batch=advance,
             log=log,
+            **options,
         )
-    text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_best))
+    text = "".join(f"{line}\n" for line in to_lines(translated, parsed.num_return_sequences))
     if parsed.output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -76,21 +72,3 @@ def translate_command(arguments: list[str]) -> None:
     note = note_of_empty(texts, translated)
     if note is not None:
         log(note)
-
-
-def _search(parsed: TranslateArguments, stored: "GenerationRequest") -> "BeamSearch":
-    """Returns the model's search with the settings that the options replace."""
-    from ....models.decoding.request import BeamSearch
-
-    search = stored.method
-    assert isinstance(search, BeamSearch)
-    if parsed.num_beams is not None:
-        search = dataclasses.replace(search, num_beams=parsed.num_beams)
-    if parsed.length_penalty is not None:
-        search = dataclasses.replace(search, length_penalty=parsed.length_penalty)
-    if not 1 <= parsed.num_best <= search.num_beams:
-        raise UserError(
-            f"--num-best {parsed.num_best} must be at least 1 and at most --num-beams "
-            f"{search.num_beams}"
-        )
-    return search

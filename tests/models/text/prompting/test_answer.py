@@ -58,7 +58,9 @@ def test_answers_end_at_the_line_feed(generator):
         assert alone == answer
     [short] = models.answer_queries(generator, few, queries[:1], max_new_tokens=2)
     assert (short.text, short.finished) == ("y", False)
-    [stopped] = models.answer_queries(generator, few, queries[:1], max_new_tokens=8, stop=["x"])
+    [stopped] = models.answer_queries(
+        generator, few, queries[:1], max_new_tokens=8, stop_strings=["x"]
+    )
     assert stopped.text == "y"
 
 

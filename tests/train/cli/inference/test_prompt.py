@@ -35,7 +35,7 @@ def place(tiny, tmp_path_factory):
     (place / "q.txt").write_text("one\ntwo\n")
     (place / "q.tsv").write_text("input\nthree\n")
     (place / "prompts.jsonl").write_text(
-        '{"prompt": "a", "name": "first"}\n{"prompt": "bb", "seed": 7, "stop": "e"}\n'
+        '{"prompt": "a", "name": "first"}\n{"prompt": "bb", "seed": 7, "stop_strings": "e"}\n'
     )
     return place
 
@@ -103,8 +103,9 @@ def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
 
 
 def test_every_answer_says_why_it_ended(flaxzoo):
-    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20 --stop a e"
-    status, out, messages = flaxzoo(f"{asked} --num-samples 6 --json --seed 1")
+    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20"
+    asked += " --stop-strings a e"
+    status, out, messages = flaxzoo(f"{asked} --num-return-sequences 6 --json --seed 1")
     assert status == 0, messages
     assert "2 prompts: 8 rows at a time" in messages
     rows = [json.loads(line) for line in out.splitlines()]
@@ -116,7 +117,7 @@ def test_every_answer_says_why_it_ended(flaxzoo):
         assert not set("ae\n") & set(one["text"])
         stopped = one["pieces"][-1] in ("a", "e", "\n")
         assert one["finish_reason"] == ("stop" if stopped else "length")
-    status, out, _ = flaxzoo(f"{asked} --num-samples 6")
+    status, out, _ = flaxzoo(f"{asked} --num-return-sequences 6")
     assert (status, out.count("\n")) == (0, 12)  # one line each
     greedy = [flaxzoo(f"{asked} --seed {seed}")[1] for seed in (3, 4)]  # by default
     assert greedy[0] == greedy[1]
@@ -132,7 +133,7 @@ def test_completions_of_a_file(flaxzoo):
     texts = [row["prompt"] + row["completions"][0]["text"] for row in (first, second)]
     assert flaxzoo(asked)[1] == "\n----\n".join(texts) + "\n"
     [alone] = json.loads(
-        flaxzoo("generate run --prompt bb --max-new-tokens 8 --seed 7 --stop e --json")[1]
+        flaxzoo("generate run --prompt bb --max-new-tokens 8 --seed 7 --stop-strings e --json")[1]
     )["samples"]
     assert alone["text"] == second["completions"][0]["text"]
 
