@@ -21,12 +21,6 @@ def test_bert_equals_the_golden_rows(bert, datasets):
     assert [bert.token(id) for id in ids[0]] == rows[0]["pieces"]
 
 
-CHINESE += [(0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
-
-
-BLOCKS += [(0xF900, 0xFA6E), (0xFE20, 0xFE30), (0xFF01, 0xFF5F), (0x20000, 0x20100)]
-
-
 def test_masks_in_a_text(bert):
     mask = bert.special_ids.mask
     text = "The [MASK] pulled into[MASK]the station."
