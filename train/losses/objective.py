@@ -32,7 +32,7 @@ Inputs = dict[str, Array]
 
 
 FURTHER = "further"
-"""The key of the further models' parameters beside those of the model."""
+"""The key of the further models' parameters in a tree with the model's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +58,22 @@ class Objective:
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
-    """The model's keyword arguments. A tuple of them lets the model run once with each, under
-    other dropout; the outputs are then a tuple, too. An example may have several rows, one after
-    the other, as the texts of a pair have; each row has dropout of its own."""
+    """The model's keyword arguments. With a tuple of them the model runs once with each, under
+    different dropout, and the outputs are a tuple. An example may have several consecutive rows,
+    such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
-    """The number of items that each term, and each measure beside the terms, averages over."""
+    """The number of items that each term, and each further measure, averages over."""
     terms: Callable[..., Terms]
     """`terms(outputs, batch)`, the sum of each over its items, from the model's outputs; with
     `reference`, `terms(outputs, batch, reference_outputs)`."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """The arrays `[B, …]` that an evaluation keeps of the outputs for a batch."""
     reference: bool = False
-    """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as
-    those of a reference policy: computed without dropout, and without gradient."""
+    """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as a
+    reference policy's. They are computed without dropout and without gradient."""
     keeps_initial: bool = False
-    """Whether the state keeps the initial parameters as its frozen ones for others than `terms`:
-    for the reference of a policy, of which a rollout reads the log-probabilities once."""
+    """Whether the state keeps a frozen copy of the initial parameters although `terms` does not
+    read their outputs: a rollout reads log-probabilities of this reference policy once."""
     regularizers: tuple[str, ...] = ()
     """The terms that only training adds to the loss: the loss of an evaluation is without them."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
@@ -83,8 +83,8 @@ class Objective:
     """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` is
     the model, and `run[name](**inputs)` a further one. None: the model alone, with `inputs`."""
     whole_batch: bool = False
-    """Whether the terms of an example depend on the other examples of its batch, as those of
-    in-batch negatives do. Such a batch cannot be processed in micro-batches or under pmap."""
+    """Whether the terms of an example depend on the other examples of its batch, as with in-batch
+    negatives. Such a batch cannot be processed in micro-batches or under pmap."""
 
     def initial_models(self, rng: Array) -> tuple[Params | None, Params | None]:
         """Returns the initial parameters of the trained and of the frozen further models.
@@ -116,7 +116,7 @@ class Objective:
 
         Args:
             apply_fn: the model's.
-            params: its parameters, with those of trained further models; see `joined`.
+            params: its parameters, and the trained further models'; see `joined`.
             batch: the batch, or a part of it.
             frozen: the frozen parameters of the state, for frozen further models.
             rng: keys `[B]` for dropout; None for none.
@@ -127,7 +127,7 @@ class Objective:
         run = {"model": _bound(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for number, (name, model) in enumerate(self.models.items()):
-            # Each model has dropout of its own.
+            # Dropout differs between the models.
             keys = fold_in(rng, number) if model.trained and rng is not None else None
             chosen = trained if model.trained else fixed
             run[name] = _bound(model.apply_fn, chosen[name], keys)
@@ -187,7 +187,7 @@ class Objective:
             function: its name.
 
         Raises:
-            UserError: it is no dict of scalars, or lacks a term of `coefficients`.
+            UserError: it is not a dict of scalars, or lacks a term of `coefficients`.
         """
         if not isinstance(values, Mapping):
             raise UserError(
@@ -226,12 +226,12 @@ class Objective:
 
 
 def joined(params: Params, further: Params | None) -> Params:
-    """Returns one tree of a model's parameters and of those of trained further models."""
+    """Returns one tree of the model's and the trained further models' parameters."""
     return params if further is None else {**params, FURTHER: further}
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Returns the model's parameters and those of further models, the inverse of `joined`."""
+    """Returns the model's and the further models' parameters, the inverse of `joined`."""
     return {name: x for name, x in params.items() if name != FURTHER}, params.get(FURTHER, {})
 
 
