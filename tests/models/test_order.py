@@ -192,7 +192,7 @@ def test_a_model_without_layers(classifier, assert_close):
         models.GPTConfig(**sizes, num_layers=0)
     with pytest.raises(ValueError, match="num_layers 0 leaves nothing to cache"):
         models.BertConfig(**sizes, num_layers=0, head="causal_lm")
-    with pytest.raises(ValueError, match="num_layers -1 is negative"):
+    with pytest.raises(ValueError, match=r"num_layers .*-1"):
         models.BertConfig(**sizes, num_layers=-1)
 
 
