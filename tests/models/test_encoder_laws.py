@@ -12,7 +12,7 @@ from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
-from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed import activations, sharding
 
 from ..support.archetypes import cases
 from .test_transformer import OTHERS
@@ -136,5 +136,5 @@ def test_devices_and_executions_compute_the_same_gradients(case, assert_close):
         name: jax.device_put(ids, sharding.batch_sharding(mesh, ids.shape))
         for name, ids in inputs.items()
     }
-    found = loss_of(sharding.constrain_activations(again.apply, mesh))(placed, given)
+    found = loss_of(activations.constrain_activations(again.apply, mesh))(placed, given)
     jax.tree.map(assert_close, found, loss_of(model.apply)(params, inputs))

@@ -14,7 +14,7 @@ from ...models.config import TransformerConfig
 from ...models.mesh_axes import BATCH_AXES, CONTEXT, automatic
 from ...models.nn.experts import Choice, ExpertMixture, Kernels, combine
 from ...models.nn.typing import Array
-from .sharding import Apply, Args, Context, Kwargs, constrain_activations, current, intercepted
+from .activations import Apply, Args, Kwargs, around, constrain_activations, current
 
 EXPERT, WIDTH, HIDDEN = "expert", "fsdp", "tensor"
 
@@ -31,13 +31,8 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
     The compiler cannot divide the sort by experts: left to itself it gathers all tokens.
     """
 
-    def around_mixture(call: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        mixture = context.module
-        if not isinstance(mixture, ExpertMixture) or context.method_name != "__call__":
-            return call(*args, **kwargs)
-        axes = automatic(mesh.axis_names)
-        if not axes:  # this is the code of one device, which has all experts
-            return call(*args, **kwargs)
+    def around_mixture(call: Apply, args: Args, kwargs: Kwargs, mixture: ExpertMixture) -> object:
+        del call, kwargs
         x, choice, kernels = args
         # A capacity counts the tokens of a whole sequence; else each token is by itself.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
@@ -50,14 +45,14 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
         on_each_device = jax.shard_map(
             lambda x, choice, kernels: _on_one(alone, x, Choice(*choice), Kernels(*kernels)),
             mesh=current(mesh),
-            axis_names=set(axes),
+            axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
             check_vma=False,  # the zeros of a loop would have to be declared to vary
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 
-    return intercepted(apply_fn, around_mixture)
+    return around(apply_fn, ExpertMixture, around_mixture)
 
 
 def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:

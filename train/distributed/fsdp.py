@@ -42,7 +42,7 @@ from ...models.nn.typing import Array, Params, PyTree
 from ..mesh import Gather
 from ..optim.parameters import is_stacked, map_named, named, split_at_stack
 from ..state import TrainState
-from .sharding import Apply
+from .activations import Apply
 
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
 """`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
@@ -68,6 +68,25 @@ class Exchange:
     them over devices too. None: there is one device."""
     description: str = ""
     """A clause for a message; empty where no gradients are exchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to gather parameters and to exchange gradients."""
+
+    gather: Gather
+    """When parameters are gathered, "step" or "layer"."""
+    axes: tuple[str, ...]
+    """The axes of the mesh to sum over here, from `manual_axes`. The others are left to the
+    compiler."""
+    per_layer: bool
+    """Whether layers gather their parameters themselves, when they are computed."""
+    dtype: DTypeLike | None
+    """In which the model uses its linear maps, and in which they are therefore gathered; None: that
+    of the parameters."""
+    micro_batches: int
+    """Their number. The gradients of a single one are exchanged in `dtype`, in which they were
+    computed, like those of a layer; sums over several have that of the parameters."""
 
 
 def choose_exchanges(
@@ -116,49 +135,36 @@ def choose_exchanges(
         # backward pass. The compiler gathers them once more.
         recomputed = execution.remat != "none"
         per_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
-        axes = manual_axes(mesh, gather, micro_batches, gather_per_layer=per_layer)
-        axes = () if whole_batch else axes
-        clause = describe(
-            mesh, gather, axes, whole=whole, micro_batches=micro_batches, gather_per_layer=per_layer
-        )
-        wrap = functools.partial(
-            exchanged,
-            mesh=mesh,
-            shardings=shardings,
-            axes=axes,
-            dtype=dtype,
-            micro_batches=micro_batches,
-            gather_per_layer=per_layer,
-        )
-        return Exchange(wrap, clause)
+        by_hand = manual_axes(mesh, gather, micro_batches, gather_per_layer=per_layer)
+        way = Way(gather, () if whole_batch else by_hand, per_layer, dtype, micro_batches)
+        wrap = functools.partial(exchanged, way=way, mesh=mesh, shardings=shardings)
+        return Exchange(wrap, describe(way, mesh, whole))
 
     first, *others = map(exchange, gathers)
-    told = "gathered once a step they do not fit"
-    return first, *(Exchange(x.wrap, f"{x.description} ({told})") for x in others)
-
-
-def _bytes(tree: PyTree) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    why = "gathered once a step they do not fit"
+    return first, *(Exchange(x.wrap, f"{x.description} ({why})") for x in others)
 
 
 def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
-    """Returns what a device holds beside its state if parameters are gathered once a step.
+    """Returns what a device holds besides its state if parameters are gathered once a step.
 
     These are the whole parameters, their gradients and, with several micro-batches, the sums of
     these.
 
     Args:
         state: arrays or their shapes.
-        dtype: see `exchanged`.
+        dtype: see `Way`.
         micro_batches: their number.
     """
 
-    def held(name: str, x: Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, compute_dtype(name, x.dtype, dtype))
+    def size(tree: PyTree, dtype: DTypeLike | None) -> int:
+        def size(name: str, x: Array) -> int:
+            return x.size * jnp.dtype(compute_dtype(name, x.dtype, dtype)).itemsize
 
-    params, frozen = (_bytes(map_named(held, tree)) for tree in (state.params, state.frozen))
-    sums = _bytes(state.params) if micro_batches > 1 else 0
-    return 2 * params + sums + frozen
+        return sum(jax.tree.leaves(map_named(size, tree)))
+
+    sums = size(state.params, None) * (micro_batches > 1)
+    return 2 * size(state.params, dtype) + sums + size(state.frozen, dtype)
 
 
 def compute_dtype(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLike:
@@ -194,42 +200,28 @@ def gather_candidates(
     return ("step", "layer") if once and fits else ("layer",)
 
 
-def describe(
-    mesh: Mesh,
-    gather: Gather,
-    axes: tuple[str, ...],
-    *,
-    whole: int,
-    micro_batches: int,
-    gather_per_layer: bool,
-) -> str:
+def describe(way: Way, mesh: Mesh, whole: int) -> str:
     """Describes the exchange of gradients in a clause.
 
     Args:
+        way: how they are exchanged.
         mesh: the mesh, of several devices.
-        gather: "step" or "layer".
-        axes: from `manual_axes`.
         whole: from `whole_bytes`.
-        micro_batches: their number.
-        gather_per_layer: whether layers gather their parameters themselves.
     """
-    if all(size == 1 for axis, size in mesh.shape.items() if axis != "tensor"):
+    if mesh.size == mesh.shape["tensor"]:
         return ""  # each device has all tokens, and gradients of its own part of the model
-    once = bool(axes) or micro_batches == 1
+    once = "once a step" if way.micro_batches == 1 else "in each micro-batch"
     if mesh.shape["fsdp"] == 1:
-        return f"gradients exchanged {'once a step' if once else 'in each micro-batch'}"
-    if gather == "step":
+        return f"gradients exchanged {'once a step' if way.axes else once}"
+    if way.gather == "step":
         size = f"{whole / 1e9:,.1f} GB" if whole >= 1e9 else f"{whole / 1e6:,.1f} MB"
         return (
             "gradients exchanged once a step; parameters gathered once a step, which takes "
             f"{size} beside the state (--gather layer: less)"
         )
-    among = " among the devices of fsdp" if axes else ""
-    by = "" if gather_per_layer and axes else " by the compiler"
-    return (
-        f"parameters gathered layer by layer{by}; gradients exchanged "
-        f"{'once a step' if micro_batches == 1 else f'in each micro-batch{among}'}"
-    )
+    by = "" if way.per_layer and way.axes else " by the compiler"
+    among = " among the devices of fsdp" if way.axes and way.micro_batches > 1 else ""
+    return f"parameters gathered layer by layer{by}; gradients exchanged {once}{among}"
 
 
 def manual_axes(
@@ -254,31 +246,16 @@ def manual_axes(
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
 
 
-def exchanged(
-    function: GradientFn,
-    *,
-    mesh: Mesh,
-    shardings: TrainState,
-    axes: tuple[str, ...],
-    dtype: DTypeLike | None = None,
-    micro_batches: int = 1,
-    gather_per_layer: bool = False,
-) -> GradientFn:
+def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainState) -> GradientFn:
     """Returns `function` run on each device for its own rows, its results summed over devices.
 
     Args:
         function: sums over the rows that it is given, one micro-batch after the other or at once.
+        way: how. Without axes `function` is left to the compiler.
         mesh: the mesh; it must be jax's current one where the result is traced.
         shardings: of the state; gradients get those of the parameters.
-        axes: those to sum over, from `manual_axes`; none: `function` is left to the compiler. So
-          are the other axes.
-        dtype: in which the model uses its linear maps, and in which they are therefore gathered;
-          None: that of the parameters.
-        micro_batches: their number. The gradients of a single one are exchanged in `dtype`, in
-          which they were computed, like those of a layer; sums over several have that of the
-          parameters.
-        gather_per_layer: whether layers gather their parameters when they are computed.
     """
+    axes, dtype = way.axes, way.dtype
     if not axes:
         return function
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
@@ -293,18 +270,17 @@ def exchanged(
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
         left = axes
-        if (
-            gather_per_layer
-        ):  # among the devices that share the parameter, gradients are scattered already
-            spec, left = PartitionSpec(), tuple(axis for axis in axes if axis not in _axes(spec))
-        sent_as = compute_dtype(name, x.dtype, dtype) if micro_batches == 1 else x.dtype
+        if way.per_layer:  # layers scattered among the devices that share the parameter
+            left = tuple(axis for axis in axes if axis not in _axes(spec))
+            spec = PartitionSpec()
+        sent_as = compute_dtype(name, x.dtype, dtype) if way.micro_batches == 1 else x.dtype
         with jax.named_scope(name):
             return _scattered(x.astype(sent_as), spec, left, stages).astype(param.dtype)
 
     def on_one(
         params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
-        if gather_per_layer:
+        if way.per_layer:
             with _reading(specs, dtype, stages):
                 gradients, sums = function(params, frozen, counts, rows)
         else:
@@ -398,7 +374,7 @@ def _reading(
     Args:
         specs: of the parameters, and of frozen ones if there are any. All stacks of a model divide
           parameters of the same name within a layer alike.
-        dtype: see `exchanged`.
+        dtype: see `Way`.
         stages: from `scatter_stages`.
     """
     of_layer: dict[str, PartitionSpec] = {}

@@ -13,35 +13,27 @@ on any device.
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...data.common.errors import UserError
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors_of
-from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
-from ...models.nn.dropout import HeadKeys
-from ...models.nn.fused_attention import AttentionCall, FusedAttention
-from ...models.nn.masks import Segments
-from ...models.nn.stack import Layer
-from ...models.nn.typing import Array, Params, PyTree
+from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
+from ...models.nn.typing import Params
 from ...models.registry import families, family_of
 from ..mesh import MeshConfig
 from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
-from .ring_attention import PART_KERNELS, Ring, ring_refusal
 
-Apply = Callable[..., Any]
-Args = tuple[PyTree, ...]
-Kwargs = dict[str, PyTree]
-Context = nn.module.InterceptorContext
+LogicalAxes = tuple[str | None, ...]
+"""The logical axis of each dimension of a parameter."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
@@ -53,13 +45,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     # The devices of a process are neighbors, so that it reads consecutive sequences.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
-    sizes = {name: getattr(config, name) for name in MESH_AXIS_NAMES}
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    free = [name for name, size in sizes.items() if size == -1]
-    if len(free) == 1 and fixed > 0 and len(devices) % fixed == 0:
-        sizes[free[0]] = len(devices) // fixed
-    shape = tuple(sizes.values())
-    if math.prod(shape) != len(devices) or min(shape) < 1:
+    sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
+    try:
+        grid = np.asarray(devices).reshape(sizes)  # -1: all that are left
+    except ValueError:
         given = [
             f"mesh.{name} {size}"
             for name, size in dataclasses.asdict(config).items()
@@ -69,9 +58,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
             f"{' × '.join(given)}: the sizes do not multiply to the {len(devices)} "
             f"device{'s' * (len(devices) > 1)}: "
             "give sizes that do, at most one of them -1 (all that are left)"
-        )
+        ) from None
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
-    return Mesh(np.asarray(devices).reshape(shape), MESH_AXIS_NAMES, axis_types=kinds)
+    return Mesh(grid, MESH_AXIS_NAMES, axis_types=kinds)
 
 
 def parameter_spec(
@@ -98,14 +87,7 @@ def parameter_spec(
     parent, slash, own = name.rpartition("/")
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
     matches = [axes for pattern, axes in rules if re.fullmatch(pattern, stored)]
-    if own == A:  # [L, *inputs, r]
-        matches = [(*axes[: len(shape) - 1], None) for axes in matches]
-    if own == B:  # [L, r, *outputs]
-        stacked = [sum(axis == "layers" for axis in axes) for axes in matches]
-        matches = [
-            (*axes[:first], None, *axes[first + 1 - len(shape) :])
-            for axes, first in zip(matches, stacked, strict=True)
-        ]
+    matches = [_factor_axes(own, axes, len(shape)) for axes in matches]
     if len(matches) != 1 or len(matches[0]) != len(shape):
         remedy = "" if model is not None else "; or say which by the model's configuration"
         raise UserError(
@@ -115,16 +97,26 @@ def parameter_spec(
         )
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, matches[0], strict=True):
-        axes = tuple(a for a in MESH_AXES[logical] if not any(a in one for one in spec))
+        # An axis of the mesh shards only the first dimension that asks for it.
+        axes = tuple(a for a in MESH_AXES[logical] if a not in itertools.chain(*spec))
         spec.append(tuple(a for a in axes if mesh.shape[a] > 1) or axes[:1])
-        shards = {axis: mesh.shape[axis] for axis in spec[-1]}
-        if size % math.prod(shards.values()):
-            over = " × ".join(f"mesh.{a} {n}" for a, n in shards.items() if n > 1)
+        if size % math.prod(mesh.shape[a] for a in spec[-1]):
+            over = " × ".join(f"mesh.{a} {mesh.shape[a]}" for a in spec[-1])
             raise UserError(
                 f"parameter {name} {shape}: dimension {size} cannot be sharded over "
                 f"{over}: choose it from {divisors_of(size)}, or change the dimension"
             )
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+
+
+def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
+    """Returns the logical axes of a factor of an adapter, given its kernel's; else `axes`."""
+    if own == A:  # [L, *inputs, r]
+        return (*axes[: ndim - 1], None)
+    if own == B:  # [L, r, *outputs]
+        first = axes.count("layers")
+        return (*axes[:first], None, *axes[first + 1 - ndim :])
+    return axes
 
 
 def parameter_shardings(
@@ -254,135 +246,6 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *tokens))
-
-
-def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
-
-    Left to itself the compiler follows the parameters, whose width is sharded over `fsdp`: every
-    device then computes attention for all sequences, and sums of whole activations are exchanged
-    in each layer.  With the constraint, it gathers a layer's parameters when they are due.
-    """
-
-    def around_layer(layer: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        axes = automatic(BATCH_AXES)
-        if not isinstance(context.module, Layer) or context.method_name != "__call__" or not axes:
-            return layer(*args, **kwargs)
-        by_sequence = NamedSharding(current(mesh), PartitionSpec(axes, PartitionSpec.UNCONSTRAINED))
-        x, *rest = args  # x: [B, T, D]
-        x, out = layer(jax.lax.with_sharding_constraint(x, by_sequence), *rest, **kwargs)
-        return jax.lax.with_sharding_constraint(x, by_sequence), out
-
-    return intercepted(apply_fn, around_layer)
-
-
-def current(mesh: Mesh) -> Mesh | AbstractMesh:
-    """Returns the mesh for code that is being traced; within a `shard_map` jax has its own."""
-    inner = jax.sharding.get_abstract_mesh()
-    return inner if inner.manual_axes else mesh
-
-
-def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to run attention kernels on each device, for its part of the arrays.
-
-    The compiler cannot divide a kernel: left to itself it gathers the sequences and heads that
-    are sharded. Over tokens that are sharded the devices form a ring.
-    """
-    if mesh.shape[CONTEXT] > 1:
-        return _ring_attention(apply_fn, mesh)
-
-    def spec(x: jax.Array) -> PartitionSpec:
-        if x.ndim == 4:  # [B, T, heads, head_dim]
-            return PartitionSpec(automatic(BATCH_AXES), None, MESH_AXES["heads"])
-        if x.ndim == 3:  # keys of dropout [B, heads, 2]
-            return PartitionSpec(automatic(BATCH_AXES), MESH_AXES["heads"])
-        return PartitionSpec(automatic(BATCH_AXES)) if x.ndim == 2 else PartitionSpec()
-
-    def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        if not isinstance(context.module, FusedAttention) or context.method_name != "__call__":
-            return kernel(*args, **kwargs)
-        axes = automatic(mesh.axis_names)
-        if not axes:  # this is the code of one device
-            return kernel(*args, **kwargs)
-        query, *_ = args
-        on_each_device = jax.shard_map(
-            lambda args, kwargs: kernel(*args, **kwargs),
-            mesh=current(mesh),
-            axis_names=set(axes),
-            in_specs=jax.tree.map(spec, (args, kwargs)),
-            out_specs=spec(query),
-            check_vma=False,  # a kernel does not declare the axes over which its result varies
-        )
-        return on_each_device(args, kwargs)
-
-    return intercepted(apply_fn, around_kernel)
-
-
-def _ring_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to run attention kernels on rings of devices."""
-    size = mesh.shape[CONTEXT]
-
-    def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, context: Context) -> object:
-        attention = context.module
-        if not isinstance(attention, FusedAttention) or context.method_name != "__call__":
-            return kernel(*args, **kwargs)
-        query, key, value = args
-        head_keys: HeadKeys | None = kwargs.pop("keys", None)
-        call = AttentionCall(
-            num_queries=query.shape[1],
-            num_keys=key.shape[1],
-            key_dim=key.shape[-1],
-            head_dim=value.shape[-1],
-            dtype=str(query.dtype),
-            dropout_rate=0.0 if head_keys is None else attention.dropout_rate,
-        )
-        if reason := ring_refusal(attention.kernel, call, size):
-            raise UserError(
-                f"execution.attention {attention.kernel} cannot serve this call: {reason}: "
-                "say xla, for which keys and values are gathered"
-            )
-
-        def on_ring(
-            query: Array,
-            key: Array,
-            value: Array,
-            segments: Segments | None,
-            *,
-            causal: bool,
-            window: int | None,
-            cap: float | None,
-        ) -> Array:
-            kernel = PART_KERNELS[attention.kernel]
-            ring = Ring(CONTEXT, size, kernel, causal, window, cap, call.dropout_rate)
-            rows = automatic(BATCH_AXES)
-            arrays = PartitionSpec(rows, CONTEXT, MESH_AXES["heads"])  # [B, T, heads, head_dim]
-            on_each_device = jax.shard_map(
-                ring,
-                mesh=current(mesh),
-                axis_names=set(automatic(mesh.axis_names)),
-                in_specs=(
-                    (arrays, arrays, arrays),
-                    PartitionSpec(rows, CONTEXT),
-                    PartitionSpec(rows, MESH_AXES["heads"]),
-                ),
-                out_specs=arrays,
-                check_vma=False,  # a kernel does not declare the axes over which its result varies
-            )
-            return on_each_device((query, key, value), segments, head_keys)
-
-        return attention.attend(on_ring, query, key, value, **kwargs)
-
-    return intercepted(apply_fn, around_kernel)
-
-
-def intercepted(apply_fn: Apply, interceptor: nn.module.Interceptor) -> Apply:
-    """Returns a model's `apply` with an interceptor around the calls of its modules."""
-
-    def apply(*args: object, **kwargs: object) -> object:
-        with nn.intercept_methods(interceptor):
-            return apply_fn(*args, **kwargs)
-
-    return apply
 
 
 @functools.cache

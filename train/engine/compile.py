@@ -18,6 +18,7 @@ from ...models.model import Model
 from ...models.nn.typing import Array, Key, PyTree
 from ...models.registry import create
 from ..config import Gather, Parallel, TrainConfig
+from ..distributed.activations import shard_map_attention
 from ..distributed.attention_backend import choose_kernel, with_kernel
 from ..distributed.expert_parallel import over_mesh
 from ..distributed.fsdp import Exchange, choose_exchanges, reading
@@ -30,7 +31,6 @@ from ..distributed.sharding import (
     num_batch_shards,
     process_shard,
     shard_batch,
-    shard_map_attention,
     state_shardings,
 )
 from ..losses.eval_step import make_evaluate_fn

@@ -12,7 +12,7 @@ from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.lectures.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed import activations, sharding
 from flaxzoo.train.optim.parameters import is_decayed
 
 from ...support.requests import beams
@@ -132,7 +132,7 @@ def test_eight_devices_compute_the_same(assert_close, sizes):
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     taps = placed["layers"]["attention"]["value_convolution"]["taps"]
     assert taps.sharding.shard_shape(taps.shape) == (2, 3, 4 // sizes.get("tensor", 1), 4)
-    apply = sharding.constrain_activations(model.apply, mesh)
+    apply = activations.constrain_activations(model.apply, mesh)
     on_many = jax.jit(jax.grad(functools.partial(loss, apply)))(
         placed, jax.device_put(ids, sharding.batch_sharding(mesh, ids.shape))
     )

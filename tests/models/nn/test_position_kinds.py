@@ -22,7 +22,7 @@ from flaxzoo.models.lectures.attention import LectureAttention
 from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions, position_vectors
-from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed import activations, sharding
 
 KINDS = ("learned", "sinusoidal", "counter", "binary", "table", *NOT_ADDED)
 PLACES = ("input", "every_layer", "queries_keys", "projections")
@@ -155,7 +155,7 @@ def test_eight_devices_compute_what_one_does(tiny, assert_close, family, kind, p
     spread = {
         k: jax.device_put(x, sharding.batch_sharding(mesh, x.shape)) for k, x in batch.items()
     }
-    apply = sharding.constrain_activations(made.model.apply, mesh)
+    apply = activations.constrain_activations(made.model.apply, mesh)
     jax.tree.map(
         assert_close, loss_of(apply)(placed, spread), loss_of(made.model.apply)(made.params, batch)
     )

@@ -11,7 +11,7 @@ from flaxzoo import models, train
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
-from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed import activations, sharding
 from flaxzoo.train.distributed.expert_parallel import over_mesh
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
@@ -67,7 +67,7 @@ def test_a_mixture_with_a_kernel_computes_what_it_does_without(monkeypatch, asse
     mesh = sharding.make_mesh(OF_EXPERTS)
     model = models.create(MIXTURE, models.Execution(attention="splash"))
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
-    apply = sharding.shard_map_attention(over_mesh(model.apply, mesh, MIXTURE), mesh)
+    apply = activations.shard_map_attention(over_mesh(model.apply, mesh, MIXTURE), mesh)
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     found = jax.jit(jax.value_and_grad(loss_of(apply)))
     assert "pallas_call" in str(found.trace(placed).jaxpr)

@@ -17,7 +17,7 @@ from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
 from flaxzoo.models.nn.masks import causal_mask
 from flaxzoo.models.nn.stack import REMAT_POLICIES
-from flaxzoo.train.distributed import sharding
+from flaxzoo.train.distributed import activations, sharding
 from flaxzoo.train.distributed.ring_attention import (
     holder,
     ring_refusal,
@@ -122,7 +122,7 @@ def assert_is_one_device(case, kernel="blocks", use_window=None, remat="none"):
     *given, gradient = arrays(case.num_keys)
     segments = segments_of(case)
     fused = FusedAttention(kernel, case.causal, case.window, case.cap, case.rate)
-    on_ring = sharding.shard_map_attention(functools.partial(fused.apply, {}), mesh)
+    on_ring = activations.shard_map_attention(functools.partial(fused.apply, {}), mesh)
     alone = case if use_window in (None, True) else case._replace(window=None)
     expected, pull = jax.vjp(lambda *x: by_one(alone, segments, *x)[0], *given)
     has_keys = by_one(alone, segments, *given)[1]
@@ -255,7 +255,7 @@ def test_a_call_that_no_ring_divides_is_refused():
     odd = Case({"context": 8}, num_keys=24)
     mesh = sharding.make_mesh(train.MeshConfig(data=1, **odd.mesh))
     fused = FusedAttention("blocks", causal=False, window=None)
-    on_ring = sharding.shard_map_attention(functools.partial(fused.apply, {}), mesh)
+    on_ring = activations.shard_map_attention(functools.partial(fused.apply, {}), mesh)
     with pytest.raises(ValueError, match=r"rows have 32 and 24 tokens, and mesh\.context 8 cuts"):
         on_ring(*arrays(24)[:3], segments=None, use_window=None)
 

@@ -170,7 +170,6 @@ def test_mesh(sizes, shape):
         {"fsdp": 3},
         {"fsdp": 0},
         {"data": -1, "fsdp": -1},
-        {"data": -2, "fsdp": -4},
     ],
 )
 def test_mesh_of_other_than_all_devices(sizes):
