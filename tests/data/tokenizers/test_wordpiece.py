@@ -1,4 +1,4 @@
-"""WordPiece with BERT's published vocabulary, against published ids and the original."""
+"""WordPiece with BERT's published vocabulary, against published ids."""
 
 import gzip
 import json

@@ -157,7 +157,7 @@ def test_the_command(tmp_path, theirs, capsys):
         (["predict", "THEIRS", "--input", "none.txt"], "no head to predict with: fine-tune it"),
         (["generate", "THEIRS"], "or use the command embed"),
         (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
-        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb 'inf' is not finite"),
+        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb must be finite"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb applies to"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz has no bfloat"),
         (["export", "NOWHERE", "OUT"], "NOWHERE does not exist: give a run folder"),
