@@ -141,7 +141,7 @@ def test_eight_devices_compute_the_same(assert_close, sizes):
 
 
 def test_an_encoder_has_no_earlier_tokens():
-    with pytest.raises(ValueError, match="head_convolution 3 reads earlier tokens only"):
+    with pytest.raises(ValueError, match="head_convolution 3"):
         models.BertConfig(**SIZES, head_convolution=3)
     config = models.EncoderDecoderConfig(**SIZES, head_convolution=3)
     params = parameter_shapes(models.create(config))
