@@ -38,8 +38,8 @@ def generator():
     step = jax.jit(train.make_train_step(model.apply, train.CAUSAL, tx))
     batch = jax.tree.map(jax.numpy.int32, batch)
     losses = []
-    for _ in range(150):
-        state, metrics = step(state, batch, jax.random.key(1))
+    for i in range(150):
+        state, metrics = step(state, batch, jax.random.key(i))
         losses.append(metrics["loss"])
     assert losses[-1] < 0.6
     return models.TextGenerator(model, state.params, LETTERS)
