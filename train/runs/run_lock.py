@@ -68,9 +68,11 @@ class RunLock:
         holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
         entry = json.dumps(holder)
         try:
-            file = self._open()
-            file.truncate()
-            file.write(entry.encode())
+            with contextlib.ExitStack() as opened:
+                file = opened.enter_context(self._open())
+                file.truncate()
+                file.write(entry.encode())
+                opened.pop_all()  # keeps the file open, and with it the lock
         except OSError as error:
             raise DataError(
                 f"the folder {self._folder} is not writable: choose another folder "
