@@ -71,7 +71,7 @@ def test_columns_with_blanks_are_separated_by_tabs(config, train, tokenizer):
         ("a O\nb x O\n", "", "a.conll line 2 has 3 columns where the first has 2"),
         ("a\n", "", "a.conll line 1 has a word without a tag: 'a'"),
         ("a\tX\nb\t\n", "", "line 2 has a word without a tag"),
-        ("a\tX\nb X\n", "", "line 2 has 1 columns where the first has 2: .* separated by tabs"),
+        ("a\tX\nb X\n", "", "line 2 has 1 column where the first has 2: .* separated by tabs"),
         ("a O\n", "#4", "line 1 has 2 columns, so there is no column 4"),
         ("a O\n", "#1", "names no column: give the number of the tags' column from 2"),
         ("a B-X\nb O\n\nc B_X\n", "", "line 4 has the tag 'B_X', where others mark spans"),
