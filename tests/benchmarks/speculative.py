@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from flaxzoo import models
+
 PROMPTS = (
     "The for statement is used to",
     "A function definition defines",

@@ -1,7 +1,7 @@
 import dataclasses
 import math
 import pickle
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from flaxzoo.data.common.errors import UserError
@@ -87,7 +87,8 @@ def test_values_that_are_allowed():
     ],
 )
 def test_the_text_of_a_range(declared, text):
-    assert range_of(Annotated[float, declared] | None) == text
+    ranged: Any = Annotated[float, declared]
+    assert range_of(ranged | None) == text
 
 
 def test_a_record_from_a_file():

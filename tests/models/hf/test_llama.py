@@ -132,7 +132,8 @@ def test_a_folder_with_its_tokenizer_is_imported_and_continues_texts(
         tokenizer_object=backend, bos_token=bos, eos_token=eos
     )
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    fields = {**FIELDS, **KINDS["grouped heads"], **special, "vocab_size": len(tokenizer)}
+    grouped = {"num_key_value_heads": 2, "head_dim": 6, "rope_theta": 500.0}
+    fields = {**FIELDS, **grouped, **special, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).eval()
     for parameter in theirs.parameters():
