@@ -1,1 +1,1 @@
-"""The command line: `main` calls the commands, which lie in two rooms."""
+"""The command line: `main` calls the commands in `training` and `inference`."""

@@ -42,10 +42,10 @@ COMMANDS = {
         "tokenize and pack text in advance, with any number of workers",
     ),
 }
-"""Name of a command → its module, and what it does."""
+"""Command name → its module and its summary."""
 
 VIRTUAL_DEVICES = r"--xla_force_host_platform_device_count=(\d+)"
-"""The flag of XLA that divides a CPU into virtual devices."""
+"""Matches the XLA flag that splits a CPU into virtual devices."""
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -62,12 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        arguments: the command and its options; None: those of this process.
+        arguments: the command and its options. Defaults to `sys.argv[1:]`.
 
     Returns:
-        The exit status: 0 for success; 2 for a mistake in the input, files or settings, with one
+        The exit status: 0 for success; 2 for an error in the input, files or settings, with one
         line on standard error; 3 for a loss that is not finite; 130 after Ctrl-C; 128 plus the
-        number of the signal if a signal stopped training after a checkpoint was saved.
+        signal number if a signal stopped training after a checkpoint was saved.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _mend_streams()
@@ -78,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
+        # A missing module of flaxzoo itself is a bug, so its traceback is shown.
         if (error.name or "").partition(".")[0] in ("flaxzoo", ""):
             raise
         return _fail(
@@ -88,18 +89,23 @@ def main(arguments: list[str] | None = None) -> int:
     except NonFiniteLoss as error:
         return _fail(with_flags(str(error)), 3)
     except ReportedByPrimary:
+        # The primary process prints the message.
         return 2
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:
+        # The reader of the output has closed the pipe, as `head` does.
         _forget_output()
     except (UserError, OSError) as error:
         try:
             sys.stdout.flush()
-        except OSError:  # such as the output's full disk, of which the exit would complain again
+        except OSError:
+            # For example a full disk. Without this the interpreter reports it again at exit.
             _forget_output()
         return _fail(with_flags(" ".join(str(error).split())), 2)
     except (RuntimeError, AssertionError) as error:
-        if _raised_in(error).partition(".")[0] == "pathlib":  # links in a circle, or no home folder
+        # pathlib raises RuntimeError for a symlink loop and for a missing home folder.
+        if _raised_in(error).partition(".")[0] == "pathlib":
             return _fail(f"{str(error).rstrip('.')}: correct the path", 2)
+        # jax raises these types when JAX_PLATFORMS names a missing backend. Others are bugs.
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms or _raised_in(error) != "jax._src.xla_bridge":
             raise
@@ -128,18 +134,20 @@ def _dispatch(arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise UserError(f"no command named {command!r}: {suggest(command, list(COMMANDS))}")
     _check_unicode(arguments)
+    # Import only the module of this command; the others may import jax.
     module = import_module(f".{COMMANDS[command][0]}", __package__)
     try:
         return getattr(module, f"{command.replace('-', '_')}_command")(arguments[1:]) or 0
-    except SystemExit as end:  # after --help
+    # argparse exits after --help.
+    except SystemExit as end:
         return int(end.code or 0)
 
 
 def _give_threads_to_virtual_devices() -> None:
-    """Lets XLA have four threads for each virtual device, unless `NPROC` says how many.
+    """Gives XLA four threads per virtual device, unless `NPROC` is set.
 
-    A device blocks a thread for each collective that it waits in. With one for each, devices that
-    wait for different collectives of a step wait forever.
+    A device blocks one thread per collective that it waits for. With one thread per device,
+    devices that wait for different collectives of a step deadlock.
     """
     found = re.search(VIRTUAL_DEVICES, os.environ.get("XLA_FLAGS", ""))
     if found is not None:
@@ -147,23 +155,24 @@ def _give_threads_to_virtual_devices() -> None:
 
 
 def _raised_in(error: Exception) -> str:
-    """Returns the module whose code raised an error."""
+    """Returns the name of the module that raised an error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__"))
 
 
 def _mend_streams() -> None:
-    """Makes standard input and output usable, whatever the terminal or the caller made of them.
+    """Makes standard input, output and error usable under any terminal or caller.
 
-    A closed one is opened on nothing, for otherwise the next file would take its number. What the
-    encoding of an output cannot represent is escaped as JSON escapes it; bytes of the input that
-    are not text become lone surrogates, which are refused where the text is used.
+    Opens a closed stream on the null device, because the next opened file would otherwise get its
+    number. Output characters that the encoding lacks are escaped as in JSON. Invalid input bytes
+    become lone surrogates, which are rejected where the text is used.
     """
     codecs.register_error("flaxzoo.escape", _escape)
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             opened = os.open(os.devnull, os.O_RDWR)
+            # `os.open` returns the lowest free number, which need not be that of this stream.
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
@@ -173,7 +182,7 @@ def _mend_streams() -> None:
 
 
 def _forget_output() -> None:
-    """Leads what is still to be written to standard output to nowhere."""
+    """Redirects standard output to the null device, which discards the buffered output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -183,7 +192,7 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def _check_unicode(arguments: list[str]) -> None:
-    """Raises UserError if an argument is not text in the encoding of the terminal."""
+    """Raises UserError if an argument was not valid text in the terminal's encoding."""
     for argument in arguments:
         try:
             argument.encode()

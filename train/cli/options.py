@@ -1,8 +1,8 @@
 """Reads the options of every command: each field of a dataclass is an option of argparse.
 
-Every mistake is a `UserError` of one line that names the option, the value and the remedy. This
-file needs only the standard library: `flaxzoo bench` runs on machines that have jax, flax and
-optax and no other package, and help should appear at once.
+Every error is a one-line `UserError` that names the option, the value and the remedy. This file
+imports only the standard library, because `flaxzoo bench` runs on machines that have only jax,
+flax and optax, and because help should appear without delay.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Options = TypeVar("Options")
 
 @dataclasses.dataclass(frozen=True)
 class Positional:
-    """Marks the type of a field that is given without an option: `Annotated[str, Positional(…)]`.
+    """Marks a field as a positional argument: `Annotated[str, Positional(…)]`.
 
     Attributes:
         name: the name in the help.
@@ -129,10 +129,10 @@ FAMILIAR_NAMES: dict[str, str] = {
     }.items()
     for familiar in names.split()
 }
-"""Names that other libraries and programs use → the option with that meaning here."""
+"""Option name in other libraries and programs → the equivalent option here."""
 
 _flags: dict[str, str] = {}
-"""Field → option of the command that runs, for messages that name a field."""
+"""Field → option of the current command, to rewrite messages that name a field."""
 
 
 def log(line: str) -> None:
@@ -152,25 +152,27 @@ def parse(
     """Reads the options of a command.
 
     Args:
-        cls: a dataclass, each field an option; its docstring describes the command, and the one
-          below each field the option.
-        arguments: what the user typed after the name of the command.
+        cls: a dataclass whose fields are the options. Its docstring describes the command, and the
+          field docstrings describe the options.
+        arguments: the user's arguments after the name of the command.
         command: the command, for messages: "flaxzoo generate".
-        renamed: names in the library's messages → options, where they differ.
+        renamed: field names in messages of the library → options, where the two differ.
 
     Raises:
-        UserError: an option or a value is wrong, or missing.
+        UserError: an option or a value is invalid or missing.
     """
     hints = get_type_hints(cls, include_extras=True)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
+    # Field docstrings are read from the source code, which is slow; only help needs them.
     docs = field_docs(cls) if helping else {}
     parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
     words = [command]
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    # A command's own options come before those that it shares with others.
+    # List the options that the class declares before the inherited ones.
     for field in sorted(fields, key=lambda field: field.name not in vars(cls)["__annotations__"]):
         text = docs.get(field.name, "")
-        # The texts say what an option is without a value that is worth showing.
+        # Do not show empty and false defaults; the help text describes the behavior without the
+        # option.
         hidden = field.default in ("", ()) or field.default is False
         default = None if hidden else field.default
         action = add_option(parser, field.name, hints[field.name], text, default=default)
@@ -178,21 +180,22 @@ def parse(
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
     optional = len(words) <= len(fields)
     parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
+    # Options that are not given are absent, so that the defaults of `cls` apply.
     given = vars(parser.read(arguments))
     _flags.update(renamed)
     return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser whose every complaint is a `UserError` of one line."""
+    """A parser that reports every error as a one-line `UserError`."""
 
     def __init__(self, command: str, description: str, usage: str | None = None) -> None:
         """Creates a parser that knows only `--help`.
 
         Args:
-            command: for messages: "flaxzoo generate".
-            description: of the command, for the help.
-            usage: the line at the top of the help.
+            command: the command, for messages: "flaxzoo generate".
+            description: the description in the help.
+            usage: the usage line of the help.
         """
         super().__init__(
             prog=command,
@@ -206,12 +209,13 @@ class OptionParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def read(self, arguments: Iterable[str]) -> argparse.Namespace:
-        """Returns the values of the options that are given.
+        """Returns the values of the given options.
 
         Raises:
-            UserError: an option is unknown (the message names the nearest), a value is invalid,
-              or something is missing.
+            UserError: an option is unknown (the message names the closest match), a value is
+              invalid, or a required option is missing.
         """
+        # Check the names first: argparse would take an unknown option's value as positional.
         known = [flag for action in self._actions for flag in action.option_strings]
         words = [_with_hyphens(word, known) for word in arguments]
         for word in itertools.takewhile(lambda word: word != "--", words):
@@ -224,6 +228,7 @@ class OptionParser(argparse.ArgumentParser):
             self.error(_complaint(error))
         if unexpected:
             self.error(f"unexpected argument {unexpected[0]!r}")
+        # Errors of the library name fields; `with_flags` replaces them with these options.
         _flags.clear()
         _flags.update(_names_of_fields(self._actions))
         return parsed
@@ -237,32 +242,35 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def with_flags(message: str) -> str:
-    """Returns a message of the library with the options of this command in place of fields.
+    """Returns a message of the library with field names replaced by this command's options.
 
     `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`, and `data.shuffle False`
-    becomes `--data.no-shuffle`. A field of one word is replaced only where the message says about
-    its value, at the beginning, what it must be.
+    becomes `--data.no-shuffle`. A one-word field is replaced only at the start of a message that
+    says what its value must be, because it may also be an ordinary word.
     """
     plain = [name for name in _flags if name.isalpha()]
     marked = [name for name in _flags if name not in plain]
     if marked:
+        # Longest first, so that a name wins over its own prefix. Do not match inside paths,
+        # quotes or longer names.
         names = "|".join(map(re.escape, sorted(marked, key=len, reverse=True)))
         pattern = rf"(?<![\w./'\"`-])({names})(?![\w/'\"`-]|\.\w)"
         message = re.sub(pattern, lambda found: _flags[found[1]], message)
     if plain:
         pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= (?:\S+ )?must )"
         message = re.sub(pattern, lambda found: found[1] + _flags[found[2]], message)
+    # Write booleans as switches: `--x False` becomes `--no-x`, `--x True` becomes `--x`.
     message = re.sub(r"(--(?:[\w-]+\.)*)([\w-]+) False\b", r"\1no-\2", message)
     return re.sub(r"(--[\w.-]+) True\b", r"\1", message)
 
 
 def forget_flags() -> None:
-    """Forgets the options of the last command of this process."""
+    """Clears the field names of the previous command in this process."""
     _flags.clear()
 
 
 def _names_of_fields(actions: Iterable[argparse.Action]) -> dict[str, str]:
-    """Returns each field's option by every name that means only this field.
+    """Maps every unambiguous name of a field to its option.
 
     `data.tokenizer.path` is also known as `tokenizer.path`, and `model.d_model` as `d_model`.
     """
@@ -273,6 +281,7 @@ def _names_of_fields(actions: Iterable[argparse.Action]) -> dict[str, str]:
             continue
         flags[action.dest] = action.option_strings[0]
         parts = action.dest.split(".")
+        # Add each suffix of the dotted name. One-word suffixes are too common to be safe.
         for start in range(1, len(parts)):
             name = ".".join(parts[start:])
             if name.isalpha() or flags.get(name) not in (None, action.option_strings[0]):
@@ -287,13 +296,14 @@ def _looks_like_option(word: str) -> bool:
 
 
 def _remedy(name: str, known: Sequence[str]) -> str:
-    """Returns what to type instead of an unknown option, as the end of a message."""
+    """Returns a suggestion for an unknown option, to append to a message."""
     plain = name.lstrip("-").replace("_", "-").lower()
     familiar = FAMILIAR_NAMES.get(plain)
     if familiar is not None and f"--{familiar.split()[0]}" in known:
         return f": here it is --{familiar}"
     if plain.startswith("no-") and plain not in known and f"--{plain[3:]}" in known:
         return f": --{plain[3:]} takes a value"
+    # An option whose last part is close wins over one whose whole name is.
     last = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
     similar = [flag for flag, own in last.items() if own == plain][:3]
     similar = similar or similar_names(f"--{plain}", known)
@@ -303,7 +313,7 @@ def _remedy(name: str, known: Sequence[str]) -> str:
 
 
 def _complaint(error: argparse.ArgumentError) -> str:
-    """Returns argparse's message in this file's style."""
+    """Rewrites argparse's message in the style of this file."""
     name, message = (error.argument_name or "").partition("/")[0], error.message
     if message.startswith("expected"):
         return f"{name} has no value: add one"
@@ -320,12 +330,13 @@ def _with_hyphens(argument: str, known: Sequence[str]) -> str:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps lines at 98 columns at most, and not inside names such as `tfds:a/de-en`."""
+    """Wraps lines at 98 columns or fewer, never inside names such as `tfds:a/de-en`."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # Join the lines of a paragraph, but keep the breaks after a period or a colon.
         paragraphs = re.sub(r"(?<![.:\n])\n(?=\S)", " ", text).splitlines()
         lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in paragraphs)
         return "\n".join(indent + part for line in lines for part in line or [""])
@@ -358,13 +369,14 @@ def add_option(
     """Adds the option of a field.
 
     Args:
-        group: a parser, or a group of its options.
-        name: the field, below another one with a dot: `model.num_layers`.
+        group: a parser or an option group.
+        name: the field, with dots for nested fields: `model.num_layers`.
         hint: the type of the field, with its range.
-        help_text: shown by `--help`, with the range and the default value.
-        default: the value for the help; MISSING: the command needs the option. The parser stores
-          only what is given.
+        help_text: the text for `--help`, which appends the range and the default value.
+        default: the value to show in the help. If MISSING, the option is required. The parser
+          stores only the given options.
     """
+    # argparse formats help texts with `%`, so escape it.
     text = _with_notes(help_text, hint, default).replace("%", "%%")
     flag = f"--{name.replace('_', '-')}"
     if hint in (bool, bool | None):
@@ -380,6 +392,7 @@ def add_option(
         )
     item, several = _hint_of_word(hint)
     kind = _plain(item)
+    # A positional argument, which argparse requires by itself.
     marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
     if marks:
         return group.add_argument(name, type=_reader(item), metavar=marks[0].name, help=text)
@@ -396,7 +409,7 @@ def add_option(
 
 
 def _with_notes(text: str, hint: object, default: object) -> str:
-    """Returns a help text with the range of a field and its default value behind it."""
+    """Returns a help text followed by the field's range and default value."""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     has_default = shown is not dataclasses.MISSING and shown is not None
     notes = [range_of(hint), f"default: {'none' if shown == '' else shown}" * has_default]
@@ -405,11 +418,11 @@ def _with_notes(text: str, hint: object, default: object) -> str:
 
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}
-"""What stands for a value in the help; a `Literal` lists its values."""
+"""Type → placeholder of a value in the help. A `Literal` lists its values instead."""
 
 
 def _hint_of_word(hint: Any) -> tuple[Any, bool]:
-    """Returns the type of one word of an option, and whether the option takes several words."""
+    """Returns the type of one value of an option and whether the option takes several."""
     for kind in (hint, *get_args(hint)):
         if get_origin(kind) in (tuple, Sequence):
             return get_args(kind)[0], True
@@ -417,7 +430,7 @@ def _hint_of_word(hint: Any) -> tuple[Any, bool]:
 
 
 def _plain(hint: Any) -> Any:
-    """Returns a type without its range, and without None."""
+    """Returns a type without its range annotation and without None."""
     if get_origin(hint) is Annotated:
         return _plain(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -426,7 +439,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _reader(hint: Any) -> Callable[[str], Any]:
-    """Returns a function that converts a word to a type; the word `None` stands for None."""
+    """Returns a function that converts a word to a type; it reads the word `None` as None."""
     kind = _plain(hint)
     convert = kind if kind in (int, float, Path) else str
 
@@ -434,7 +447,8 @@ def _reader(hint: Any) -> Callable[[str], Any]:
         if word == "None" and not expectation(None, hint):
             return None
         value = word
-        with contextlib.suppress(ValueError):  # the word itself is then of another type
+        # If the conversion fails, the word stays a string, which the check below rejects.
+        with contextlib.suppress(ValueError):
             value = convert(word)
         if expected := expectation(value, hint):
             raise argparse.ArgumentTypeError(f"must be {expected}, got {value!r}")

@@ -1,8 +1,8 @@
 """Reads the options of `flaxzoo train`, `plan` and `bench`: a recipe's configuration.
 
-Every field of the configuration is an option, a nested one as `--model.num-layers`. `--help`
-shows the ones that most runs need, with their values in the recipe, and `--help-all` shows all,
-in titled groups. This file needs only the standard library, as `options.py` does.
+Every field of the configuration is an option; nested fields are written `--model.num-layers`.
+`--help` shows the options that most runs need, with the recipe's values, and `--help-all` shows
+all in titled groups. Like `options.py`, this file imports only the standard library.
 """
 
 import argparse
@@ -30,7 +30,7 @@ VOCABULARY = (
     "model.vocab_size",
     *("data.tokenizer.kind", "data.tokenizer.vocab_size", "data.tokenizer.path"),
 )
-"""The options that name a vocabulary."""
+"""The options that choose a vocabulary."""
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": (
@@ -62,8 +62,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""The groups of the help in their order: a description, and the fields. A name that ends in a dot
-stands for all fields below it that no other group names."""
+"""Title of a help group → its description and fields, in order. A name that ends in a dot covers
+all nested fields that no other group lists."""
 
 
 OPTIONAL: dict[str, Callable[[], Any]] = {
@@ -72,7 +72,7 @@ OPTIONAL: dict[str, Callable[[], Any]] = {
         RotaryScaling, kind="llama3", factor=8.0, original_length=8192
     ),
 }
-"""The nested configurations that are None by default; any option of one makes it."""
+"""Nested configurations that default to None. Giving any option of one creates it."""
 
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
@@ -80,13 +80,13 @@ MOST_USED = (
     *("objective.rewards", "objective.max_new_tokens", "objective.num_generations"),
     "objective.beta",
 )
-"""The options that `--help` shows after the command's own."""
+"""The options that `--help` shows after the command-specific ones."""
 
 
 class RecipeParser(OptionParser):
     """Parses the options of a command that takes a recipe.
 
-    The command's own options are added with `add_argument`. They come first in the help.
+    Command-specific options are added with `add_argument` and come first in the help.
 
     Attributes:
         groups: the titled groups of the help.
@@ -103,14 +103,16 @@ class RecipeParser(OptionParser):
 
         Args:
             command: `train`, `plan` or `bench`.
-            arguments: the name of the recipe, and the options.
-            description: of the command; None: that of the recipe.
-            example: options to show with the recipe; None: the command in the recipe's details.
+            arguments: the name of the recipe, then the options.
+            description: the description of the command. Defaults to the recipe's.
+            example: options to show in the example. Defaults to the example in the recipe's
+              details.
 
         Raises:
-            UserError: no recipe has this name, or it does not have the preset.
+            UserError: the recipe is unknown or does not have the preset.
         """
         name, *self._options = arguments
+        # The preset determines the defaults, so read it before the other options are parsed.
         preset = _value_of("preset", self._options)
         if preset == "" or (preset or "").startswith("--"):
             raise UserError(f"--preset has no value: add one (see flaxzoo {command} {name} --help)")
@@ -118,6 +120,7 @@ class RecipeParser(OptionParser):
         named = RECIPES[name]
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
+        # A model to start from also determines defaults. Help does not open it.
         beginning = _value_of("init-from", self._options) or self._config.init_from
         if preset is None and named.of_model is not None and beginning and not helping:
             run = Path(_value_of("workdir", self._options) or default_workdir(name))
@@ -142,7 +145,8 @@ class RecipeParser(OptionParser):
         """Returns the command's own options and the recipe's configuration with all changes.
 
         Raises:
-            UserError: an option is unknown (the message names the nearest), or a value is invalid.
+            UserError: an option is unknown (the message names the closest match), or a value is
+              invalid.
         """
         parsed = self.read(self._options)
         for field in ("head", "labels"):
@@ -155,10 +159,10 @@ class RecipeParser(OptionParser):
         return parsed, self._with_vocabulary(parsed, with_options(self._config, _sized(parsed)))
 
     def _with_vocabulary(self, parsed: argparse.Namespace, config: TrainConfig) -> TrainConfig:
-        """Returns the run with the published vocabulary of its preset, unless options name one.
+        """Returns the configuration with the preset's published vocabulary size, if applicable.
 
-        A plan and a benchmark are of the published model. Training makes a vocabulary from the
-        text, whose size is another, and says so.
+        Options that choose a vocabulary take precedence. `plan` and `bench` assume the published
+        model. `train` builds a vocabulary of a different size from the text, and logs this.
         """
         named = any(hasattr(parsed, option) for option in VOCABULARY)
         if self._preset is None or config.init_from is not None or named:
@@ -181,9 +185,10 @@ class RecipeParser(OptionParser):
         )
 
     def format_help(self) -> str:
-        """Returns the help: an example and the most used options, or all of them."""
+        """Returns the help: an example and the most used options, or all options."""
         if self.everything:
             return super().format_help()
+        # Options outside of the groups are specific to the command.
         grouped = {action for group in self.groups.values() for action in group._group_actions}
         own = [action for action in self._actions if action not in grouped]
         by_field = {action.dest: action for action in self._actions}
@@ -200,10 +205,10 @@ class RecipeParser(OptionParser):
 
 
 def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
-    """Leaves out the recipe's size of a vocabulary if options name one that has its own size.
+    """Drops the recipe's vocabulary size if the options choose a kind that determines its size.
 
     Raises:
-        UserError: options name a vocabulary, and the settings of one to be trained.
+        UserError: options name an existing vocabulary and also settings for training one.
     """
     kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
     if getattr(parsed, "data.tokenizer.path", None) is not None:
@@ -219,14 +224,14 @@ def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
 
 
 def default_workdir(name: str) -> Path:
-    """Returns the run folder of a recipe if options name none."""
+    """Returns the default run folder of a recipe."""
     return Path("runs") / name
 
 
 def _begun(name: str, beginning: str, command: str, run: Path) -> TrainConfig | None:
-    """Returns the recipe for a run that begins with a model, if the run or the model is here.
+    """Returns the recipe for a run that starts from a model, or None if neither is available.
 
-    A plan and a benchmark download nothing.
+    `plan` and `bench` download nothing.
     """
     folder = Path(beginning).expanduser()
     if command == "train":
@@ -234,7 +239,8 @@ def _begun(name: str, beginning: str, command: str, run: Path) -> TrainConfig | 
 
         if (resumed := _resumed(name, beginning, run)) is not None:
             return resumed
-        with contextlib.suppress(FileNotFoundError):  # which training reports
+        # Training reports a missing model later.
+        with contextlib.suppress(FileNotFoundError):
             folder = local_folder(beginning)
     if not (folder / "config.json").is_file():
         return None
@@ -244,9 +250,10 @@ def _begun(name: str, beginning: str, command: str, run: Path) -> TrainConfig | 
 
 
 def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
-    """Returns the recipe for a run that exists; None if there is none with this beginning.
+    """Returns the recipe for an existing run, or None if none started from this model.
 
-    What follows from its beginning is that of the run, for the beginning may be gone by now.
+    Settings that follow from the initial model are read from the run, because the initial model
+    may have been deleted.
     """
     from ..runs.load_run import config_of_run
 
@@ -256,6 +263,7 @@ def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
     made = config_of_run(run)
     if made.init_from != beginning or type(made.data) is not type(config.data):
         return None
+    # The fields that the recipe derives from the run's model.
     follows = {"init_from", "execution.remat", *differences(config, of_model(made.model))}
     stored = flatten(to_dict(made))
     own = {x: stored[x] for x in follows if not x.startswith("model.")}
@@ -263,7 +271,7 @@ def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help with all options, and ends the program."""
+    """Prints the help with all options and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
@@ -273,7 +281,7 @@ class _HelpAll(argparse.Action):
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """Returns the value of an option that has to be known before all others are."""
+    """Returns the value of an option that is needed before argparse runs."""
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name == f"--{option}":
@@ -282,7 +290,7 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def _split_example(doc: str) -> tuple[str, str]:
-    """Returns the command that a recipe's docstring shows, and the rest of the docstring."""
+    """Splits a recipe's text into its example command and the rest."""
     found = re.search(r"^Run: ((?:.*\\\n)*.*)\n?", doc, re.MULTILINE)
     if found is None:
         return "", doc
@@ -293,19 +301,21 @@ def _split_example(doc: str) -> tuple[str, str]:
 def add_options(
     groups: Mapping[str, argparse._ArgumentGroup], config: TrainConfig, *, helping: bool
 ) -> None:
-    """Adds an option for each field of a configuration to the group that it belongs to.
+    """Adds an option for each field of a configuration to its group.
 
     Args:
-        groups: titles of `GROUPS` → groups of an argparse parser.
+        groups: title in `GROUPS` → argparse group.
         config: supplies the fields and their default values.
-        helping: whether to read the help texts from the source code, which takes time.
+        helping: whether to read the help texts from the source code, which is slow.
     """
     fields = {x.name: x for x in describe(config, nested=OPTIONAL, with_text=helping)}
+    # The longest entry that covers a field decides its group.
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {
         name: max((e for e in title_of if _covers(e, name)), key=len, default="") for name in fields
     }
-    order = ["", *title_of]  # a field that no group names goes into the first
+    # A field that no entry covers goes into the first group.
+    order = ["", *title_of]
     for name in sorted(fields, key=lambda name: order.index(entry_of[name])):
         field = fields[name]
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
@@ -313,7 +323,7 @@ def add_options(
 
 
 def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -> Config:
-    """Returns `config` with the values that were given on the command line.
+    """Returns `config` with the values from the command line.
 
     Raises:
         UserError: a value is out of range.
@@ -328,6 +338,7 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
         elif hasattr(parsed, name):
             read = getattr(parsed, name)
             given[field.name] = tuple(read) if isinstance(read, list) else read
+    # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
         return dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
 

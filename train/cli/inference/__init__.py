@@ -1,1 +1,1 @@
-"""The commands that ask a trained model for something: one file for each."""
+"""The commands that use a trained model, one file each."""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AttendArguments:
-    """Prints what each word of a text looks at: the words with the largest attention weights.
+    """Prints what each word of a text attends to: the words with the largest attention weights.
 
-    A word of several tokens looks with the mean of its tokens' weights, and is looked at with their
-    sum.
+    A word of several tokens uses the mean of its tokens' weights as a query, and the sum of its
+    tokens' weights as a key.
     """
 
     run: RunName
@@ -26,15 +26,15 @@ class AttendArguments:
     text: Annotated[str, Positional("TEXT")]
     """The text; for an encoder-decoder the source."""
     word: str | None = None
-    """Show only what this word looks at: a column for each layer, or with --layer for each of its
-    heads."""
+    """Show only what this word attends to, with a column for each layer, or with --layer for each
+    of its heads."""
     layer: int | None = None
     """Only this layer, from 1. By default the mean over layers."""
     head: int | None = None
     """Only this head, from 1. By default the mean over heads."""
     top_k: int | None = None
-    """The number of words that are shown as looked at, the largest weights first. By default 3, and
-    10 with --word."""
+    """The number of attended words to show, the largest weights first. By default 3, and 10 with
+    --word."""
     tokens: bool = False
     """Show tokens instead of words."""
     target: str | None = None
@@ -63,6 +63,7 @@ def attend_command(arguments: list[str]) -> None:
     from ....models.text.attend import TextAttention, draw_attention
 
     if parsed.output is not None:
+        # Check the path before the model is loaded, to fail fast.
         check_output_path(parsed.output, "-")
     attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log)
     attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
@@ -88,7 +89,7 @@ def attend_command(arguments: list[str]) -> None:
 
 
 def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
-    """Prints a line for each word, with the words that it looks at most."""
+    """Prints a line for each word, with the words that it attends to most."""
     width = max(map(len, attention.queries))
     for query, row in zip(
         attention.queries, attention.mean(parsed.layer, parsed.head), strict=True
@@ -98,9 +99,10 @@ def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
 
 
 def _print_word(attention: "Attention", parsed: AttendArguments, word: str) -> None:
-    """Prints what a word looks at, with columns for layers or heads, wherever it occurs."""
+    """Prints what each occurrence of a word attends to, with columns for layers or heads."""
     weights = attention.chosen(parsed.layer, parsed.head)  # [layers, heads, Q, K]
     name = "layer" if parsed.layer is None else "head"
+    # One column per layer (its mean over heads), or per head of the chosen layer.
     columns = weights.mean(axis=1) if parsed.layer is None else weights[0]
     one_head = parsed.layer is not None and parsed.head is not None
     numbers = [parsed.head] if one_head else range(1, len(columns) + 1)

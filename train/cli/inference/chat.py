@@ -28,8 +28,9 @@ COMMANDS = """\
 class ChatArguments:
     """Talks with a language model in the terminal; see /help there.
 
-    It keeps the conversation, and reads of each turn only what is new. When the window is full, the
-    oldest turns fall out, never the instructions. Lines of standard input are the user's turns.
+    Each line of standard input is a turn of the user. The model's cache is kept between turns, so
+    that only new tokens are read. When the context window is full, the oldest turns are dropped,
+    never the instructions.
     """
 
     run: RunName
@@ -52,22 +53,23 @@ class ChatArguments:
     stop_strings: tuple[str, ...] = ()
     """Further strings that end an answer."""
     seed: int = 0
-    """The seed of the first answer, one more for each that follows."""
+    """The seed of the first answer. It increases by one with each answer."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
-    files of a folder; python, which runs a program of the model without network and files, on
-    Linux."""
+    files of a folder; python, which runs a program that the model writes, without network and
+    files (Linux only)."""
     max_calls: int = 8
-    """The calls of tools after one turn of the user."""
+    """The maximum number of tool calls after one turn of the user."""
     template: str | None = None
     """A folder with a chat template, instead of the model's own."""
     transcript: Path | None = None
-    """A file of JSON lines: the conversation is taken up from it if it exists, and written to it
+    """A file of JSON lines. The conversation continues from it if it exists, and is written to it
     after each turn."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
-    """The window, in tokens, if not the model's own; for positions that are no table."""
+    """The context window, in tokens, by default the model's. Not for models whose positions are a
+    table (learned ones)."""
 
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
@@ -97,6 +99,7 @@ def chat_command(arguments: list[str]) -> None:
         **parsed.requested(),
     )
     if parsed.transcript is not None:
+        # Options given now replace the saved instructions.
         conversation.check_path(parsed.transcript)
         if parsed.transcript.exists():
             conversation.load(parsed.transcript)
@@ -115,6 +118,7 @@ def chat_command(arguments: list[str]) -> None:
             elif line.strip():
                 _answer(conversation, line, parsed.transcript)
         except UserError as error:
+            # An error in a script's input ends the program; a user may try again.
             if not (interactive or line.startswith("/")):
                 raise
             log(f"flaxzoo: {error}")
@@ -125,7 +129,10 @@ def chat_command(arguments: list[str]) -> None:
 
 
 def _answer(conversation: "Conversation", line: str, transcript: Path | None) -> None:
-    """Prints the answer to a line, and an empty line after it where a program reads the answers."""
+    """Prints the answer to a line, followed by an empty line if input or output is not a terminal.
+
+    The empty line lets a program find the end of an answer.
+    """
     said = conversation.reply(
         line,
         on_text=lambda text: print(_printable(text), end="", flush=True),
@@ -148,7 +155,7 @@ def _unused_name(path: Path) -> Path:
 
 
 def _printable(text: str) -> str:
-    """Returns a text without control characters, which a terminal would obey."""
+    """Replaces control characters, which a terminal would execute, with question marks."""
     kept = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "?" for c in text)
     return "".join(kept)
 
@@ -163,14 +170,14 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 
 def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> None:
-    """Carries out a line that begins with a slash."""
+    """Executes a line that begins with a slash."""
     command, _, text = line.partition(" ")
     text = text.strip()
     if command == "/system":
         conversation.instructions = text or None
     elif command == "/reset":
         if transcript is not None and conversation.turns:
-            # The next turn overwrites the transcript.
+            # The next turn overwrites the transcript, so keep a copy.
             kept = _unused_name(transcript)
             conversation.save(kept)
             log(f"kept the turns until here in {kept}")

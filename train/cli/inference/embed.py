@@ -14,8 +14,8 @@ from ..options import RunName, log, parse
 class EmbedArguments:
     """Writes one vector for each line of a file.
 
-    A folder of sentence-transformers says how its vectors are made; the options replace that. The
-    vectors of any other model are the means of its last hidden states, not normalized.
+    The settings of a sentence-transformers folder apply unless options replace them. Any other
+    model gives the mean of its last hidden states, not normalized.
     """
 
     run: RunName
@@ -32,12 +32,12 @@ class EmbedArguments:
     ) = None
     """How the hidden states of a text become one vector: the first token's, the largest values,
     the mean, the sum over the square root of the length, the mean weighted by position, or the
-    last token's. Several are concatenated. By default as the model says, else mean."""
+    last token's. Several are concatenated. By default the model's setting, or mean."""
     normalize: bool | None = None
-    """Whether to scale each vector to length 1. By default as the model says, else no."""
+    """Whether to scale each vector to length 1. By default the model's setting, or no."""
     prompt_name: str | None = None
-    """The name of a prompt of the model, such as query, to put before each line. By default that
-    of the model, if any."""
+    """The name of a prompt of the model, such as query, to put before each line. By default the
+    model's default prompt, if any."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
@@ -54,6 +54,7 @@ def embed_command(arguments: list[str]) -> None:
     from ....data.common.files import read_lines
     from ....models.text.embed import TextEmbedder
 
+    # Check the path before the model is loaded, to fail fast.
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
     embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)

@@ -14,50 +14,51 @@ from ..options import RunName, log, parse
 class EvaluateArguments:
     """Prints the validation loss (nats) and the metrics of a trained model as JSON.
 
-    With --shots, instead: the accuracy of its answers after so many examples in the prompt. With
-    --tasks: its results in tasks of lm-evaluation-harness (pip install 'flaxzoo[eval]').
+    With --shots, prints instead the accuracy of its answers after that many examples in the prompt.
+    With --tasks, prints its results in tasks of lm-evaluation-harness (pip install
+    'flaxzoo[eval]').
     """
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     data: str | None = None
     """A source of the kind that the model was trained on. By default its validation data. With
-    --shots: examples and questions, as flaxzoo prompt reads them (.jsonl, .csv, builtin:reviews,
+    --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv, builtin:reviews,
     builtin:patterns …)."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     num_beams: int | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: int | None = None
-    """Cut rows to this many tokens, also to more than in training. By default as in training. A
-    model whose positions are a table (learned ones) has no others."""
+    """Truncate rows to this many tokens, which may exceed the length in training. By default as in
+    training. A model whose positions are a table (learned ones) cannot exceed it."""
     without_heads: bool = False
-    """Print a table instead: by how much the loss rises without each attention head."""
+    """Print instead a table of how much the loss rises without each attention head."""
     shots: tuple[int, ...] = ()
-    """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks one number; by default
-    that of each task."""
+    """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks a single number, by
+    default the one that each task defines."""
     tasks: str | None = None
     """Names of the harness's tasks, groups or tags, or YAML files of your own, separated by commas:
     hellaswag,arc_easy."""
     chat: bool = False
-    """With --tasks: prompts are turns of a conversation, written by the model's chat template."""
+    """With --tasks: format prompts as a conversation, with the model's chat template."""
     limit: int | None = None
-    """The number of questions; of each task by default all, otherwise at most 500."""
+    """The number of questions. By default all of each task, or with --shots at most 500."""
     queries: str | None = None
-    """With --shots: a source of other questions than those of --data."""
+    """With --shots: a source of questions that replaces the questions of --data."""
     pattern: str | None = None
     r"""With --shots: the name of a pattern or a template, the answer last: 'Q: {question}\nA:
     {answer}\n'. By default the named pattern with the fields of the examples."""
     answers: Literal["labels", "texts"] | None = None
-    """With --shots: choose the most probable label, or compare with greedy decoding. By default
-    labels if there are at most 20."""
+    """With --shots: choose the most probable label (labels), or compare the text of greedy decoding
+    (texts). By default labels if there are at most 20."""
     balanced: bool = False
-    """With --shots: as many examples of each answer, as far as there are."""
+    """With --shots: choose equally many examples of each answer, if available."""
     seed: int | None = None
-    """With --shots: shuffles the examples before they are chosen, and chooses the questions of
-    --limit. By default the first examples are shown, in the order of the file."""
+    """With --shots: the seed that shuffles the examples and chooses the questions of --limit. By
+    default the first examples are shown, in the order of the file."""
     plot: Path | None = None
-    """With --shots: a file for a picture of the accuracy, such as shots.png."""
+    """With --shots: a file for a plot of the accuracy, such as shots.png."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -85,6 +86,7 @@ def evaluate_command(arguments: list[str]) -> None:
                 "losses: give one of them"
             )
         losses = losses_without_heads(parsed.run, parsed.data, step=parsed.step, log=log)
+        # The table shows the differences to the loss of the whole model.
         whole = losses.pop("loss")
         print(f"loss {whole:.4f}; without one head, by layer and head:")
         for name, table in losses.items():
@@ -104,10 +106,11 @@ def evaluate_command(arguments: list[str]) -> None:
 
 
 def _check(parsed: EvaluateArguments) -> None:
-    """Raises UserError if options do not go together."""
+    """Raises UserError if options contradict each other."""
     prompting = parsed.tasks is not None or bool(parsed.shots)
     fields = [field.name for field in dataclasses.fields(EvaluateArguments)]
     defaults = EvaluateArguments(parsed.run)
+    # An option counts as given if its value differs from the default.
     given = [name for name in fields if getattr(parsed, name) != getattr(defaults, name)]
     option = {name: f"--{name.replace('_', '-')}" for name in fields}
     if prompting:
@@ -115,6 +118,7 @@ def _check(parsed: EvaluateArguments) -> None:
         if refused:
             raise UserError(f"{option[min(refused)]} does not go with prompts: leave it out")
     for_shots = ("queries", "pattern", "answers", "balanced", "seed", "plot")
+    # Options for prompts without --shots or --tasks would be ignored silently.
     lone = [name for name in (*for_shots, "limit") if name in given]
     if lone and not prompting:
         raise UserError(f"{option[lone[0]]} is for prompts: give --shots or --tasks, too")
@@ -137,7 +141,7 @@ def _check(parsed: EvaluateArguments) -> None:
 
 
 def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
-    """Prints the results of tasks of the harness, as a table and as JSON."""
+    """Prints results in tasks of lm-evaluation-harness, as a table and as JSON."""
     from ....models.text.prompting.harness import evaluate_tasks, harness_model
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -155,7 +159,7 @@ def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
 
 
 def _evaluate_shots(parsed: EvaluateArguments) -> None:
-    """Prints the accuracy by the number of examples, as a table and as JSON."""
+    """Prints the accuracy for each number of examples, as a table and as JSON."""
     from ....data.prompts.examples import prompt_examples
     from ....data.prompts.pattern import pattern_for, prompt_pattern
     from ....models.text.prompting.continuations import ContinuationScorer
@@ -169,6 +173,7 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
 
     assert parsed.data is not None
     if parsed.plot is not None:
+        # Check the path before the model is evaluated, to fail fast.
         check_picture(parsed.plot)
     examples = prompt_examples(parsed.data)
     queries = prompt_examples(parsed.queries or parsed.data, "validation")

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from ....models.text.generate import TextGenerator
 
 SEPARATOR = "\n----\n"
-"""Stands between texts."""
+"""Printed between texts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingArguments:
-    """How a model writes text; the options that several commands share."""
+    """Options for decoding that several commands share."""
 
     max_new_tokens: int | None = None
     """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
-    run imported from one, may set its own defaults for this and the next options in
+    run imported from one, may set other defaults for this and the next options in
     generation_config.json.)"""
     do_sample: bool | None = None
     """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
@@ -47,23 +47,22 @@ class DecodingArguments:
     stop_strings: tuple[str, ...] = ()
     """Strings that end a continuation."""
     seed: int = 0
-    """Seed for sampling. The same seed gives the same text. Of several prompts that each have a
-    seed, this is the first one's, and each that follows has one more."""
+    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this is the
+    seed of the first prompt, and it increases by one with each prompt."""
     batch_size: int = 8
-    """With many prompts: completions that are written at once. Where one has ended, the next
+    """With many prompts: the number of completions generated at once. When one ends, the next
     begins."""
     assistant_model: str | None = None
-    """A smaller model with the same tokenizer, named as RUN is. It proposes tokens, and the model
-    checks several at once. With temperature 0 texts stay the same; others change, but have the same
-    distribution. Its newest checkpoint is used, and its own length: --step and --max-length are
-    RUN's."""
+    """A smaller model with the same tokenizer, named like RUN. It proposes tokens, and the model
+    checks several at once. With temperature 0 the text stays the same; with sampling it changes,
+    but has the same distribution. --step and --max-length apply only to RUN."""
     num_assistant_tokens: int | None = None
-    """With --assistant-model: the tokens that it proposes at a time. By default 4."""
+    """With --assistant-model: the number of tokens that it proposes at a time. By default 4."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
-    """The tokens that the model may look back on, also more than in training. By default as in
-    training. A model whose positions are a table (learned ones) looks back on no others."""
+    """The longest context, in tokens, which may exceed the length in training. By default as in
+    training. A model whose positions are a table (learned ones) cannot exceed it."""
 
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
@@ -86,13 +85,13 @@ class GenerateArguments(DecodingArguments):
     prompt: tuple[str, ...] = ("",)
     """The text to continue. Several prompts go through the model in one batch."""
     prompt_file: str | None = None
-    """Complete the prompts of a file instead, each with its own seed: one on each line, or in
-    .jsonl objects with "prompt" and perhaps "seed", "stop_strings" and "max_new_tokens". Other
-    fields are repeated in the answer. - reads lines from standard input."""
+    """Complete the prompts of a file instead, each with a separate seed: one prompt per line, or
+    .jsonl objects with "prompt" and optionally "seed", "stop_strings" and "max_new_tokens". Other
+    fields are copied to the output. - reads lines from standard input."""
     json: bool = False
     """Print one JSON object instead of text. With --prompt-file one for each prompt: "prompt",
     "seed", and for each of its "completions" the text, why it ended ("finish_reason": stop, end or
-    length), and the log-probabilities of the whole and of each token."""
+    length), and the log-probabilities of the completion and of each token."""
 
 
 def generate_command(arguments: list[str]) -> None:
@@ -106,13 +105,16 @@ def generate_command(arguments: list[str]) -> None:
     from ....models.text.generate import completed_to_samples
 
     requested = parsed.requested()
+    # Check the options before the model is loaded, to fail fast.
     check_requested(parsed)
     file = parsed.prompt_file
     prompts = list(parsed.prompt) if file is None else read_prompts(file)
     generator = open_generator(parsed, parsed.run)
     number = len(prompts) * (parsed.num_return_sequences or 1)
+    # A single continuation is printed while it is generated.
     alone = file is None and not parsed.json and number == 1
-    if alone:  # a folder may return several by default
+    # A folder in the Hugging Face format may return several sequences by default.
+    if alone:
         alone = generator.request(parsed.prompt, **requested).num_return_sequences == 1
     if alone:
         _write(parsed.prompt[0])
@@ -140,11 +142,11 @@ def generate_command(arguments: list[str]) -> None:
 
 
 def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
-    """Returns the model of a command, with its draft model if there is one.
+    """Returns the generator of a command, with its draft model if one is given.
 
     Raises:
-        FileNotFoundError: there is no such run or checkpoint.
-        UserError: a model does not continue texts, or the draft model is not one for it.
+        FileNotFoundError: the run or checkpoint does not exist.
+        UserError: a model does not continue texts, or the draft model does not match the model.
     """
     from ....models.text.generate import NUM_DRAFT_TOKENS, TextGenerator
 
@@ -161,13 +163,13 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
 
 
 def log_acceptance(generator: "TextGenerator") -> None:
-    """Tells how many tokens of the draft model were accepted, if there is one."""
+    """Logs how many tokens of the draft model were accepted, if one was used."""
     if generator.acceptance is not None:
         log(str(generator.acceptance))
 
 
 def check_requested(parsed: DecodingArguments) -> None:
-    """Checks the options before anything is read.
+    """Checks the options before any file is read.
 
     Raises:
         UserError: an option is out of range, or without effect.
@@ -181,8 +183,8 @@ def check_requested(parsed: DecodingArguments) -> None:
     from ....models.text.generate import merged_request
 
     check_seed(parsed.seed or 0)
-    # The folder may set the number of beams, so without --num-beams the length penalty cannot be
-    # checked yet.
+    # The folder may set the number of beams, so the length penalty cannot be checked yet without
+    # --num-beams.
     known = parsed.requested()
     if not parsed.num_beams:
         known.pop("length_penalty", None)

@@ -50,8 +50,8 @@ class FillMaskArguments:
     top_k: int = 5
     """The number of tokens to print for each [MASK]."""
     words: tuple[str, ...] | None = None
-    """Compare these words for the one [MASK] instead. A word of several tokens takes as many masks,
-    filled from left to right; its probability is the product of its pieces'."""
+    """Compare these words for the single [MASK] instead. A word of several tokens takes as many
+    masks, filled from left to right; its probability is the product of its tokens'."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     json: bool = False

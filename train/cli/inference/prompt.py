@@ -16,61 +16,60 @@ if TYPE_CHECKING:
     from ....data.prompts.pattern import PromptPattern
 
 MOST_SHOTS = 8
-"""The number of examples without --shots, if there are so many."""
+"""The maximum number of examples if --shots is not given."""
 TABLES = (".jsonl", ".csv", ".tsv")
-"""Files with named fields."""
+"""Suffixes of files with named fields."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptArguments(DecodingArguments):
     """Shows a model examples of a task in its prompt, and prints its answers to queries.
 
-    The prompt repeats one pattern: instance, label, instance, label, …, and last the query.
+    The prompt repeats one pattern: instance, label, instance, label, …, and ends with the query.
     """
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     query: tuple[str, ...] = ()
-    """The texts to answer. If the pattern has several fields before the answer, JSON objects with
-    these fields."""
+    """The texts to answer, or JSON objects if the pattern has several fields before the answer."""
     query_file: str | None = None
-    """A file of queries, one on each line; or a file or source with named fields, as for
-    --examples, whose answers are not read. - reads lines from standard input."""
+    """A file of queries, one per line; or a file or source with named fields, as for --examples,
+    whose answers are ignored. - reads lines from standard input."""
     examples: str | None = None
     """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
     (labels and texts), pairs:A,B, builtin:reviews, …"""
     shots: int | None = None
-    """The number of examples in a prompt: the first of the file, in its order. By default all that
-    there are, at most 8."""
+    """The number of examples in a prompt: the first of the file, in its order. By default all, but
+    at most 8."""
     pattern: str | None = None
     r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
     translation, patterns), or a template with fields in braces, the answer last: 'Q:
     {question}\nA: {answer}\n'. By default the named pattern with the fields of the examples."""
     labels: tuple[str, ...] = ()
-    """Instead of a pattern: the label before each field of the examples, which has a line of its
-    own: 'Poor English input: ' 'Good English output: '."""
+    """Instead of a pattern: the label before each field of the examples, one field per line: 'Poor
+    English input: ' 'Good English output: '."""
     task: str | None = None
-    """The task of --query, where the examples have a field task: only its own are shown."""
+    """The task of --query, if the examples have a field task. Only examples of it are shown."""
     balanced: bool = False
-    """Choose equally many examples of each answer, as far as there are."""
+    """Choose equally many examples of each answer, if available."""
     full_context: Literal["drop", "error"] = "drop"
-    """A prompt that is too long loses its first examples (drop), or is an error."""
+    """Whether a prompt that is too long loses its first examples (drop) or is an error."""
     show: bool = False
-    """Print the prompts themselves, without an answer; the model is not read."""
+    """Print the prompts without answers; the model is not loaded."""
     json: bool = False
-    """Print a JSON object for each query: the prompt, the answer, and for each of its "completions"
-    what generate --prompt-file says of it."""
+    """Print a JSON object for each query: the prompt, the answer, and its "completions" with the
+    fields of generate --prompt-file."""
     max_new_tokens: int | None = None
     """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
     temperature: float | None = None
-    """Above 0 samples tokens; by default the most probable token is taken each time."""
+    """Above 0 samples tokens. By default takes the most probable token each time."""
     stop_strings: tuple[str, ...] = ()
-    """Further strings that end an answer; a line feed always does, or what follows the answer in
-    the pattern, or a line that begins with the first label."""
+    """Further strings that end an answer. A line feed always ends it, or the text after the answer
+    in the pattern, or a line that begins with the first label."""
     seed: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Shuffles the examples before they are chosen. By default the first of the file are shown, in
-    its order. It is the first query's seed for sampling, too (by default 0); each query that
-    follows has one more."""
+    """The seed that shuffles the examples before they are chosen. By default the first of the file
+    are shown, in its order. It is also the first query's seed for sampling (by default 0), and
+    increases by one with each query."""
 
 
 def prompt_command(arguments: list[str]) -> None:
@@ -81,7 +80,8 @@ def prompt_command(arguments: list[str]) -> None:
     if parsed.pattern is not None and parsed.labels:
         raise UserError("--pattern and --labels are two ways to say the same: give one of them")
     few_shot, queries = _few_shot(parsed)
-    prompts = [few_shot.prompt(query) for query in queries]  # a field may be missing
+    # Build all prompts first, so that a missing field fails before the model is loaded.
+    prompts = [few_shot.prompt(query) for query in queries]
     if parsed.show:
         print("\n----\n".join(prompts))
         return
@@ -122,6 +122,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
     examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
     file = parsed.query_file
     named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
+    # A source, or a table with named fields. Other files have one text per line.
     queries = prompt_examples(file, "validation") if file is not None and named else []
     if named and parsed.task is not None:
         queries = [query for query in queries if query.task == parsed.task]
@@ -129,6 +130,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
             raise UserError(f"{file} has no query of the task {parsed.task!r}: check --task")
     pattern = _pattern(parsed, (examples or queries)[:1])
     if not named:
+        # Plain texts need the pattern, which names their fields.
         texts = parsed.query if file is None else read_lines(file)
         queries = [_query(text, pattern, parsed.task) for text in texts]
     shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
@@ -138,7 +140,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
 
 
 def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
-    """Returns the fields of a query: a JSON object, or the text where there is one field."""
+    """Returns the fields of a query: a JSON object, or the text if there is only one field."""
     from ....data.common.json_text import parse_object
     from ....data.prompts.examples import TASK, PromptExample
 

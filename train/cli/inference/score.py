@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreArguments:
-    """Prints the probability of texts under a model that writes text, token by token if asked."""
+    """Prints the probability of texts under a model that generates text."""
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
@@ -33,15 +33,15 @@ class ScoreArguments:
     each: bool = False
     """Print the probability of each token and the running sum of their logarithms."""
     stride: int | None = None
-    """A text that is longer than the model reads is scored in windows that begin this many tokens
-    apart. By default half of what the model reads; less gives each token more context."""
+    """A text that exceeds the context is scored in windows that start this many tokens apart. By
+    default half of the context; less gives each token more context."""
     json: bool = False
     """Print a JSON object for each text, with its tokens."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
-    """The longest part of a text that the model reads at once, also longer than in training. A
-    model whose positions are a table (learned ones) reads no others."""
+    """The longest context, in tokens, which may exceed the length in training. A model whose
+    positions are a table (learned ones) cannot exceed it."""
 
 
 def score_command(arguments: list[str]) -> None:
@@ -61,6 +61,7 @@ def score_command(arguments: list[str]) -> None:
 
     texts = list(parsed.text) if parsed.input is None else []
     if parsed.input is not None and parsed.whole:
+        # Keep all line ends except the last one.
         lines = [line for _, _, line in text_lines(parsed.input, keep_ends=True)]
         texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
     elif parsed.input is not None:
@@ -74,6 +75,7 @@ def score_command(arguments: list[str]) -> None:
         if parsed.json:
             print(to_json(_as_json(score)))
             continue
+        # The columns of `_line`.
         if parsed.each:
             print("probability         ln       sum  token")
             for token in score.tokens:
@@ -120,15 +122,15 @@ class NextArguments:
     top_k: int = 10
     """The number of tokens to print."""
     words: tuple[str, ...] | None = None
-    """Compare these words instead: the probability that the text goes on with a space and the
-    word. A word of several tokens has the product of their probabilities."""
+    """Compare these words instead: the probability that a space and the word follow the text. A
+    word of several tokens has the product of their probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
     step: int | None = None
     """The checkpoint. By default the newest."""
     max_length: int | None = None
-    """The longest part of a text that the model reads, also longer than in training. A model whose
-    positions are a table (learned ones) reads no others."""
+    """The longest context, in tokens, which may exceed the length in training. A model whose
+    positions are a table (learned ones) cannot exceed it."""
 
 
 def next_command(arguments: list[str]) -> None:
@@ -150,7 +152,7 @@ def next_command(arguments: list[str]) -> None:
 
 
 def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
-    """Prints words with their probabilities, the most probable first, and how they compare."""
+    """Prints words with their probabilities, the most probable first, and their ratios."""
     if json:
         listed = [
             {
@@ -171,5 +173,5 @@ def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
 
 
 def _times(log_ratio: float) -> str:
-    """Returns exp(log_ratio) in at most three digits, however large it is."""
+    """Returns exp(log_ratio) with at most three digits. Large values do not overflow."""
     return f"{math.exp(log_ratio):.3g}" if log_ratio < 700 else f"e^{log_ratio:.0f}"

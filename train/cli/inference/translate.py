@@ -18,7 +18,7 @@ class TranslateArguments:
     input: str
     """A file with one sentence per line; - reads standard input."""
     output: Path | None = None
-    """The file to write, in the order of the input. By default standard output."""
+    """The file to write, in the order of the input. By default, standard output."""
     num_beams: int | None = None
     """The number of beams; 1 decodes greedily. By default 4, or the setting of an imported
     model."""
@@ -26,11 +26,11 @@ class TranslateArguments:
     """α: above 0 favors longer translations. By default 0.6, or the setting of an imported
     model."""
     num_return_sequences: int = 1
-    """Translations of each line, best first. Above 1, each translation is a line of its own: the
-    number of the input line, the score and the text, separated by tabs. An empty line has one
-    empty translation with score 0."""
+    """The number of translations of each line, best first. Above 1, each translation is printed on
+    a separate line: the number of the input line, the score and the text, separated by tabs. An
+    empty line has one empty translation with score 0."""
     truncate: bool = False
-    """Truncate sentences that are longer than the model reads. By default they are an error."""
+    """Truncate sentences that exceed the model's length. By default they are an error."""
     step: int | None = None
     """The checkpoint. By default the newest."""
 
@@ -49,9 +49,11 @@ def translate_command(arguments: list[str]) -> None:
     translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log)
     names = ("num_beams", "length_penalty", "num_return_sequences")
     options = {name: x for name in names if (x := getattr(parsed, name)) is not None}
-    dataclasses.replace(translator.request, **options)  # checks them before anything is read
+    # Creating the request checks the options before the input is read.
+    dataclasses.replace(translator.request, **options)
     lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
+    # Where each sentence came from, for error messages.
     places = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(

@@ -1,1 +1,1 @@
-"""The commands that prepare, train, measure and convert models: one file for each."""
+"""The commands that prepare, train, measure and convert models, one file each."""

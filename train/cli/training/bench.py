@@ -39,7 +39,8 @@ def bench_command(arguments: list[str]) -> None:
         help="Save a trace of a few steps here, for xprof or Perfetto.",
     )
     parsed, config = parser.read_recipe()
-    if parsed.profile is not None:  # before anything is measured
+    # Create the folder before the measurement, to fail fast.
+    if parsed.profile is not None:
         try:
             parsed.profile.mkdir(parents=True, exist_ok=True)
         except OSError as error:

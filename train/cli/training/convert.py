@@ -15,13 +15,12 @@ class ImportArguments:
 
     source: SourceName
     """A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's
-    files; one with the adapter of the package peft, which is merged; or a name on the Hugging Face
-    hub."""
+    files; a folder with a PEFT adapter, which is merged; or a name on the Hugging Face hub."""
     output: OutputPath
     """The run folder to create."""
     base: str | None = None
-    """For an adapter: the folder or the name of the model that it belongs to. By default the one
-    that it names."""
+    """For an adapter: the folder or the name of its base model. By default the one that it
+    names."""
 
 
 def import_command(arguments: list[str]) -> None:
@@ -43,12 +42,12 @@ class ExportArguments:
     """The folder to create (forms huggingface, stablehlo and peft), or the file."""
     form: Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"] = "huggingface"
     """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
-    parameter paths. stablehlo: the forward pass as a program that needs only jax, and its
+    parameter paths. stablehlo: the forward pass as a program that needs only jax, with its
     parameters. peft: the adapters of a run with --lora.rank, for the package peft."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the written parameters."""
     file_gb: float | None = None
-    """Largest size of a file in the form huggingface, in 10^9 bytes, by default 5. A tensor is
+    """Maximum size of a file in the form huggingface, in 10^9 bytes, by default 5. Tensors are
     never split."""
     step: int | None = None
     """The checkpoint. By default the newest."""
@@ -93,7 +92,8 @@ def average_command(arguments: list[str]) -> None:
     parsed = parse(AverageArguments, arguments, "flaxzoo average")
     from ...convert.average_checkpoints import average_checkpoints
 
-    run = parsed.run.resolve()  # a run may be named "."
+    # Resolve the path, because the run may be ".".
+    run = parsed.run.resolve()
     output = parsed.output or run.with_name(f"{run.name}-averaged")
     averaged = average_checkpoints(parsed.run, output, last=parsed.last)
     log(f"{output}: the mean of the checkpoints {', '.join(map(str, averaged))}")

@@ -25,7 +25,7 @@ class ListArguments:
 
 
 def list_command(arguments: list[str]) -> None:
-    """Runs `flaxzoo list`: the recipes, and each family's sizes by paper."""
+    """Runs `flaxzoo list`, which prints the recipes and the published sizes of each family."""
     parse(ListArguments, arguments, "flaxzoo list")
     print("recipes: flaxzoo train RECIPE")
     width = max(map(len, RECIPES))
@@ -39,16 +39,19 @@ def list_command(arguments: list[str]) -> None:
         for name, preset in record.presets.items():
             parameters = record.num_parameters.get(name) or count(preset.config)
             context = f"{preset.config.max_length:,}"
+            # In float32, four bytes per parameter.
             gigabytes = 4 * parameters / 1e9
             digits = 2 if gigabytes < 10 else 1 if gigabytes < 100 else 0
             size = f"{gigabytes:.{digits}f}"
             rows.append((name, f"{parameters:,}", preset.published, size, context, preset.paper))
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
+        # Align the columns: numbers to the right, names and papers to the left.
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *numbers, paper in rows:
             aligned = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:], strict=False)]
             print("  " + "  ".join([f"{name:<{widths[0]}}", *aligned, paper]))
+        # Print each note once, with all presets that share it.
         for note, names in notes.items():
             wrapped = textwrap.wrap(
                 f"{', '.join(names)}: {note}", columns - 4, break_on_hyphens=False

@@ -16,8 +16,8 @@ class PrepareArguments:
 
     Runs on Apache Beam (the `prepare` extra), by default in this process. Beam's own options follow
     two dashes: -- --runner DataflowRunner … All workers must see SOURCE and OUT under the same
-    names (a shared file system). Running the command again keeps complete shards and makes the
-    others.
+    names (a shared file system). Running the command again keeps complete shards and writes the
+    missing ones.
     """
 
     source: SourceName
@@ -33,10 +33,10 @@ class PrepareArguments:
     validation_fraction: float = 0.05
     """The fraction of the documents that is held out for validation."""
     keep: str | None = None
-    """The run of a text classifier: only documents are kept whose label `good` (or the second of
-    two labels) has at least the probability --threshold."""
+    """The run of a text classifier. Documents are kept if their label `good` (or the second of two
+    labels) has at least the probability --threshold."""
     threshold: float | None = None
-    """The least probability of a document that --keep keeps. By default 0.5."""
+    """The minimum probability of a document for --keep. By default 0.5."""
 
 
 def prepare_command(arguments: list[str]) -> None:
@@ -58,6 +58,7 @@ def prepare_command(arguments: list[str]) -> None:
 
         threshold = THRESHOLD if parsed.threshold is None else parsed.threshold
         selector = QualityClassifier(parsed.keep, threshold)
+    # Remember the complete shards, to report which of them were kept.
     before = _written(parsed.output)
     shards = prepare(
         parsed.source,
@@ -85,5 +86,5 @@ def prepare_command(arguments: list[str]) -> None:
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
-    """Returns the shards of a folder, each with the time at which it was finished."""
+    """Returns the summary file of each shard in a folder, with its time of modification."""
     return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{SUMMARY}")}

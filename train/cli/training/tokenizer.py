@@ -18,7 +18,7 @@ class TokenizerArguments:
     kind: TokenizerKind = "byte-bpe"
     """The kind of tokenizer."""
     vocab_size: int | None = None
-    """Number of tokens, special tokens included. Not for the kind characters."""
+    """Number of tokens, including special tokens. Not for the kind characters."""
 
 
 def tokenizer_command(arguments: list[str]) -> None:

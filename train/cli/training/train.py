@@ -18,7 +18,7 @@ def train_command(arguments: list[str]) -> int:
     """Runs `flaxzoo train RECIPE [options]`.
 
     Returns:
-        0; or, when a signal stopped the run, 128 plus the number of the signal, as a shell has it.
+        0, or 128 plus the signal number if a signal stopped the run, as shells do.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
@@ -30,6 +30,7 @@ def train_command(arguments: list[str]) -> int:
     parsed, config = _parse(arguments)
     enable_compilation_cache()
     _silence_orbax()
+    # Import after the options are checked: help and errors should not wait for jax.
     from ...distributed.multiprocess import distributed_session, is_primary
     from ...engine.compile import check_devices
     from ...engine.stop_signals import ended_by_second_signal
@@ -79,6 +80,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
     parsed, config = parser.read_recipe()
+    # A recipe that starts from another recipe's run needs that run first.
     begin, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
     if begin is not None and not (hasattr(parsed, "init_from") or is_begun or Path(begin).exists()):
         raise UserError(
@@ -111,14 +113,16 @@ def launch_command(arguments: list[str]) -> int:
     parsed = parse(LaunchArguments, own, "flaxzoo launch")
     if not command[1:] or command[1] in ("-h", "--help"):
         return train_command(command[1:])
-    _parse(command[1:])  # report mistakes once, before any process starts
+    # Report errors in the options once, before any process starts.
+    _parse(command[1:])
     from ...distributed.launch import launch
 
+    # The package may be installed under a different parent package.
     module = f"{__package__}".removesuffix(".training")
     return launch([sys.executable, "-m", f"{module}.main", *command], parsed.processes)
 
 
 def _silence_orbax() -> None:
-    """Silences orbax's per-thread tracebacks; write errors are reported elsewhere in one line."""
+    """Silences orbax's per-thread tracebacks; other code reports write errors in one line."""
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
