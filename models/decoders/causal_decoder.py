@@ -1,8 +1,8 @@
-"""The mechanism of the decoders of today: what lies around their layers.
+"""The shared frame of the rotary decoders: everything around the layers.
 
-Token embedding, layers with rotary positions, a final RMSNorm, and a head. A family derives its
-configuration and its module from the two classes here, and writes its own layer in the order of
-its paper (`llama.py` is the shortest).
+The frame is a token embedding, layers with rotary positions, a final RMSNorm, and a head. A family
+derives its configuration and its module from the two classes here, and writes its layer in the
+order of its paper (`llama.py` is the shortest).
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ from ..nn.typing import Bool, Float, Int
 from ..rotary_scaling import RotaryScaling
 
 DECODER_HEADS = (*CAUSAL_HEADS, "sequence_classification", "token_classification")
-"""The heads that these decoders can have."""
+"""The supported heads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalDecoderConfig(TransformerConfig):
-    """The fields that the decoders of today share.
+    """The fields that the rotary decoders share.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -68,7 +68,7 @@ class CausalDecoderConfig(TransformerConfig):
     """Added to the mean square in normalization."""
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
-    have no dropout."""
+    use no dropout."""
     attention_dropout: Rate | None = None
     """Dropout rate of attention weights, if not `dropout_rate`."""
     classifier_dropout: Rate | None = None
@@ -80,19 +80,19 @@ class CausalDecoderConfig(TransformerConfig):
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta)."""
     rope_fraction: RotatedFraction = 1.0
-    """The part of each head that is rotated: its first H · fraction dimensions."""
+    """The fraction of each head that is rotated: its first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How the rotary frequencies are scaled for sequences longer than the trained."""
+    """How rotary frequencies are scaled for sequences longer than the trained length."""
     positions: PositionKind = "rotary"
-    """The kind of positions; these families have no others."""
+    """The kind of positions; these families support only rotary ones."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="causal_lm", metadata={"choices": DECODER_HEADS}
     )
-    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
-    labels or a score of the sequence, read at its last real token (sequence_classification), or
-    labels of every token (token_classification)."""
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), labels or a score of the sequence, read at its last real token
+    (sequence_classification), or labels of every token (token_classification)."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classifier, in order of their ids."""
 
@@ -107,7 +107,7 @@ class CausalDecoderConfig(TransformerConfig):
         self._check_rotary()
 
     def _check_rotary(self) -> None:
-        """Checks that the options of rotary positions suit each other."""
+        """Checks that the rotary options are consistent."""
         require_default(self, ["positions"], "differs from this family's, which are rotary")
         require_default(self, ["position_base"], "is named rope_base in this family")
         require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
@@ -120,7 +120,7 @@ class CausalDecoderConfig(TransformerConfig):
             )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalDecoderConfig":
-        """Returns the configuration of the same body below another head."""
+        """Returns the configuration of the same body with another head."""
         return dataclasses.replace(self, head=head, labels=labels)
 
     @property
@@ -148,13 +148,12 @@ class CausalDecoderConfig(TransformerConfig):
         """Dropout rate of the hidden states before token classification."""
         return 0.1 if self.classifier_dropout is None else self.classifier_dropout
 
-    # Properties in which these families differ. A family whose models differ in one makes it a
-    # field.
+    # Properties that differ between families. A family whose models differ in one makes it a field.
 
     window: ClassVar[int | None] = None
-    """If given, the number of tokens, its own included, to which a token attends in some layers."""
+    """Number of tokens that a token attends to in windowed layers, including itself, or None."""
     windowed_rope_base: ClassVar[float | None] = None
-    """Base of the rotary wavelengths in these layers, if not `rope_base`; without scaling."""
+    """Base of the rotary wavelengths in windowed layers, if not `rope_base`; never scaled."""
     embedding_scale: ClassVar[float] = 1.0
     """Factor of the token embeddings."""
     logit_cap: ClassVar[float | None] = None
@@ -167,33 +166,33 @@ class CausalDecoderConfig(TransformerConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        """Returns the window of each layer, which includes the token itself; None: all tokens."""
         return tuple(self.window if windowed else None for windowed in self.windowed_layers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowedDecoderConfig(CausalDecoderConfig):
-    """A decoder whose layers may attend to a window of tokens only.
+    """A decoder whose layers may attend only to a window of tokens.
 
     Raises:
       UserError: a size or a rate is out of range.
     """
 
     window: PositiveInt | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, the number of tokens, its own included, to which a token attends."""
+    """Number of tokens that a token attends to, including itself. If None, all tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedDecoderConfig(WindowedDecoderConfig):
-    """A decoder in which some layers attend to a window, and the others to all tokens.
+    """A decoder in which some layers attend to a window and the others to all tokens.
 
     Raises:
       UserError: a size or a rate is out of range.
     """
 
     full_layers: tuple[int, ...] | None = None
-    """The numbers, from 0, of the layers that attend to all tokens in spite of the window; None:
-    as the family has them."""
+    """Indices, from 0, of the layers that attend to all tokens despite the window. If None, the
+    family's default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,7 +200,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:
-        """The layers that attend to all tokens where `full_layers` does not say."""
+        """The layers that attend to all tokens if `full_layers` is None."""
         return ()
 
     @property
@@ -212,7 +211,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
 
 class CausalDecoder(nn.Module):
-    """A decoder with its head; a family names its layer.
+    """A decoder with its head; a family sets `layer`.
 
     Attributes:
       config: sizes and options of the model.
@@ -238,32 +237,33 @@ class CausalDecoder(nn.Module):
         output_attentions: bool = False,
         head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput | ClassifierOutput:
-        """Computes the logits of every next token, or of labels.
+        """Computes the logits of every next token, or of the labels.
 
         Args:
           input_ids: token ids.
           attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, those written by this call
-            included. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, itself included.
-          position_ids: position of each token; by default counted over the real
-            tokens of each sequence, from 0 in every document of a packed one.
+            it covers the S slots of the cache, including the slots that this call
+            writes. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, including itself.
+          position_ids: position of each token. Defaults to its index among the real
+            tokens of its sequence, or of its document if packed.
           segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. No document attends to another.
+            belongs to, 0 for padding. Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
             Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`) switches dropout on.
-          output_attentions: whether to return the attention weights too.
-          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
-            layer; 0 takes a head out.
+          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          output_attentions: whether to return the attention weights.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
+            row per layer; 0 removes a head.
 
         Raises:
           UserError: `attention_mask` does not cover the tokens (or slots), it is
-            `[B, T, S]` and no `position_ids` are given, a cache is given together
-            with packed sequences, or the head classifies sequences and is given a cache,
-            packed sequences or a mask `[B, T, S]`.
+            `[B, T, S]` without `position_ids`, a cache is combined with packed
+            sequences, or a sequence classifier gets a cache, packed sequences or a
+            mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
+        # The classifier reads the last real token of a row, which these inputs do not determine.
         if c.head == "sequence_classification" and (
             cache is not None
             or segment_ids is not None
@@ -284,6 +284,7 @@ class CausalDecoder(nn.Module):
         )
         embed = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = embed(input_ids)
+        # The scale is rounded to the compute dtype first, as in the published code of Gemma.
         if c.embedding_scale != 1:
             x = x * jnp.asarray(c.embedding_scale, x.dtype)
         x = dropout(x, c.dropout_rate, rng, "embedding")
@@ -301,11 +302,14 @@ class CausalDecoder(nn.Module):
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
         of_call = config_of_call(c, cache)
+        # The layers and the final norm.
         x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
         x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
         if cache is not None:
+            # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x)
+        # The head: classifiers return labels, language models the unmultiplied projection.
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
         if c.head == "sequence_classification":
@@ -320,7 +324,7 @@ class CausalDecoder(nn.Module):
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
-        """Returns the rotations of the tokens, in all layers or in those with a window."""
+        """Returns the rotations of the tokens, separately for windowed layers if their base differs."""
         c = self.config
         full = rotary_positions(
             position_ids,

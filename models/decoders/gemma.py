@@ -3,7 +3,7 @@
 Gemma Team 2024, "Gemma: open models based on Gemini research and technology", section 2: heads of
 size 256, one key/value head in the smaller model, GeGLU feed-forward layers, RMSNorm, the output
 tied to the embedding. From the published code: embeddings are multiplied by √D, and the scales of
-norms are stored less 1.
+norms are stored minus 1.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class GemmaConfig(CausalDecoderConfig):
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Gemma has."""
+    """Whether the four projections of attention have biases; no published Gemma has them."""
     tie_output: bool = True
     """Whether the output projection is the token embedding; else it has its own matrix."""
 

@@ -3,7 +3,7 @@
 Gemma Team 2024, "Gemma 2: improving open language models at a practical size", section 2: layers
 attend to 4,096 tokens and to all tokens in turn; scores of attention and logits are capped by tanh;
 both the input and the output of each sublayer are normalized; grouped key/value heads. Scores are
-divided by the square root of a number of its own, which in the largest model is not the head size.
+divided by the square root of `score_divisor`, which in the largest model is not the head size.
 """
 
 import dataclasses
@@ -38,15 +38,15 @@ class Gemma2Config(MixedDecoderConfig):
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Gemma has."""
+    """Whether the four projections of attention have biases; no published Gemma has them."""
     tie_output: bool = True
     """Whether the output projection is the token embedding; else it has its own matrix."""
     score_divisor: Size = 256
     """The scores of attention are divided by the square root of this number."""
     score_cap: Positive | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, attention scores s become cap · tanh(s / cap)."""
+    """Cap of attention scores, s → cap · tanh(s / cap), or None."""
     logit_cap: Positive | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, logits z become cap · tanh(z / cap)."""
+    """Cap of logits, z → cap · tanh(z / cap), or None."""
 
     def score_scale(self, layer: int | Array) -> float:
         """Returns the factor of the attention scores, the same in every layer."""
@@ -75,6 +75,7 @@ class Gemma2Layer(Layer[Gemma2Config]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Each sublayer is normalized twice: its input, and its output before the residual sum.
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_norm")(x)
         y, cache, weights = make_attention(c, e, c.init_std)(y, own)
         y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_output_norm")(y)

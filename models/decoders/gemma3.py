@@ -1,9 +1,9 @@
 """Gemma 3: the layer of Gemma 2 with normalized queries and keys, and two rotary bases.
 
-Gemma Team 2025, "Gemma 3 technical report", section 2: five layers with a window for each that
-attends to all tokens; a rotary base of 1,000,000 in the latter, scaled for longer contexts, and of
-10,000 in the former; norms of queries and keys in place of capped scores. Text only: the vision
-encoder of the larger models is not here.
+Gemma Team 2025, "Gemma 3 technical report", section 2: five windowed layers for each layer that
+attends to all tokens. The rotary base is 10,000 in windowed layers and 1,000,000 in the others,
+scaled for longer contexts. Norms of queries and keys replace capped scores. The vision encoder of
+the larger models is not implemented.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ class Gemma3Config(Gemma2Config):
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Base of the rotary wavelengths in the layers with a window; without scaling."""
+    """Base of the rotary wavelengths in the windowed layers; never scaled."""
     logit_cap: Positive | None = None
-    """If given, logits z become cap · tanh(z / cap); no published Gemma 3 has one."""
+    """Cap of logits, z → cap · tanh(z / cap), or None; no published Gemma 3 has one."""
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:

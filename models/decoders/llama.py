@@ -40,21 +40,22 @@ class LlamaConfig(CausalDecoderConfig):
     """
 
     d_ff: Size | None = None
-    """Width of the feed-forward layer, F; if not given 8/3 D, rounded up to a multiple of 256."""
+    """Width of the feed-forward layer, F. If None, 8/3 D rounded up to a multiple of 256."""
     norm_eps: Positive = 1e-5
     """Added to the mean square in normalization; 1e-6 in the first Llama."""
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Llama has."""
+    """Whether the four projections of attention have biases; no published Llama has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the maps of the feed-forward layer have biases; no published Llama has."""
+    """Whether the maps of the feed-forward layer have biases; no published Llama has them."""
 
     @property
     def feed_forward_dim(self) -> int:
         """Width of the feed-forward layer, F."""
         if self.d_ff is not None:
             return self.d_ff
+        # Negation twice rounds up: -(-a // b) is ceil(a / b).
         return -(-(8 * self.d_model // 3) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 

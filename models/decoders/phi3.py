@@ -1,4 +1,4 @@
-"""Phi-3: a Llama that is stored with fewer, larger matrices.
+"""Phi-3: a Llama whose checkpoints store fewer, larger matrices.
 
 Abdin et al. 2024, "Phi-3 technical report", section 2: the layer of a Llama. Versions for 128,000
 tokens scale the rotary frequencies by LongRoPE; Phi-4-mini rotates three quarters of each head.
@@ -24,10 +24,10 @@ class Phi3Config(WindowedDecoderConfig):
 
     @property
     def reread_length(self) -> int | None:
-        """The trained length, with LongRoPE.
+        """Returns the length beyond which the cache is recomputed (LongRoPE), or None.
 
-        The cached keys of a text that grows beyond it were rotated by the factors of short texts.
-        The authors' code reads it anew, too.
+        Keys cached before a sequence reaches this length were rotated with the factors of short
+        sequences. The authors' code recomputes the cache as well.
         """
         scaling = self.rope_scaling
         return scaling.original_length if scaling and scaling.kind == "longrope" else None

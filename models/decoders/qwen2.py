@@ -1,4 +1,4 @@
-"""Qwen2: a Llama whose projections to queries, keys and values have biases.
+"""Qwen2: a Llama with biases in the projections to queries, keys and values.
 
 - Yang et al. 2024, "Qwen2 technical report", section 2.2: grouped key/value heads, biases of
   queries, keys and values, a rotary base of 1,000,000; small models tie the output to the

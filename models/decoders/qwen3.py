@@ -30,7 +30,7 @@ class Qwen3Config(MixedDecoderConfig):
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Qwen3 has."""
+    """Whether the four projections of attention have biases; no published Qwen3 has them."""
 
 
 class Qwen3(CausalDecoder):

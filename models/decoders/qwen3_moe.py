@@ -1,7 +1,6 @@
 """Qwen3-MoE: a Qwen3 whose feed-forward layers are mixtures of many small experts.
 
-Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, of which each token uses eight;
-no expert is shared. Queries and keys are normalized, as in Qwen3.
+Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight per token, none shared. Queries and keys are normalized, as in Qwen3.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Qwen3 has."""
+    """Whether the four projections of attention have biases; no published Qwen3 has them."""
 
 
 class Qwen3Moe(CausalDecoder):

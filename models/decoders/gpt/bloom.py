@@ -1,4 +1,4 @@
-"""BLOOM: a GPT without position embeddings, whose scores fall with the distance (ALiBi).
+"""BLOOM: a GPT without position embeddings; scores decrease with distance (ALiBi).
 
 Scao et al. 2022, "BLOOM: a 176B-parameter open-access multilingual language model", section 3.2;
 Press et al. 2022, "Train short, test long". Embeddings are normalized before the first layer.
@@ -32,17 +32,17 @@ class BloomConfig(GPTConfig):
     embedding_dropout: Rate | None = 0.0
     """Dropout rate of the embeddings, if not `dropout_rate`."""
     residual_of_norm: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether an output is added to the sublayer's normalized input, and not to the input."""
+    """Whether a sublayer's output is added to its normalized input instead of its input."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
-    labels or a score of the sequence (sequence_classification), or labels of every token
-    (token_classification)."""
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
+    of every token (token_classification)."""
 
 
 class Bloom(GPT):
-    """A BLOOM with its head; its layers are those of GPT-2."""
+    """A BLOOM with its head; it has the layers of GPT-2."""
 
 
 def _preset(published: str, *sizes: int) -> Preset:

@@ -61,7 +61,7 @@ from ...nn.typing import Array, Bool, Float, Int
 from ...registry import Family, Preset
 
 GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
-"""The heads that a GPT can have."""
+"""The supported heads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,18 +73,18 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     """
 
     gated_experts: ClassVar[bool] = False
-    """Experts are feed-forward layers like those without a mixture, less their biases."""
+    """Experts are the usual feed-forward layers without biases."""
 
-    # Properties in which the families differ that derive from this one (`models.decoders.gpt`).
+    # Properties that differ between the derived families (`models.decoders.gpt`).
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
     residual_of_norm: ClassVar[bool] = False
-    """Whether an output is added to the sublayer's normalized input, not to the input (BLOOM)."""
+    """Whether a sublayer's output is added to its normalized input instead of its input (BLOOM)."""
     final_norm: ClassVar[bool] = True
-    """Whether the output of the last layer is normalized, if norms precede sublayers (OPT)."""
+    """Whether the last layer's output is normalized, if norms precede sublayers (OPT)."""
     d_embedding: ClassVar[int | None] = None
-    """Width of the token embeddings, if not D; linear maps lead to D and back (OPT)."""
+    """Width of the token embeddings, if not D; linear maps project to D and back (OPT)."""
     output_bias: ClassVar[bool] = False
     """Whether the logits have a bias (GPT-J)."""
     classifier_dropout_rate: ClassVar[float] = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -95,7 +95,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = None
-    """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
+    """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
     attention_dropout: Rate | None = None
     """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
@@ -103,8 +103,8 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a token attends only to itself and to earlier ones. Without this mask the model
-    sees the token that it is to predict, so that it learns nothing and cannot generate."""
+    """Whether a token attends only to itself and earlier tokens. Without this mask the model sees
+    the token that it predicts, so it learns nothing and cannot generate."""
     local_window: PositiveInt | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
@@ -117,8 +117,9 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="causal_lm", metadata={"choices": GPT_HEADS}
     )
-    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value), or
-    labels or a score of the sequence (sequence_classification), read at its last real token."""
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), or labels or a score of the sequence, read at its last real token
+    (sequence_classification)."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of sequence classification, in order of their ids."""
 
@@ -131,7 +132,7 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
         )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "GPTConfig":
-        """Returns the configuration of the same body below another head."""
+        """Returns the configuration of the same body with another head."""
         return dataclasses.replace(self, head=head, labels=labels)
 
     @property
@@ -146,12 +147,12 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to `local_window` only; read only if there is one."""
+        """Whether each layer attends to `local_window` only; read only if it is set."""
         return tuple(i % 2 == 1 for i in range(self.num_layers))
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        """Returns the window of each layer, which includes the token itself; None: all tokens."""
         return tuple(self.local_window if local else None for local in self.windowed_layers)
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
@@ -193,6 +194,7 @@ class PreNormLayer(Layer[GPTConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
+        # BLOOM may add to `normed` instead of x, so both are kept.
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = make_attention(c, e, c.output_init_std)(normed, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")
@@ -257,30 +259,30 @@ class GPT(nn.Module):
         output_attentions: bool = False,
         head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput | ClassifierOutput:
-        """Computes the logits of every next token, or of the labels of each sequence.
+        """Computes the logits of every next token, or of the labels.
 
         Args:
           input_ids: token ids.
           attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, those written by this call
-            included. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, itself included.
-          position_ids: position of each token; by default counted over the real
-            tokens of each sequence, from 0 in every document of a packed one.
+            it covers the S slots of the cache, including the slots that this call
+            writes. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, including itself.
+          position_ids: position of each token. Defaults to its index among the real
+            tokens of its sequence, or of its document if packed.
           segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. No document attends to another.
+            belongs to, 0 for padding. Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
             Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`) switches dropout on.
-          output_attentions: whether to return the attention weights too.
-          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
-            layer; 0 takes a head out.
+          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          output_attentions: whether to return the attention weights.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
+            row per layer; 0 removes a head.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
-            cover the tokens (or slots), it is `[B, T, S]` and no `position_ids`
-            are given, a cache is given together with packed sequences, or the head
-            classifies and is given a cache, packed sequences or a mask `[B, T, S]`.
+            cover the tokens (or slots), it is `[B, T, S]` without `position_ids`, a cache is
+            combined with packed sequences, or a classifier gets a cache, packed sequences or a
+            mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
         if cache is not None and not c.causal:
@@ -288,6 +290,7 @@ class GPT(nn.Module):
                 "a model with causal=False sees later tokens and cannot continue a cache: train "
                 "one with causal=True"
             )
+        # Classifiers read a row as one sequence, which these inputs do not determine.
         if c.head not in CAUSAL_HEADS and (
             cache is not None
             or segment_ids is not None
@@ -306,6 +309,7 @@ class GPT(nn.Module):
             cache=cache,
             causal=c.causal,
         )
+        # Embeddings and positions.
         width = c.d_embedding or c.d_model
         embed = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
         positions = make_positions(
@@ -332,16 +336,19 @@ class GPT(nn.Module):
             positions=positions,
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
+        # The layers, and the final norm of pre-norm models.
         of_call = config_of_call(c, cache)
         x, outputs = run_layers(self.layer(), of_call, e, x, cache=cache, context=context)
         if c.norm_position == "pre" and c.final_norm:
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
+            # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         if c.d_embedding is not None:
             linear = functools.partial(Linear, init_std=c.init_std, use_bias=False, execution=e)
             x = linear((c.d_embedding,), name="output_projection")(x)
+        # The head: classifiers return labels, language models the unmultiplied projection.
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
         if c.head == "token_classification":

@@ -14,7 +14,7 @@ from ...registry import Family, Preset
 from .gpt import GPT, GPT_HEADS, GPTConfig
 
 LABELING_HEADS = (*GPT_HEADS, "token_classification")
-"""The heads of the families that may also label tokens."""
+"""The heads of the families that support token classification."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,15 @@ class GPTNeoConfig(GPTConfig):
     scale_residual_init: bool = False
     """Whether residual projections start smaller by 1/√(2L)."""
     local_window: PositiveInt | None = 256
-    """The number of tokens to which the local layers attend; None: all layers attend to all."""
+    """Number of tokens that local layers attend to. If None, all layers attend to all tokens."""
     local_layers: tuple[int, ...] | None = None
-    """The numbers, from 0, of the local layers; None: every second one."""
+    """Indices, from 0, of the local layers. If None, every second layer."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
-    labels or a score of the sequence (sequence_classification), or labels of every token
-    (token_classification)."""
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
+    of every token (token_classification)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +58,7 @@ class GPTNeoConfig(GPTConfig):
 
 
 class GPTNeo(GPT):
-    """A GPT-Neo with its head; its layers are those of GPT-2."""
+    """A GPT-Neo with its head; it has the layers of GPT-2."""
 
 
 def _preset(published: str, **fields: Any) -> Preset:

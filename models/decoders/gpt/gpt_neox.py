@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feed-forward layer side by side, each with its own norm.
+"""GPT-NeoX and Pythia: attention and feed-forward in parallel, each with a separate norm.
 
 Black et al. 2022, "GPT-NeoX-20B: an open-source autoregressive language model", section 2.1;
 Biderman et al. 2023, "Pythia". A quarter of each head is rotated.
@@ -36,11 +36,11 @@ class GPTNeoXConfig(GPTConfig):
     positions: PositionKind = "rotary"
     """The kind of positions."""
     rope_fraction: RotatedFraction = 0.25
-    """The part of each head that is rotated: its first H · fraction dimensions."""
+    """The fraction of each head that is rotated: its first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """How the rotary frequencies are scaled for sequences longer than the trained."""
+    """How rotary frequencies are scaled for sequences longer than the trained length."""
     parallel_residual: bool = True
-    """Whether both sublayers read the same residual stream; else one follows the other."""
+    """Whether both sublayers read the same residual stream; otherwise they run in sequence."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the four projections of attention have biases."""
     dropout_rate: Rate = 0.0
@@ -52,9 +52,9 @@ class GPTNeoXConfig(GPTConfig):
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), with a value of each for PPO (causal_lm_with_value),
-    labels or a score of the sequence (sequence_classification), or labels of every token
-    (token_classification)."""
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
+    of every token (token_classification)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +78,7 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
+        # Both sublayers read x before either is added.
         y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = make_attention(c, e, c.output_init_std)(y, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")

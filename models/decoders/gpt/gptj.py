@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward layer side by side, on one normalized input.
+"""GPT-J: attention and feed-forward in parallel, on one normalized input.
 
 Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model". The
 first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, and the
@@ -36,7 +36,7 @@ class GPTJConfig(GPTConfig):
     positions: PositionKind = "rotary"
     """The kind of positions."""
     rotary_dim: Size | None = 64
-    """Number of dimensions of each head that are rotated, an even number; None: all."""
+    """Number of dimensions of each head that are rotated, an even number. If None, all."""
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
@@ -69,6 +69,7 @@ class GPTJLayer(Layer[GPTJConfig]):
         own = context.self_attention(inputs)
         x = context.positions.at_layer(x, inputs.index)
 
+        # Both sublayers read the same normalized input.
         normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         y, cache, weights = make_attention(c, e, c.output_init_std)(normed, own)
         y = dropout(y, c.dropout_rate, own.rng, "attention")

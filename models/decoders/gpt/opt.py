@@ -1,7 +1,7 @@
 """OPT: Meta's replicas of GPT-3, with ReLU.
 
 Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 2. The model of
-350M normalizes after the residual sum, and has narrower token embeddings.
+350M normalizes after the residual sum and has narrower token embeddings.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ class OPTConfig(GPTConfig):
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layer."""
     embedding_dropout: Rate | None = 0.0
-    """Dropout rate of the sums of embeddings and positions, if not `dropout_rate`."""
+    """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
     attention_dropout: Rate | None = 0.0
     """Dropout rate of attention weights, if not `dropout_rate`."""
     scale_residual_init: bool = True
     """Whether residual projections start smaller by 1/√(2L)."""
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the output of the last layer is normalized, if norms precede the sublayers."""
+    """Whether the last layer's output is normalized, if norms precede the sublayers."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the token embeddings, if not D; linear maps lead to D and back."""
+    """Width of the token embeddings, if not D; linear maps project to D and back."""
 
 
 class OPT(GPT):
-    """An OPT with its head; its layers are those of GPT-2, or of the first GPT."""
+    """An OPT with its head; it has the layers of GPT-2, or of the first GPT."""
 
 
 def _preset(published: str, *sizes: int, **fields: Any) -> Preset:
