@@ -1,1 +1,1 @@
-"""Models that write a target for a source."""
+"""Models that generate a target sequence from a source sequence."""

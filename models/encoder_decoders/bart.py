@@ -1,16 +1,16 @@
-"""BART and mBART: a Transformer that is pretrained to restore the text that noise took from it.
+"""BART and mBART: a Transformer pretrained to reconstruct corrupted text.
 
 - BART: Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training for natural language
   generation, translation, and comprehension", section 2.1: the Transformer with GELU; section 3
   and figure 3 for the heads, which read the decoder.
 - mBART: Liu et al. 2020, "Multilingual denoising pre-training for neural machine translation",
-  section 2.2: the same with norms before the sublayers, and one more on top of either half.
+  section 2.2: the same with norms before the sublayers, and a final norm in each half.
 - mBART-50: Tang et al. 2020, "Multilingual translation with extensible multilingual pretraining
   and finetuning": an mBART with 25 more languages.
 
 Details that the papers leave open follow the authors' code (fairseq): positions are learned, with
 two unused rows before the first one; the sums of embeddings and positions are normalized; the
-projections of attention have biases. The layers are those of the Transformer.
+projections of attention have biases. The layers come from `transformer.py`.
 """
 
 import dataclasses
@@ -55,29 +55,29 @@ class BartConfig(EncoderDecoderConfig):
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layers."""
     init_std: Positive | None = 0.02
-    """Standard deviation of initial kernels and embeddings. None: each kernel is initialized
-    uniformly (Glorot and Bengio 2010, equation 16), embeddings with 1 / √D."""
+    """Standard deviation of initial kernels and embeddings. If None, each kernel is initialized
+    uniformly (Glorot and Bengio 2010, equation 16), and embeddings with 1 / √D."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases."""
     positions: PositionKind = "learned"
-    """The kind of positions; a BART has no others."""
+    """The kind of positions; a BART supports only learned ones."""
     scale_embedding: bool = False
     """Whether embeddings are multiplied by √D before positions are added (mBART)."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="seq2seq_lm", metadata={"choices": BART_HEADS}
     )
     """The output: the next tokens of a target (seq2seq_lm); or labels of the source
-    (sequence_classification) or an answer in it (question_answering), from a decoder that reads the
-    source, too."""
+    (sequence_classification) or an answer in it (question_answering), from a decoder that also
+    reads the source."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
     classifier_dropout: Rate = 0.0
     """Dropout rate before both maps of sequence classification."""
     start_id: Count = 2
-    """The token that the decoder reads first where its target is the source."""
+    """The token that the decoder reads first if its target is the source."""
     end_id: Count = 2
-    """The token that ends a source; by the last one in it a sequence is classified."""
+    """The token that ends a source; sequence classification reads the last one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,10 @@ class BartConfig(EncoderDecoderConfig):
             )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
-        """Returns the same body with another head; one that writes no tokens has no output."""
+        """Returns the configuration of the same body with another head.
+
+        Heads that do not generate tokens have no output projection, so its options are reset.
+        """
         if head != "seq2seq_lm":
             return dataclasses.replace(
                 self, head=head, labels=labels, tie_output=True, output_bias=False
@@ -138,7 +141,7 @@ class Bart(EncoderDecoder):
             self.head = spec.module(c, e)  # pyright: ignore[reportCallIssue]
 
     def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
-        """Returns the source shifted right behind a start token, for all heads but the first."""
+        """Returns the source shifted right after a start token, unless the head is seq2seq_lm."""
         if ids is None or self.config.head == "seq2seq_lm":
             return super().default_target(ids)
         return jnp.pad(
@@ -151,7 +154,10 @@ class Bart(EncoderDecoder):
         input_ids: Int[AnyArray, "B S"] | None,
         rng: RowKeys | None,
     ) -> Seq2SeqLMOutput | ModelOutput:
-        """Returns labels from the decoder's state at the last end token, or an answer's ends."""
+        """Returns the output of the head.
+
+        Sequence classification reads the decoder's state at the last end token.
+        """
         c, x = self.config, output.last_hidden_state
         if c.head == "seq2seq_lm":
             return output

@@ -1,4 +1,4 @@
-"""The call that encoder-decoders share, from the tokens of both sides to logits."""
+"""The call shared by encoder-decoders, from source and target tokens to logits."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -32,7 +32,7 @@ class Stack(nn.Module, Generic[Config]):
       config: sizes of this half.
       execution: how it is run.
       layer: the class of its layers.
-      causal: whether a token attends to no later one.
+      causal: whether a token attends only to itself and earlier tokens.
     """
 
     config: Config
@@ -54,8 +54,8 @@ class Stack(nn.Module, Generic[Config]):
 class Seq2SeqLM(nn.Module, Generic[Config]):
     """A model that predicts the next token of a target, given a source.
 
-    A family's module declares its tables and the two halves in `setup`, and defines the three
-    methods below `__call__`; with other heads also the two behind them.
+    A family's module declares its tables and the two halves in `setup`, and defines `embed_source`,
+    `embed_target` and `project`; for other heads also `default_target` and `apply_head`.
 
     Attributes:
       config: sizes and options of the model.
@@ -66,7 +66,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     execution: Execution = Execution()
 
     skip_padding: ClassVar[bool] = True
-    """Whether default positions count the real tokens only; else padding has positions, too."""
+    """Whether default positions count real tokens only; otherwise padding tokens count as well."""
 
     if TYPE_CHECKING:  # made by `setup`; Flax would take a declaration for an argument
         encoder: Stack[Config] = dataclasses.field(init=False)
@@ -93,42 +93,43 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
         cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> Seq2SeqLMOutput | ModelOutput:
-        """Computes the logits of every next token of the targets, or those of another head.
+        """Computes the logits of every next token of the targets, or the output of another head.
 
         Args:
           input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
             with their keys and values is given.
           attention_mask: 1 for the tokens of the source that may be attended to.
           decoder_input_ids: tokens of the targets, shifted right: a start token
-            first. Required, but for heads whose targets are the sources.
+            first. Required unless the head derives the targets from the sources.
           decoder_attention_mask: 1 for the tokens of the target that later tokens
             may attend to; with a cache, for each of its slots. A mask `[B, T,
-            slots]` states for each token all that it may attend to, itself included.
+            slots]` states for each token all that it may attend to, including itself.
           segment_ids: number of the sentence that each token of a packed sequence
             belongs to, 0 for padding.
           decoder_segment_ids: the same for the targets, which attend only to the
-            source of their own number.
-          position_ids: position of each token; by default counted over the real
-            tokens of each sequence, from 0 in every sentence of a packed one.
+            source with the same number.
+          position_ids: position of each token. Defaults to its index among the real
+            tokens of its sequence, or of its sentence if packed.
           decoder_position_ids: the same for the targets.
           encoder_outputs: output of the encoder in an earlier call.
           cache: keys and values of earlier calls, continued by
             `decoder_input_ids`. Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`) switches dropout on.
-          output_attentions: whether to return the attention weights too.
-          head_mask: factor of the attention weights of each head of the encoder, `[N]` or
-            `[L, N]` for each layer; 0 takes a head out.
+          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          output_attentions: whether to return the attention weights.
+          head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
+            `[L, N]` with one row per layer; 0 removes a head.
           decoder_head_mask: the same for the decoder's heads of self-attention.
           cross_attn_head_mask: the same for the decoder's heads of cross-attention.
 
         Raises:
           UserError: a sequence is longer than a table of positions (`max_length`), a mask
-            has the wrong length, only one side is packed, or there is no source or no target.
+            has the wrong length, only one side is packed, or the source or target is missing.
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise UserError("only one side is packed: give both segment_ids or neither")
+        # Encode the source, unless the caller or the cache holds the result of an earlier call.
         encoded, attentions = None, None
         if encoder_outputs is not None:
             encoded = jnp.asarray(encoder_outputs)
@@ -142,6 +143,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
                 output_attentions=output_attentions,
                 head_mask=head_mask,
             )
+        # Mask and positions of the decoder.
         cross_mask = AttentionMask(
             decoder_input_ids.shape[1],
             _source_length(attention_mask, encoded, cache),
@@ -149,6 +151,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             segment_ids,
             decoder_segment_ids,
         )
+        # A mask [B, T, slots] states everything, so no causal mask is added to it.
         per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
         positions, mask = prepare_inputs(
             self.config,
@@ -173,6 +176,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             head_mask=decoder_head_mask,
             cross_head_mask=cross_attn_head_mask,
         )
+        # Run the decoder and the head.
         x = self.embed_target(decoder_input_ids)
         x, cache, outputs = self.decoder(x, positions, cache, context)
         output = Seq2SeqLMOutput(
@@ -223,11 +227,11 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         return x, outputs.attentions
 
     def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
-        """Returns the embeddings of a source's tokens, the encoder's input."""
+        """Returns the embeddings of source tokens, the encoder's input."""
         raise NotImplementedError
 
     def embed_target(self, ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
-        """Returns the embeddings of a target's tokens, the decoder's input."""
+        """Returns the embeddings of target tokens, the decoder's input."""
         raise NotImplementedError
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
@@ -235,10 +239,10 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
-        """Returns the decoder's input where none is given, for heads that make it of the source.
+        """Returns the default input of the decoder, for heads that derive it from the source.
 
         Raises:
-          UserError: the head does not.
+          UserError: the head needs `decoder_input_ids`.
         """
         del ids
         raise UserError("there is no target: give decoder_input_ids, a start token first")
@@ -249,7 +253,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         input_ids: Int[AnyArray, "B S"] | None,
         rng: RowKeys | None,
     ) -> Seq2SeqLMOutput | ModelOutput:
-        """Returns the output of a head that is not the projection on the vocabulary."""
+        """Returns the output of the head; by default the projection to the vocabulary."""
         del input_ids, rng
         return output
 
@@ -259,7 +263,7 @@ def _source_length(
     encoder_hidden_states: Array | None,
     cache: Cache | None,
 ) -> Size:
-    """Returns the number of encoder positions; raises UserError if the mask has another number."""
+    """Returns the number of encoder positions; raises UserError if the mask has a different one."""
     if encoder_hidden_states is not None:
         length = encoder_hidden_states.shape[1]
     else:
@@ -274,6 +278,6 @@ def _source_length(
 
 
 def one_token_each(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of an encoder-decoder: one token on either side."""
+    """Returns the smallest inputs of an encoder-decoder: one token on each side."""
     del config
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}

@@ -1,18 +1,19 @@
-"""T5: an encoder and a decoder that read any task as text and write its answer as text.
+"""T5: an encoder-decoder that reads every task as text and writes the answer as text.
 
 - T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
   transformer", section 2.1. The norms have no bias and precede each sublayer, positions are biases
-  of the scores for ranges of distances, learned once for all layers of a half, and there are no
-  other biases. Sections 2.1 and 3.7 have the sizes, 3.1.2 dropout.
+  of the scores for ranges of distances, shared by all layers of a half, and nothing else has
+  biases. Sections 2.1 and 3.7 give the sizes, 3.1.2 dropout.
 - T5 1.1: the same with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
-  transformer"), an output of its own, and other widths.
+  transformer"), a separate output matrix, and other widths.
 - mT5: Xue et al. 2021, "mT5: a massively multilingual pre-trained text-to-text transformer": T5 1.1
   with a vocabulary of 250,112 tokens.
-- Flan-T5: Chung et al. 2022, "Scaling instruction-finetuned language models": T5 1.1, trained on.
+- Flan-T5: Chung et al. 2022, "Scaling instruction-finetuned language models": T5 1.1,
+  trained further.
 
 Details that the papers leave open follow the authors' code (Mesh TensorFlow). Scores of attention
-are not divided by √H: the initial queries are smaller instead. The output of a model whose output
-is tied to the embeddings is multiplied by 1 / √D.
+are not divided by √H: the initial queries are smaller instead. If the output is tied to the
+embeddings, it is multiplied by 1 / √D.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ class T5Config(TransformerConfig):
 
     max_length: Size = 512
     """Longest source and longest target, in tokens, that commands read and write. The model itself
-    reads any number: its positions are distances."""
+    has no limit, because its positions are distances."""
     d_head: Size | None = None
     """Size of one head, H, if not D / N."""
     activation: Activation = "relu"
@@ -65,20 +66,20 @@ class T5Config(TransformerConfig):
     """Dropout rate of embeddings, attention weights, the hidden layer of feed-forward blocks, the
     output of each sublayer, and the output of each half."""
     init_std: Positive | None = None
-    """Standard deviation of the initial kernels that read the residual stream; None: 1 / √D. That
-    of queries is smaller by √H, and other kernels have one over the root of their inputs. Initial
-    embeddings have 1, an output of its own and biases of distances 1 / √D."""
+    """Standard deviation of the initial kernels that read the residual stream. If None, 1 / √D.
+    Queries are smaller by √H, and other kernels use 1 / √(number of inputs). Embeddings use 1; a
+    separate output matrix and distance biases use 1 / √D."""
     positions: PositionKind = "buckets"
-    """The kind of positions; a T5 has no others."""
+    """The kind of positions; a T5 supports only buckets."""
     position_distance: Size | None = 128
-    """Distance from which on all tokens share a bucket."""
+    """Distance from which all tokens share a bucket."""
     num_decoder_layers: Depth | None = None
     """Number of layers of the decoder, if not `num_layers`."""
     tie_output: bool = True
     """Whether the output projection is the embedding; else it has its own matrix (T5 1.1, mT5)."""
     scale_output: bool = True
-    """Whether the decoder's output is multiplied by 1 / √D before it is projected; not in T5 1.1
-    and mT5."""
+    """Whether the decoder's output is multiplied by 1 / √D before it is projected (not in T5 1.1
+    and mT5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,14 +107,14 @@ class T5Config(TransformerConfig):
 
     @property
     def decoder(self) -> "T5Config":
-        """The configuration of the decoder, whose layers are `num_layers`."""
+        """The configuration of the decoder, with its number of layers in `num_layers`."""
         return dataclasses.replace(
             self, num_layers=self.num_decoder_layers or self.num_layers, num_decoder_layers=None
         )
 
 
 class T5EncoderLayer(Layer[T5Config]):
-    """Self-attention and feed-forward, each behind a norm and with a residual (section 2.1)."""
+    """Self-attention and feed-forward, each with a preceding norm and a residual (section 2.1)."""
 
     @nn.compact
     def __call__(
@@ -127,7 +128,7 @@ class T5EncoderLayer(Layer[T5Config]):
     def self_attend(
         self, x: Float[Array, "B T D"], own: AttentionContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Adds what each token reads from the tokens of its own side."""
+        """Adds the self-attention sublayer."""
         c, e = self.config, self.execution
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
@@ -137,7 +138,7 @@ class T5EncoderLayer(Layer[T5Config]):
         return x, LayerOutputs(cache, weights)
 
     def transform(self, x: Float[Array, "B T D"], rng: RowKeys | None) -> Float[Array, "B T D"]:
-        """Adds what the feed-forward block makes of each token."""
+        """Adds the feed-forward sublayer."""
         c, e = self.config, self.execution
         y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
         block = GatedFeedForward if c.gated else FeedForward
@@ -147,7 +148,7 @@ class T5EncoderLayer(Layer[T5Config]):
 
 
 class T5DecoderLayer(T5EncoderLayer):
-    """The same with attention to the encoder's output between the two."""
+    """A T5 layer that attends to the encoder's output between its two sublayers."""
 
     @nn.compact
     def __call__(
@@ -170,7 +171,7 @@ class T5DecoderLayer(T5EncoderLayer):
 
 
 class T5Stack(Stack[T5Config]):
-    """One half of the model: biases of distances, L layers, and a norm."""
+    """One half of the model: distance biases, L layers, and a final norm."""
 
     @nn.compact
     def __call__(
@@ -181,7 +182,7 @@ class T5Stack(Stack[T5Config]):
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
         """Maps embeddings to the normalized output of the last layer; continues the cache."""
-        # The layers' kernels that read the residual stream.
+        # Layers take the initialization of kernels that read the residual stream from `init_std`.
         c, e = dataclasses.replace(self.config, init_std=self.config.input_init_std), self.execution
         positions = make_positions(
             c,
@@ -199,6 +200,7 @@ class T5Stack(Stack[T5Config]):
         x = dropout(x, c.dropout_rate, context.rng, "output")
         if cache is not None:
             assert outputs.cache is not None
+            # Keys and values of the source are computed once and reused by later calls.
             cross = outputs.cross if cache.cross is None else cache.cross
             written = positions.key_positions
             x, cache = advance_cache(cache, outputs.cache, x, cross, positions=written)
@@ -221,17 +223,17 @@ class T5(Seq2SeqLM[T5Config]):
         self.token_embedding = Embedding(c.vocab_size, c.d_model, 1.0, e)
         if not c.tie_output:
             self.output_embedding = Embedding(c.vocab_size, c.d_model, c.d_model**-0.5, e)
-        # Its tokens have no order in which they are written: only the decoder convolves heads.
+        # The head convolution is causal, so only the decoder has it.
         encoder = dataclasses.replace(c, head_convolution=None)
         self.encoder = T5Stack(encoder, e, T5EncoderLayer, causal=False)
         self.decoder = T5Stack(c.decoder, e, T5DecoderLayer, causal=True)
 
     def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
-        """Returns the embeddings of a source's tokens."""
+        """Returns the embeddings of source tokens."""
         return self.token_embedding(ids)
 
     def embed_target(self, ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
-        """Returns the embeddings of a target's tokens."""
+        """Returns the embeddings of target tokens."""
         return self.token_embedding(ids)
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:

@@ -1,7 +1,7 @@
-"""The Transformer: an encoder and a decoder, as translation was published with it.
+"""The Transformer: an encoder-decoder, published for translation.
 
 Vaswani et al. 2017, "Attention is all you need": section 3 for the model, whose
-equations give biases to the feed-forward layers and none to the projections of
+equations have biases in the feed-forward layers but not in the projections of
 attention; section 5.4 for dropout; table 3 for the variations. Details that the paper
 leaves open follow the authors' code as released in 2017 (tensor2tensor's
 `transformer_base`, later called `transformer_base_v1`):
@@ -11,15 +11,15 @@ leaves open follow the authors' code as released in 2017 (tensor2tensor's
   standard deviation 1 / √D, so that embeddings have unit variance after the factor √D,
   and the tied output's first logits have unit variance.
 
-Details in which that code differs from the paper follow the paper: the code also has
+Where that code and the paper differ, this module follows the paper: the code also has
 biases in the projections of attention, puts all sines before the cosines, and adds a
 vector for the kind of target to every token of the source. Its layer normalization
 adds 1e-6; the default here is 1e-5 as in Marian, so that trained models can be exported.
 
-Options beyond the paper are those of Marian's models (Junczys-Dowmunt et al.
-2018, "Marian: fast neural machine translation in C++"), and the norms before each
-sublayer of Pegasus (Zhang et al. 2020), whose layers are classes of their own: a layer
-reads as its paper has it, and a flag in it is for what one paper varies.
+Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018,
+"Marian: fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which
+normalizes before each sublayer. Pegasus has separate layer classes, so that each layer
+reads like its paper; flags in a layer are for variations within one paper.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ class EncoderDecoderConfig(TransformerConfig):
     dropout_rate: Rate = 0.1
     """Dropout rate of the sums of embeddings and positions, and of each sublayer's output."""
     init_std: Positive | None = None
-    """Standard deviation of initial kernels. None: each kernel is initialized uniformly, over an
-    interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
+    """Standard deviation of initial kernels. If None, each kernel is initialized uniformly, over an
+    interval that depends on its sizes (Glorot and Bengio 2010, equation 16). The standard
     deviation of initial embeddings is always 1 / √D."""
     attention_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
     """Dropout rate of attention weights."""
@@ -86,8 +86,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
     the last layer of the encoder and of the decoder."""
     positions: PositionKind = "sinusoidal"
-    """The kind of positions of both halves, see `TransformerConfig`; table 3, row E, has learned
-    ones."""
+    """The kind of positions of both halves, see `TransformerConfig`; learned in table 3, row E."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
@@ -99,7 +98,7 @@ class EncoderDecoderConfig(TransformerConfig):
     output_bias: bool = False
     """Whether logits have a bias (Marian's final_logits_bias)."""
     encoder_causal: bool = False
-    """Whether a token of the source, too, attends only to itself and to earlier ones."""
+    """Whether source tokens attend only to themselves and earlier tokens."""
 
     embedding_norm: ClassVar[bool] = False
     """Whether the sums of embeddings and positions are normalized (BART)."""
@@ -124,7 +123,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @property
     def decoder(self) -> "EncoderDecoderConfig":
-        """The configuration of the decoder; `num_layers`, `num_heads` and `d_ff` are its own."""
+        """The configuration of the decoder, with its `num_layers`, `num_heads` and `d_ff`."""
         return dataclasses.replace(
             self,
             num_layers=self.num_decoder_layers or self.num_layers,
@@ -172,7 +171,7 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
 
 
 class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
-    """The same with the input of each sublayer normalized (Pegasus)."""
+    """An encoder layer that normalizes the input of each sublayer (Pegasus)."""
 
     @nn.compact
     def __call__(
@@ -196,7 +195,7 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
 
 
 class DecoderLayer(Layer[EncoderDecoderConfig]):
-    """A layer that also attends to the encoder's output, between the two (section 3.1)."""
+    """A layer that attends to the encoder's output between its two sublayers (section 3.1)."""
 
     @nn.compact
     def __call__(
@@ -226,7 +225,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
 
 
 class PreNormDecoderLayer(DecoderLayer):
-    """The same with the input of each sublayer normalized (Pegasus)."""
+    """A decoder layer that normalizes the input of each sublayer (Pegasus)."""
 
     @nn.compact
     def __call__(
@@ -287,6 +286,7 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
             x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
+            # Keys and values of the source are computed once and reused by later calls.
             cross = outputs.cross if cache.cross is None else cache.cross
             written = positions.key_positions
             x, cache = advance_cache(cache, outputs.cache, x, cross, positions=written)
@@ -316,22 +316,23 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
+        # The two halves.
         layers = EncoderLayer, DecoderLayer
         if c.norm_position == "pre":
             layers = PreNormEncoderLayer, PreNormDecoderLayer
-        # Its tokens have no order in which they are written: only the decoder convolves heads.
+        # The head convolution is causal, so only the decoder has it.
         encoder = dataclasses.replace(c, head_convolution=None)
         self.encoder = TransformerStack(encoder, e, layers[0], causal=c.encoder_causal)
         self.decoder = TransformerStack(c.decoder, e, layers[1], causal=True)
 
     def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
-        """Returns the embeddings of a source's tokens, multiplied by √D (section 3.4)."""
+        """Returns the embeddings of source tokens, multiplied by √D (section 3.4)."""
         c = self.config
         x = (self.token_embedding if c.share_embeddings else self.source_embedding)(ids)
         return x * c.d_model**0.5 if c.scale_embedding else x
 
     def embed_target(self, ids: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
-        """Returns the embeddings of a target's tokens, multiplied by √D."""
+        """Returns the embeddings of target tokens, multiplied by √D."""
         x = self.token_embedding(ids)
         return x * self.config.d_model**0.5 if self.config.scale_embedding else x
 

@@ -1,7 +1,7 @@
 """The Transformer's published sizes: table 3 of Vaswani et al. 2017.
 
 Variations D are left out: they differ from base only in dropout and label smoothing, which are
-settings of a run.
+run settings.
 
 Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger;
 they result from 41,100 tokens. There are two exceptions: the count of big results from neither
@@ -17,7 +17,7 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The printed parameter count; that of base if the row prints none."""
+    """The printed parameter count, or base's if the row prints none."""
     counts: tuple[str, str]
     """The parameter counts that result from 37,000 tokens, and from 41,100."""
     fields: Settings

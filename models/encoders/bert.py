@@ -1,4 +1,4 @@
-"""BERT: a bidirectional encoder, trained to fill in masked words and to tell next sentences.
+"""BERT: a bidirectional encoder, trained to predict masked words and next sentences.
 
 - Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for language
   understanding", section 3. Token types, normalization of the embeddings and after each residual
@@ -29,7 +29,7 @@ class BertConfig(EncoderConfig):
     """
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which tell the two parts of an input apart."""
+    """Number of token types, which distinguish the two parts of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head pools its first token."""
     head: str = head_field(

@@ -1,4 +1,4 @@
-"""DistilBERT: half of the layers of a BERT, without token types.
+"""DistilBERT: half the layers of a BERT, without token types.
 
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT". Its classifiers pool the first token
 with relu instead of tanh, and a model without a head has no pooler.

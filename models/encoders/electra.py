@@ -1,9 +1,9 @@
-"""ELECTRA: a BERT that learns to tell replaced tokens from the text's own.
+"""ELECTRA: a BERT that learns to distinguish replaced tokens from original ones.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2 and table 6. A small generator, an ELECTRA with the head `masked_lm`, fills in masked
 words, and the discriminator finds them. Embeddings may be narrower than the layers. As in the
-authors' code there is no pooler; classifiers pool the first token with gelu.
+authors' code, the body has no pooler; classifiers pool the first token with gelu.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ class ElectraConfig(EncoderConfig):
     head_activation: ClassVar[Activation | None] = "gelu"
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which tell the two parts of an input apart."""
+    """Number of token types, which distinguish the two parts of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the embeddings, if not D; a linear map leads to D."""
+    """Width of the embeddings, if not D; a linear map projects to D."""
     head: str = head_field(
         (*ENCODER_HEADS, "replaced_token_detection"), default="replaced_token_detection"
     )

@@ -1,12 +1,12 @@
-"""The mechanism of the encoders: what lies around their layers.
+"""The shared frame of the encoders: everything around the layers.
 
 The sum of the embeddings (tokens, positions, token types) is normalized. In the layers every token
 attends to all others. A head reads the result. A family derives its configuration and its module
 from the two classes here and states its differences (`electra.py` is an example).
 
-The layer is that of Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
-language understanding", section 3: normalization after each residual sum. Difference from the
-papers: initial weights are normally distributed, not truncated.
+The layer follows Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
+language understanding", section 3: normalization after each residual sum. Unlike in the papers,
+initial weights are normally distributed, not truncated.
 """
 
 import dataclasses
@@ -53,18 +53,18 @@ from ..nn.typing import Array, Bool, Float, Int
 from ..registry import AxisRules, one_token
 
 POOLING_HEAD = "sequence_classification"
-"""The head that may read more than the first token."""
+"""The head that can pool more than the first token."""
 POOLERS = {**ACTIVATIONS, "tanh": jnp.tanh}
 """The non-linearities of poolers."""
 ENCODER_HEADS = (
     *("none", "masked_lm", "sequence_classification", "token_classification"),
     *("multiple_choice", "question_answering"),
 )
-"""The heads that every encoder can have."""
+"""The heads that every encoder supports."""
 
 
 def head_field(heads: tuple[str, ...], default: str = "masked_lm") -> Any:
-    """Returns the field `head` of a family, whose models can have these heads."""
+    """Returns the config field `head` of a family that supports these heads."""
     return dataclasses.field(default=default, metadata={"choices": heads})
 
 
@@ -77,7 +77,7 @@ class EncoderConfig(TransformerConfig):
     """
 
     num_layers: Annotated[int, Range(least=0, most=2**13)]
-    """Number of layers, L; 0: embeddings alone."""
+    """Number of layers, L. 0 leaves only the embeddings."""
 
     norm_eps: Positive = 1e-12
     """Added to the variance in layer normalization."""
@@ -89,25 +89,24 @@ class EncoderConfig(TransformerConfig):
     classifier_dropout: Rate | None = None
     """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
     tie_output: bool = True
-    """Whether the matrix from hidden states to the vocabulary is the embedding; else it is one of
-    the head's own (heads that predict tokens)."""
+    """Whether heads that predict tokens use the embedding as the vocabulary matrix; else they have
+    a separate one."""
     pooling: Literal["cls", "mean", "max"] = "cls"
-    """The vector by which a sequence is classified. cls: the first token, after the pooler. mean,
-    max: the average of the hidden states of all real tokens, or the largest value of each
-    dimension; there is no pooler then."""
+    """The vector that sequence classification reads. cls: the first token, after the pooler. mean,
+    max: the mean or the maximum of the hidden states of all real tokens, without a pooler."""
     head: str = head_field(ENCODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
     """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
     replaced tokens (replaced_token_detection); labels (sequence_classification,
     token_classification); an answer (question_answering); one of several choices (multiple_choice);
-    next tokens (causal_lm); or none. Families have different heads."""
+    next tokens (causal_lm); or none. The choices depend on the family."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
 
-    # Properties in which families differ. A family whose models differ in one makes it a field.
+    # Properties that differ between families. A family whose models differ in one makes it a field.
 
     d_embedding: ClassVar[int | None] = None
-    """Width of the embeddings, if not D; a linear map leads to D (ELECTRA)."""
+    """Width of the embeddings, if not D; a linear map projects to D (ELECTRA)."""
     body_pooler: ClassVar[bool] = False
     """Whether a model without a head pools its first token (BERT)."""
     pooler_activation: ClassVar[str] = "tanh"
@@ -159,11 +158,11 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def position_dim(self) -> int:
-        """Width of the vectors of positions, which are added before the map to D."""
+        """Width of the position vectors, which are added before the map to D."""
         return self.d_embedding or self.d_model
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "EncoderConfig":
-        """Returns the configuration of the same body below another head."""
+        """Returns the configuration of the same body with another head."""
         return dataclasses.replace(
             self,
             head=head,
@@ -182,8 +181,8 @@ class EncoderConfig(TransformerConfig):
 class PostNormLayer(Layer[EncoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized.
 
-    A family whose scores have more terms (relative biases, products with vectors of distances)
-    derives its layer and names the attention whose `score_terms` computes them.
+    A family with further score terms (relative biases, products with distance vectors) derives its
+    layer and sets the attention whose `score_terms` computes them.
     """
 
     attention: ClassVar[Callable[..., MultiHeadAttention]] = staticmethod(make_attention)
@@ -211,7 +210,7 @@ class PostNormLayer(Layer[EncoderConfig]):
 
 
 class Encoder(nn.Module):
-    """An encoder with its head; a family may name another layer.
+    """An encoder with its head; a family may set another layer.
 
     Attributes:
       config: sizes and options of the model.
@@ -244,23 +243,23 @@ class Encoder(nn.Module):
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
           attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, those written by this call
-            included. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, itself included.
-          token_type_ids: 0 in the first part of a sequence, 1 in the second; by
-            default 0.
-          position_ids: position of each token, from 0 (`position_offset` is added);
-            by default the index in the sequence, from 0 in every document of a
-            packed one; with head "causal_lm" counted over the real tokens.
+            it covers the S slots of the cache, including the slots that this call
+            writes. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, including itself.
+          token_type_ids: 0 in the first part of a sequence, 1 in the second. Defaults
+            to 0.
+          position_ids: position of each token, from 0 (`position_offset` is added).
+            Defaults to its index in the sequence, or in its document if packed; head
+            "causal_lm" counts real tokens only.
           segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. No document attends to another.
-          masked_positions: the positions whose logits are computed; by default all.
+            belongs to, 0 for padding. Documents do not attend to each other.
+          masked_positions: the positions whose logits are computed. Defaults to all.
           cache: with head "causal_lm", keys and values of earlier calls, continued
             by `input_ids`. Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`) switches dropout on.
-          output_attentions: whether to return the attention weights too.
-          head_mask: factor of the attention weights of each head, `[N]` or `[L, N]` for each
-            layer; 0 takes a head out.
+          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          output_attentions: whether to return the attention weights.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
+            row per layer; 0 removes a head.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), a token type does not
@@ -273,6 +272,7 @@ class Encoder(nn.Module):
             masked_positions=masked_positions,
             cache=cache,
         )
+        # The body reads the choices of an example as separate rows.
         num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
         if input_ids.ndim == 3:
             input_ids = input_ids.reshape(-1, input_ids.shape[-1])
@@ -280,6 +280,7 @@ class Encoder(nn.Module):
                 None if x is None else x.reshape(-1, x.shape[-1])
                 for x in (attention_mask, token_type_ids, position_ids, segment_ids)
             )
+        # Give each choice a separate dropout key.
         if rng is not None and num_choices > 1:
             rng = jax.vmap(lambda key: row_keys(key, num_choices))(rng).reshape(-1)
 
@@ -295,6 +296,7 @@ class Encoder(nn.Module):
             causal=causal,
             skip_padding=causal,
         )
+        # Embeddings and layers.
         positions = make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=causal
         )
@@ -311,8 +313,10 @@ class Encoder(nn.Module):
         )
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if cache is not None:
+            # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        # The head. Without one, the body's output is returned.
         body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
@@ -348,6 +352,7 @@ class Encoder(nn.Module):
                 raise UserError("the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
                 return  # in a compiled call, a type that does not exist gives NaN
+            # A type out of range gives NaN, so check the values where they are known.
             low, high = int(token_type_ids.min()), int(token_type_ids.max())
             if low < 0 or high >= number:
                 wrong = low if low < 0 else high
@@ -379,9 +384,10 @@ class Encoder(nn.Module):
     def _pool(
         self, x: Float[Array, "B T D"], attention_mask: AnyArray | None
     ) -> Float[Array, "B D"] | None:
-        """Returns the vector that the head reads: of all tokens, or of the first one."""
+        """Returns the pooled vector that the head reads, or None without a pooler."""
         c, e = self.config, self.execution
         if c.pooling != "cls":
+            # Without a mask every token is real.
             if attention_mask is None:
                 attention_mask = jnp.ones(x.shape[:2], jnp.int32)
             if attention_mask.ndim == 3:

@@ -1,4 +1,4 @@
-"""RoBERTa: a BERT that is trained longer, without next sentences.
+"""RoBERTa: a BERT trained longer, without next-sentence prediction.
 
 Liu et al. 2019, "RoBERTa: a robustly optimized BERT pretraining approach". One token type, and
 positions that begin at 2: rows 0 and 1 of the table belonged to padding.
