@@ -324,7 +324,7 @@ class CausalDecoder(nn.Module):
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
-        """Returns the rotations of the tokens, separately for windowed layers if their base differs."""
+        """Returns the rotations of the tokens, separately for windowed layers if needed."""
         c = self.config
         full = rotary_positions(
             position_ids,

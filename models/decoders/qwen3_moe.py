@@ -1,6 +1,7 @@
 """Qwen3-MoE: a Qwen3 whose feed-forward layers are mixtures of many small experts.
 
-Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight per token, none shared. Queries and keys are normalized, as in Qwen3.
+Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight per token, none
+shared. Queries and keys are normalized, as in Qwen3.
 """
 
 import dataclasses
