@@ -3,8 +3,8 @@
 The class of a folder (``families.py``) makes a tokenizer from its vocabulary; without a class it is
 ``tokenizer.json``, or a conversion of ``tokenizer.model``. Then the tokens that the files name are
 added, in the order of ``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and
-the template is set. Two deliberate differences: text never becomes special tokens, and BPE never
-leaves merges out at random.
+the template is set. Two deliberate differences: text never becomes special tokens, and BPE dropout
+is off.
 """
 
 import base64
@@ -72,6 +72,7 @@ def load_folder(place: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | 
     if not is_json and folder.class_name in _ANY_CLASS:  # these read no older format
         is_stated = folder.model_type is not None
         folder = dataclasses.replace(folder, class_name=None, is_stated=is_stated)
+    # Some byte-level vocabularies state LlamaTokenizer, whose class would split them wrongly.
     is_llama = is_json and folder.class_name == "LlamaTokenizer"
     family = family_of(
         folder.model_type,
@@ -87,6 +88,7 @@ def load_folder(place: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | 
         return _assembled(folder, family, vocabulary, backend)
     if files[0].suffix in (".model", ".spm"):
         return _load_sentencepiece(folder, family, files[0])
+    # Older formats: vocab.txt, or a JSON vocabulary with merges.
     family = _family_by_form(folder, family, files)
     if len(files) == 1:
         ids = read_pieces(files[0])
@@ -95,6 +97,7 @@ def load_folder(place: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | 
     else:
         ids = read_ids(files[0], every_byte=family.every_byte)
         vocabulary = Vocabulary(ids=ids, merges=read_merges(files[1], ids))
+    # Without a config, special tokens are found by their usual names.
     if not folder.is_stated:
         family = dataclasses.replace(family, **_usual_tokens(ids))
     if len(files) == 1:
@@ -106,6 +109,7 @@ def _read_json(file: Path, content: JsonObject, *, is_used: bool) -> tokenizers.
     """Opens a ``tokenizer.json`` whose ids are in bounds, and its normalizer if that is used."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    # A huge id would size the embedding table, so check the ids before anything is built.
     check_ids(vocabulary if isinstance(vocabulary, dict) else {}, file)
     for token in content.get("added_tokens") or []:
         checked_id(token.get("id") if isinstance(token, dict) else None, file, repr(token))
@@ -113,6 +117,7 @@ def _read_json(file: Path, content: JsonObject, *, is_used: bool) -> tokenizers.
         _check_growth(file, content)
     with library_errors(f"{file} is not a tokenizer of the tokenizers library"):
         backend = tokenizers.Tokenizer.from_file(str(file))
+    # BPE dropout would give the same text different ids each time.
     if isinstance(backend.model, models.BPE):
         backend.model.dropout = None
     return backend
@@ -121,8 +126,8 @@ def _read_json(file: Path, content: JsonObject, *, is_used: bool) -> tokenizers.
 def _check_growth(file: Path, content: JsonObject) -> None:
     """Checks that neither the normalizer nor the decoder multiplies text.
 
-    Text that a step writes may be what the next one replaces, so each step runs on a short text of
-    all that the steps read and write.
+    One step's output may be another step's input, so the steps run in order on a short probe of
+    everything that they match or insert.
     """
     steps = [*_steps(content.get("normalizer")), *_steps(content.get("decoder"))]
     steps = [step for step in steps if step.get("type") not in _OF_TOKENS]
@@ -134,6 +139,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
                 f"{file}: a replacement of {len(str(text))} characters in the normalizer is not "
                 f"supported: the most is {_LONGEST_REPLACEMENT}"
             )
+    # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
     probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
     text = probe
     for step in steps:
@@ -169,6 +175,7 @@ def _one_step(step: JsonObject) -> tokenizers.normalizers.Normalizer:
 def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Vocabulary:
     model = content["model"]
     pieces = model.get("vocab")
+    # Older files state no type, so infer it from the fields.
     untyped = "BPE" if "merges" in model else "WordPiece"
     kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else untyped)
     fits = kind == family.model or (kind, family.model) == ("WordLevel", "WordPiece")
@@ -189,6 +196,7 @@ def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Voca
                 None,
             ),
         )
+    # A merge is a string in older files and a pair in newer ones.
     merges = model.get("merges") or []
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     ids = pieces if isinstance(pieces, dict) else {piece: i for i, piece in enumerate(pieces)}
@@ -198,9 +206,11 @@ def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Voca
 def _load_sentencepiece(
     folder: Folder, family: Family | None, file: Path
 ) -> HuggingFaceTokenizer | None:
+    # Only T5's settings have extra_ids.
     if family is None and not folder.is_stated and "extra_ids" in folder.settings.values:
         family = T5
     is_stated = folder.is_stated or folder.settings.file.is_file()
+    # Without a class transformers reads only tokenizer.model; others are plain sentencepiece.
     if family is None and not (is_stated and file.name == "tokenizer.model"):
         return None
     folder = dataclasses.replace(folder, is_stated=is_stated)
@@ -220,6 +230,7 @@ def _load_sentencepiece(
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     charsmap = proto.normalizer_spec.precompiled_charsmap or None
     vocabulary = Vocabulary(scores=pieces, charsmap=charsmap, controls=controls)
+    # A sentencepiece file has no merges; transformers derives them from the ids.
     if family.model == "BPE":
         ids = {piece: id for id, (piece, _) in enumerate(pieces)}
         vocabulary = Vocabulary(ids=ids, merges=merges_by_id(ids), controls=controls)
@@ -229,11 +240,11 @@ def _load_sentencepiece(
 
 
 def _generic(folder: Folder, proto: ModelProto, controls: list[AddedToken]) -> HuggingFaceTokenizer:
-    """Converts a ``tokenizer.model`` of no family as transformers does (Mistral, Phi-3)."""
+    """Converts a ``tokenizer.model`` without a family as transformers does (Mistral, Phi-3)."""
     own, spec = folder.settings.values, proto.trainer_spec
     ids = {"bos_token": spec.bos_id, "eos_token": spec.eos_id, "unk_token": spec.unk_id}
     names = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
-    # Without the setting it is on, with null off.
+    # A missing `legacy` means true, and null means false.
     legacy = folder.settings.flag("legacy", "legacy" not in own)
     with library_errors(f"{folder.place}: tokenizer.model cannot be converted"):
         backend = transformers_backend(
@@ -325,11 +336,13 @@ def _assembled(
       source: The tokenizer of ``tokenizer.json``; None if there is none.
     """
     settings = folder.settings.over(family.tokens if family else {})
+    # A mask given as a plain string strips the space before it if the class's mask does.
     mask, default = settings.values.get("mask_token"), (family.tokens if family else {})
     usual_mask = default.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):
         token = AddedToken(mask, lstrip=usual_mask.lstrip)
         settings = dataclasses.replace(settings, values={**settings.values, "mask_token": token})
+    # tokenizer.json may name the padding token in its padding section only.
     padding = source.padding if source else None
     if padding:
         settings = settings.over({"pad_token": padding["pad_token"]})
@@ -341,6 +354,7 @@ def _assembled(
             backend = family.backend(vocabulary, settings)
             if source is not None and source.post_processor is not None:
                 backend.post_processor = source.post_processor
+        # Add tokens in the order of transformers, since the order decides the ids of new tokens.
         named = _named_tokens(folder)
         named = {**{r: settings.token(r) for r in ROLES}, **named}
         extra = _extra_tokens(settings, family, vocabulary)
@@ -349,6 +363,7 @@ def _assembled(
         if family is not None and family.plain_specials:
             every = dict.fromkeys(map(name_of, [*named.values(), *extra]))
             backend.add_tokens([AddedToken(name, special=True) for name in every])
+        # The template refers to special tokens by id, so all of them must exist by now.
         if family is not None and family.template is not None:
             backend.post_processor = family.template(backend, settings)
         elif {"add_bos_token", "add_eos_token"} & settings.values.keys():
@@ -356,14 +371,16 @@ def _assembled(
     if not backend.get_vocab_size(with_added_tokens=True):
         raise DataError(f"{folder.place}: the vocabulary of the tokenizer is empty: fetch it again")
     ids = {role: backend.token_to_id(name_of(t)) for role, t in named.items() if role in ROLES}
+    # Without a config, further roles are found by the usual names of tokens.
     if not folder.is_stated:
         for role, names in _USUAL_NAMES.items():
             found = [id for id in map(backend.token_to_id, names) if id is not None]
             if found and role not in settings.stated:
                 ids.setdefault(role, found[0])
     if ids.get("pad_token") == ids.get("eos_token"):
-        ids.pop("pad_token", None)  # a text's end is no padding
+        ids.pop("pad_token", None)  # padding must not mask the end of a text
     special = SpecialIds(**{role.removesuffix("_token"): id for role, id in ids.items()})
+    # transformers ignores the clean-up setting for BPE unless it is forced.
     forced = settings.flag(
         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False
     )
@@ -404,12 +421,14 @@ def _add_tokens(
     named: Mapping[str, Token],
     extra: list[Token],
 ) -> None:
+    # A token that a file describes with properties is not added again by its name.
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     tokens: list[Token] = list(folder.added.values())
     known |= {name_of(token) for token in tokens}
     for token in [*named.values(), *extra]:
         if name_of(token) not in known and token not in tokens:
             tokens.append(token)
+    # A token with a role is special, even if its file does not mark it.
     names = {name_of(token) for token in named.values()}
     backend.add_tokens(
         [

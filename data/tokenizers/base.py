@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and the loader that recognizes their files."""
+"""The interface of all tokenizers, and helpers to read their files."""
 
 import json
 import re
@@ -52,10 +52,10 @@ class Tokenizer(ABC):
       vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
-      own_chat_template: The chat template of its folder; None if that has none.
-      named_tokens: The special tokens of its folder by role, such as ``eos_token``; None if no
+      own_chat_template: The chat template of its folder, or None.
+      named_tokens: The special tokens of its folder by role, such as ``eos_token``. None if no
         folder names them.
-      batch_settings: How transformers reads a batch with its folder; None if no folder says so.
+      batch_settings: How transformers batches texts with its folder, or None without a folder.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
@@ -75,14 +75,14 @@ class Tokenizer(ABC):
 
     @property
     def frame(self) -> Frame:
-        """The special tokens around one text or two, as the vocabulary's template puts them."""
+        """The special tokens around one text or two, from the vocabulary's template."""
         return Frame()
 
     @property
     def source_frame(self) -> Frame:
         """The frame of the input of an encoder-decoder.
 
-        It is ``frame``; a vocabulary of which no folder says how its texts end gets an end token.
+        It equals ``frame``. If no folder states how texts end, an end token is added.
 
         Raises:
           DataError: The vocabulary has no end token.
@@ -95,7 +95,7 @@ class Tokenizer(ABC):
         return self.frame if end in self.frame.after else Frame.ending(end)
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
-        """Returns at most ``length`` tokens of a text, truncated on the side of the folder."""
+        """Returns at most ``length`` tokens of a text, truncated on the folder's side."""
         settings = self.batch_settings
         if settings is None or settings.truncation_side == "right":
             return ids[:length]
@@ -105,8 +105,8 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens before the first token of a document.
 
-        These are the tokens that the frame puts before a text. If there are none, it is the token
-        that separates the documents of a corpus, BOS, if the vocabulary has one.
+        These are the frame's tokens before a text. If the frame has none, it is BOS, which
+        separates the documents of a corpus, if the vocabulary has it.
         """
         bos = self.special_ids.bos
         return self.frame.before or (() if bos is None else (bos,))
@@ -149,10 +149,9 @@ class Tokenizer(ABC):
         """Returns the piece of an id with unprintable characters escaped, for tables and plots."""
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes the files from which ``load_tokenizer(folder)`` loads an equal tokenizer.
+        """Writes files that ``load_tokenizer(folder)`` loads as an equal tokenizer.
 
-        Its chat template is among them, unless that is the one for folders without any, and so are
-        the settings of a batch.
+        They include the batch settings, and the chat template unless it is the default one.
         """
         self.save_vocabulary(folder)
         if self.batch_settings is not None:
@@ -171,7 +170,7 @@ class Tokenizer(ABC):
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template: that of its folder, or ``user: …`` and ``bot: …`` in turns."""
+        """The chat template of its folder; by default ``user: …`` and ``bot: …`` in turns."""
         own = self.own_chat_template or ChatTemplate(LECTURES)
         roles = asdict(self.special_ids).items()
         named = {f"{role}_token": self.token(id) for role, id in roles if id is not None}
@@ -180,8 +179,8 @@ class Tokenizer(ABC):
     def control_tokens(self) -> dict[str, bool]:
         """Returns the tokens that a chat template may write by name, and whether each is special.
 
-        A token that is not special, as ``<think>`` of some vocabularies, is text that a model
-        writes and a person reads.
+        A token that is not special, such as ``<think>`` in some vocabularies, is text that the
+        model writes and users read.
         """
         ids = asdict(self.special_ids).items()
         return {self.token(id): True for role, id in ids if id is not None and role != "unk"}
@@ -192,8 +191,9 @@ class Tokenizer(ABC):
         return {self.token(id): id for role, id in ids if id is not None and role != "unk"}
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns the control tokens whose names are in a text: their characters and ids."""
+        """Returns start, end and id of each control token whose name occurs in a text."""
         known = self.control_ids()
+        # Longest first, so that a name that begins with another name is found whole.
         names = sorted(known, key=len, reverse=True)
         found = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
         return [(*match.span(), known[match[0]]) for match in found]
@@ -201,12 +201,12 @@ class Tokenizer(ABC):
     def encode_with_controls(
         self, text: str, literal: Iterable[tuple[int, int]] = ()
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text in which the names of control tokens are these tokens, whoever wrote them.
+        """Encodes a text and reads the names of control tokens as these tokens.
 
         Args:
           text: The text.
-          literal: Half-open ranges of characters, in order, that are ordinary text, each encoded
-            apart: names of control tokens that somebody typed.
+          literal: Half-open ranges of characters, in order, to encode separately as ordinary text,
+            such as names of control tokens that a user typed.
 
         Returns:
           The ids and their ranges of characters; see ``encode_with_offsets``.
@@ -214,6 +214,7 @@ class Tokenizer(ABC):
         edges = [0, *(edge for span in literal for edge in span), len(text)]
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
+        # Parts alternate, and the odd ones are the literal ranges.
         for number, (start, end) in enumerate(pairwise(edges)):
             part = text[start:end]
             found = (
@@ -232,11 +233,11 @@ class Tokenizer(ABC):
     def _encode_written(
         self, text: str, *, is_first: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encodes a text in which the names of control tokens are these tokens.
+        """Encodes a part of a text and reads the names of control tokens as these tokens.
 
         Args:
           text: A part of a text.
-          is_first: Whether nothing is before it.
+          is_first: Whether the part begins the text.
         """
         del is_first  # vocabularies made here put no space before a text
         ids: list[int] = []
@@ -273,11 +274,11 @@ class Tokenizer(ABC):
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text in which the string ``[MASK]`` is the mask token.
+        """Encodes a text and reads the string ``[MASK]`` as the mask token.
 
-        For filling blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
-        characters. A mask includes the spaces around it that its folder of transformers says; for
-        other vocabularies those before it.
+        Use it to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
+        characters. The mask absorbs the spaces around it that its Hugging Face folder states;
+        without a folder, the spaces before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``
@@ -298,6 +299,7 @@ class Tokenizer(ABC):
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
         known, special = self.control_ids(), self.control_tokens()
+        # Names of other special tokens remain ordinary text.
         others = {id for name, id in known.items() if special[name] and id != mask}
         typed = [(start, end) for start, end, id in self.find_controls(text) if id in others]
         ids, _ = self.encode_with_controls(text, typed)
@@ -317,7 +319,7 @@ _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 
 
 def clean_up(text: str) -> str:
-    """Removes spaces of a decoded text, as ``clean_up_tokenization_spaces`` of transformers."""
+    """Removes spaces from a decoded text, like ``clean_up_tokenization_spaces`` of transformers."""
     for before, after in _CLEANED.items():
         text = text.replace(before, after)
     return text

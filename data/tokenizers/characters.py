@@ -45,6 +45,7 @@ class CharacterTokenizer(Tokenizer):
         seen: set[str] = set()
         for text in texts:
             seen.update(text)
+        # Sort, so that the ids do not depend on the order of the texts.
         return cls("".join(sorted(seen)))
 
     @classmethod
@@ -62,7 +63,7 @@ class CharacterTokenizer(Tokenizer):
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """See ``Tokenizer``; there is no template, so no special tokens are added."""
+        """See ``Tokenizer``; without a template, no special tokens are added."""
         return self.encode(text), [(i, i + 1) for i in range(len(text))]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

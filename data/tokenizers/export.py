@@ -1,18 +1,18 @@
-"""Export to transformers: files from which its ``AutoTokenizer`` loads an equal tokenizer.
+"""Export to transformers: its ``AutoTokenizer`` loads an equal tokenizer from the files.
 
 Differences between the libraries are stated in ``tokenizer_config.json`` where possible:
 
-- A tokenizer of a folder keeps what that says of a batch: ``padding_side``, ``truncation_side``,
-  ``split_special_tokens`` and whether there are token types. So transformers reads and pads the
-  same texts in the same way before an import and after the export. The rest of this list concerns
-  vocabularies that were trained here.
-- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as it was in the run. A
-  program that appends an end token to a text as text cuts it: append its id instead. If there is a
-  chat template, which writes special tokens by name, or the vocabulary has ``[MASK]`` or
-  sentinels, a name in a text is its token, as users of transformers expect.
-- A batch is padded with the padding token, or with the end token if there is no padding token.
-  Padding is on the left for language models, which continue texts on the right, and otherwise
-  on the right.
+- A tokenizer from a folder keeps the folder's batch settings: ``padding_side``,
+  ``truncation_side``, ``split_special_tokens`` and whether there are token types. So transformers
+  reads and pads texts in the same way before an import and after the export. The rest of this list
+  concerns vocabularies trained here.
+- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. A program
+  that appends the end token as text gets it split into pieces: append its id instead. With a chat
+  template, which writes special tokens by name, ``[MASK]`` or sentinels, names in a text are read
+  as these tokens, as users of transformers expect.
+- Batches are padded with the padding token, or with the end token if the vocabulary has no padding
+  token. Padding is on the left for language models, which continue texts on the right, and
+  otherwise on the right.
 - ``tokenizer(texts)`` returns a model's inputs: token types only if the frame of two texts has
   several (BERT).
 """
@@ -37,7 +37,7 @@ from .sentencepiece import SentencePieceTokenizer
 from .sentencepiece_export import obstacle, sentencepiece_backend
 from .sentinels import SentinelTokenizer
 
-# Files that `save` writes, and from which `tokenizer.json` is made.
+# Files that `save` writes; `tokenizer.json` is made from them.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
 
 
@@ -55,9 +55,9 @@ def export_tokenizer(
       tokenizer: The tokenizer.
       folder: The folder of the files; created if it is missing.
       closing: Whether texts are the input of an encoder-decoder, see ``Tokenizer.source_frame``.
-      padding_side: The side on which a batch is padded if the tokenizer's folder does not say so;
-        by default as the vocabulary suggests.
-      max_length: The largest number of tokens of the model; None for no limit.
+      padding_side: The side on which batches are padded, unless the tokenizer's folder states it.
+        If None, it depends on the vocabulary.
+      max_length: The model's maximum number of tokens. If None, there is no limit.
 
     Returns:
       A line for the log that names the files and the differences between the two libraries.
@@ -69,9 +69,11 @@ def export_tokenizer(
     folder = Path(folder)
     frame = tokenizer.source_frame if closing else tokenizer.frame
     limit = {} if max_length is None else {"model_max_length": max_length}
+    # transformers reads Marian's and T5's sentencepiece files with separate classes.
     if isinstance(tokenizer, MarianTokenizer):
         return _export_marian(tokenizer, folder, limit)
     tokenizer.save(folder)
+    # Write no tokenizer.json rather than one that encodes differently.
     if isinstance(tokenizer, SentencePieceTokenizer) and (reason := obstacle(tokenizer.model)):
         return (
             "tokenizer: sentencepiece.model unchanged, and no tokenizer.json for transformers: "
@@ -103,6 +105,7 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         return _characters(tokenizer)
     if isinstance(tokenizer, SentinelTokenizer):
         backend = _backend(tokenizer.base)
+        # Added tokens get ascending ids, and sentinels count down from the last id.
         for id in reversed(tokenizer.sentinels):
             name, takes_blanks = tokenizer.token(id), not tokenizer.adds_end
             token = AddedToken(name, normalized=False, lstrip=takes_blanks)
@@ -124,11 +127,12 @@ def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
 
 
 def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
-    """Gives a tokenizer the template of a frame, unless it has it."""
+    """Gives a tokenizer the template of a frame, unless it already has it."""
     own = frame_of(backend)
     wanted = frame.single, frame.pair
     if [layout.marks for layout in wanted] == [own.single.marks, own.pair.marks]:
         return
+    # Write each layout as a template: its special tokens around $A and $B.
     single, pair = (
         [
             part

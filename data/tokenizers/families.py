@@ -50,7 +50,7 @@ Scores = Sequence[tuple[str, float]]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary, from whichever file.
+    """A vocabulary, read from any of the supported files.
 
     Attributes:
       ids: The id of each piece.
@@ -84,29 +84,29 @@ class Family:
     classes: tuple[str, ...]
     """Its names in transformers, without ``Fast``."""
     model_types: tuple[str, ...] = ()
-    """The models whose tokenizers are of this class if their files state no other."""
+    """The model types that use this class unless their files state another."""
     model: Literal["BPE", "Unigram", "WordPiece"]
     """The kind of vocabulary."""
     files: tuple[str, ...]
     """The files of a vocabulary without ``tokenizer.json``."""
     tokens: Mapping[str, Token | None]
-    """The special tokens that are used if the files do not name others, or none."""
+    """The special tokens of roles that the files do not state."""
     backend: Callable[[Vocabulary, Settings], tokenizers.Tokenizer]
     """Makes the tokenizer without its added tokens and its template."""
     rearranged: Callable[[Vocabulary, Settings], Vocabulary] = _as_stated
-    """Gives the pieces of a sentencepiece file the ids that the family gives them."""
+    """Renumbers the pieces of a sentencepiece file as the family does."""
     extra: Callable[[Vocabulary, Settings], list[Token]] = _controls
     """Returns the special tokens without a role, if no ``extra_special_tokens`` are stated."""
     template: Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor] | None = None
-    """Makes the template; None for that of ``tokenizer.json``, or a begin and an end on request."""
+    """Makes the template. If None, it is in ``tokenizer.json`` or adds begin and end on request."""
     plain_specials: bool = False
     """Whether special tokens lose the other properties that the files give them."""
     every_byte: bool = True
-    """Whether each byte must have a piece, in a vocabulary of ``vocab.json``."""
+    """Whether each byte must have a piece in ``vocab.json``."""
 
 
 def plain_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    """Makes the template that adds a begin and an end as ``add_bos_token`` and so on request."""
+    """Makes the template that ``add_bos_token`` and ``add_eos_token`` request."""
     front = _edge(settings, "bos_token", "add_bos_token")
     back = _edge(settings, "eos_token", "add_eos_token")
     names = [*front, *back]
@@ -155,6 +155,7 @@ def _bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
             "pieces"
         )
     backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary.ids), unk_token=unknown))
+    # If `strip_accents` is None, the library strips accents whenever it lowercases.
     accents = "strip_accents"
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -250,6 +251,7 @@ def _fallback_pairs(vocabulary: Vocabulary, unknown: str | None) -> tokenizers.T
 def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     backend = _fallback_pairs(vocabulary, None)
     prefix = settings.flag("add_prefix_space", True)
+    # Legacy: a space before each part between added tokens, not only before the first.
     scheme = "always" if settings.flag("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
@@ -263,6 +265,7 @@ def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 def _gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     backend = _fallback_pairs(vocabulary, settings.named("unk_token"))
     backend.normalizer = normalizers.Replace(" ", SPACE)
+    # The normalizer leaves no space to split at; transformers has this step as well.
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -276,7 +279,7 @@ def _gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 def _unigrams(
     vocabulary: Vocabulary, unknown: int, rules: list[normalizers.Normalizer]
 ) -> tokenizers.Tokenizer:
-    """Makes a tokenizer that writes a space before each text."""
+    """Makes a unigram tokenizer that puts a space before each text."""
     backend = tokenizers.Tokenizer(models.Unigram(list(vocabulary.scores), unknown))
     if rules:
         backend.normalizer = normalizers.Sequence(rules)
@@ -311,6 +314,7 @@ def _sentinels(settings: Settings) -> list[str]:
 
 
 def _with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
+    # <extra_id_0> has the last id.
     last = [(name, 0.0) for name in reversed(_sentinels(settings))]
     return dataclasses.replace(vocabulary, scores=[*vocabulary.scores, *last])
 
@@ -345,6 +349,7 @@ def _with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
     stated = settings.stated  # these defaults differ from the record's, as in transformers
     names = [stated.get("mask_token", "<mask_1>"), stated.get("mask_token_sent", "<mask_2>")]
     masks = [str(getattr(name, "content", name)) for name in names if name is not None]
+    # The reserved tokens come first: padding, end, masks and unused ones.
     ends = [settings.named("pad_token"), settings.named("eos_token")]
     first = [(name, 0.0) for name in [*ends, *dict.fromkeys(masks)]]
     unused = [(f"<unk_{n}>", -100.0) for n in range(2, settings.number("offset", 103))]
@@ -559,11 +564,10 @@ FAMILIES = (
     ),
 )
 
-# The models whose tokenizer is `tokenizer.json` or `tokenizer.model` as it is, whatever class its
-# files state.
+# Models that use `tokenizer.json` or `tokenizer.model` unchanged, whatever class is stated.
 _GENERIC_TYPES = ("mistral", "mixtral", "phi3")
 FIXED_TYPES = ("qwen2",)
-"""The models whose class replaces another that their files state, unless ``auto_map`` is there."""
+"""Models whose class replaces the stated class, unless there is an ``auto_map``."""
 
 
 def family_of(
@@ -572,13 +576,13 @@ def family_of(
     """Returns the family of a folder as ``AutoTokenizer`` chooses it.
 
     Args:
-      model_type: The family of the model; None if it is not stated.
-      class_name: The class of the tokenizer; None if it is not stated.
+      model_type: The family of the model, or None if it is not stated.
+      class_name: The class of the tokenizer, or None if it is not stated.
       is_byte_level: Whether the folder's ``tokenizer.json`` has an alphabet of bytes.
-      keeps_class: Whether a class that is stated is that of the tokenizer in any case.
+      keeps_class: Whether a stated class always applies.
 
     Returns:
-      The family; None for a tokenizer that is ``tokenizer.json`` or ``tokenizer.model`` as it is.
+      The family, or None to use ``tokenizer.json`` or ``tokenizer.model`` unchanged.
     """
     of_type = next((f for f in FAMILIES if model_type in f.model_types), None)
     of_class = next((f for f in FAMILIES if class_name in f.classes), None)

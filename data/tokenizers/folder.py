@@ -1,10 +1,10 @@
 """The files of a tokenizer's folder: read once, with their types and bounds checked.
 
-A folder of transformers states a tokenizer in up to eight files. Their precedence follows
+A transformers folder describes a tokenizer in up to eight files. Their precedence follows
 transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 ``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; without it
 ``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
-``tokenizer.json`` override those of ``added_tokens.json``.
+``tokenizer.json`` override ``added_tokens.json``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 """The settings that name special tokens. transformers adds the tokens in this order."""
 Token: TypeAlias = str | AddedToken
 MOST_IDS = 2**22
-"""A bound of ids: several times the largest published vocabulary."""
+"""Upper bound of ids: several times the largest published vocabulary."""
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -46,11 +46,11 @@ class Settings:
     stated: Mapping[str, object]
 
     def over(self, tokens: Mapping[str, Token | None]) -> "Settings":
-        """Returns the settings with special tokens for those that the files do not state."""
+        """Returns the settings with default tokens for roles that the files do not state."""
         return Settings(self.file, {**tokens, **self.values}, self.stated)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a setting that is true or false; null is the default."""
+        """Returns a Boolean setting; null means the default."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -66,14 +66,14 @@ class Settings:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Returns a setting that is a string; null is the default."""
+        """Returns a string setting; null means the default."""
         value = self.values.get(name)
         if not isinstance(value, str | None):
             raise self._wrong(name, "a string")
         return default if value is None else value
 
     def token(self, name: str) -> Token | None:
-        """Returns a special token; None if there is none."""
+        """Returns a special token, or None."""
         value = self.values.get(name)
         if not isinstance(value, str | AddedToken | None):
             raise self._wrong(name, "a token")
@@ -113,9 +113,9 @@ class Folder:
       model_type: The family of the model in the folder; None if no file states it.
       class_name: The class of the tokenizer in transformers, without ``Fast``; None if no file
         states it.
-      keeps_class: Whether the stated class counts even where transformers otherwise replaces it:
-        ``auto_map`` names another reader.
-      is_stated: Whether a model or a class is stated, so that the defaults of transformers apply.
+      keeps_class: Whether the stated class applies even where transformers otherwise replaces it,
+        because ``auto_map`` names another reader.
+      is_stated: Whether a model or class is stated, so that the defaults of transformers apply.
       settings: The settings.
       added: The added tokens by number. Only their order counts: each gets the id that it has in
         the vocabulary, or the next free one.
@@ -146,6 +146,7 @@ def read_folder(place: Path, file: Path | None) -> Folder:
     values = optional_object(config_file)
     model = optional_object(place / "config.json")
     content = {} if file is None else optional_object(file)
+    # Refuse settings that would change the ids and are not implemented.
     versions = values.get("fast_tokenizer_files")
     if versions not in (None, [], [TOKENIZER_JSON]):
         raise DataError(
@@ -167,6 +168,7 @@ def read_folder(place: Path, file: Path | None) -> Folder:
     if file is not None:  # then the template of this file decides
         values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
     _check_extra(values, config_file)
+    # transformers 5 renamed this setting.
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
     added = _added_tokens(place, values, content)
@@ -175,6 +177,7 @@ def read_folder(place: Path, file: Path | None) -> Folder:
         for name, value in values.items()
         if name != "added_tokens_decoder"
     }
+    # A role takes over the properties that the added tokens state for its token.
     by_name = {token.content: token for token in added.values()}
     for role in ROLES:
         token = settings.get(role)
@@ -204,9 +207,10 @@ def _check_extra(values: JsonObject, file: Path) -> None:
 
 
 def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
-    """Returns the added tokens; lays ``special_tokens_map.json`` over the settings if it counts."""
+    """Returns the added tokens; merges an older ``special_tokens_map.json`` into ``values``."""
     added: dict[int, AddedToken] = {}
     config = place / CONFIG
+    # The newer format states all added tokens and replaces the older files.
     if "added_tokens_decoder" in values:
         stated = values["added_tokens_decoder"]
         if not isinstance(stated, dict):
@@ -216,6 +220,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
             number = int(id) if id.isdecimal() and len(id) < 20 else id
             added[checked_id(number, config, name)] = _token(token, config, name)
         return added
+    # Older format: read the files in the order in which they override each other.
     special = place / "special_tokens_map.json"
     for name, value in optional_object(special).items():
         is_list = name == "extra_special_tokens" and isinstance(value, list)
@@ -247,7 +252,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
 def _settled(
     value: object, file: Path, name: str, *, is_token: bool = False, special: bool | None = None
 ) -> object:
-    """Returns a setting whose objects that describe tokens are replaced by tokens."""
+    """Returns a setting with objects that describe tokens replaced by ``AddedToken``."""
     if isinstance(value, dict) and (is_token or value.get("__type") == "AddedToken"):
         return _token(value, file, name, special=special)
     if isinstance(value, dict):
@@ -277,7 +282,7 @@ def checked_id(id: object, file: Path, name: str) -> int:
     """Checks an id.
 
     Raises:
-      DataError: It is not a number, or so large that arrays of as many rows have no place.
+      DataError: It is not a whole number in ``[0, MOST_IDS)``.
     """
     if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < MOST_IDS:
         raise DataError(
@@ -295,7 +300,7 @@ def check_ids(ids: Mapping[str, object], file: Path) -> None:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turns an error of the ``tokenizers`` library, a panic too, into one line.
+    """Turns an error or a panic of the ``tokenizers`` library into a one-line DataError.
 
     Args:
       what: What failed, for the message.
@@ -307,7 +312,7 @@ def library_errors(what: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except BaseException as error:  # a panic is no Exception
+    except BaseException as error:  # a panic is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())
@@ -365,12 +370,13 @@ def read_pieces(file: Path) -> dict[str, int]:
     """Reads BERT's ``vocab.txt``: one piece per line; the id is the number of the line from 0.
 
     Raises:
-      DataError: A piece is there twice.
+      DataError: A piece occurs twice.
     """
     pieces = [line.rstrip() for _, _, line in file_lines(file)]
     ids = {piece: id for id, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
         twice = next(piece for id, piece in enumerate(pieces) if ids[piece] != id)
+        # Empty lines may repeat.
         if twice:
             raise DataError(f"{file} has the piece {twice!r} twice: fetch it again")
     return ids

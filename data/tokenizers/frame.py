@@ -2,12 +2,11 @@
 
 A tokenizer has one frame, given by its template: ``[CLS] A [SEP] B [SEP]`` with token types 0 and
 1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`` (mBART), ``<s> A``
-(Llama), ``A B`` (GPT-2, Qwen2). Every part of the package that puts special tokens around a text
-takes them from here, so that a model reads the ids that transformers makes of the same folder.
+(Llama), ``A B`` (GPT-2, Qwen2). All code that puts special tokens around a text uses the frame, so
+that a model reads the same ids as with transformers.
 
-The tokens that separate the documents of a corpus are not a frame; see
-``Tokenizer.begins_document``. ``BatchSettings`` has the other settings of a folder of transformers
-that concern batches.
+The tokens that separate the documents of a corpus are not part of it; see
+``Tokenizer.begins_document``. ``BatchSettings`` has a folder's other settings for batches.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from ..common.json_text import JsonObject, optional_object
 Side = Literal["left", "right"]
 
 CONFIG = "tokenizer_config.json"
-# The classes of transformers 5 that pad on the left, and those that return token types.
+# Classes of transformers 5 that pad on the left, and classes that return token types.
 _PAD_LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
 # Default classes of models, and models whose stated class transformers ignores.
@@ -70,7 +69,7 @@ class Layout:
         Args:
           ids: The tokens of the framed texts.
           types: The token type of each.
-          texts: The token of each text, none of which is a special token.
+          texts: The token of each text; not a special token.
 
         Raises:
           DataError: A text is missing or repeated, or the texts are in another order.
@@ -80,6 +79,7 @@ class Layout:
                 "the template of this tokenizer puts its texts in another order or repeats one: "
                 "choose a tokenizer whose template is A, or A before B"
             )
+        # Everything between the texts is special tokens.
         edges = [-1, *(ids.index(text) for text in texts), len(ids)]
         gaps = [slice(a + 1, b) for a, b in pairwise(edges)]
         return cls(
@@ -107,7 +107,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around one text, and around two; by default there are none.
+    """The special tokens around one text, and around two; by default none.
 
     Attributes:
       single: The layout of one text.
@@ -127,8 +127,7 @@ class Frame:
     def before(self) -> tuple[int, ...]:
         """The special tokens before one text.
 
-        A prompt that a decoder continues has these tokens and not those after a text: a tokenizer
-        that ends each text with an end token does not end a prompt.
+        A prompt for a decoder gets these tokens but not ``after``, since an end token would end it.
         """
         return self.single.marks[0]
 
@@ -167,10 +166,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How transformers reads texts with the tokenizer of a folder, besides their ids.
+    """How transformers batches texts with the tokenizer of a folder.
 
-    A vocabulary that was trained here, or that is a single file, has none, because no published
-    folder states them.
+    Vocabularies trained here or loaded from a single file have none.
 
     Attributes:
       padding_side: The side of a batch that is padded.
@@ -193,8 +191,10 @@ class BatchSettings:
         """
         stated = optional_object(folder / CONFIG)
         model = optional_object(folder / "config.json")
+        # The folder neither has a model nor was written by `save`.
         if not model and "padding_side" not in stated:
             return None
+        # Find the class as AutoTokenizer does, because it decides the defaults.
         whole = optional_object(folder / "tokenizer.json")
         name = stated.get("tokenizer_class") or model.get("tokenizer_class")
         name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
@@ -209,6 +209,7 @@ class BatchSettings:
             "split_special_tokens": False,
             "token_types": _TYPES in names if isinstance(names, list) else name in _TYPED,
         }
+        # Stated settings override the defaults of the class.
         found |= {key: stated[key] for key in found if stated.get(key) is not None}
         for key, value in found.items():
             known = ("left", "right") if key.endswith("_side") else (True, False)

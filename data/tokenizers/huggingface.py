@@ -60,6 +60,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._cleans = cleans
         added = backend.get_added_tokens_decoder()
         self.sentinels = sentinels_among((id, token.content) for id, token in added.items())
+        # With `encode_special_tokens` the library finds no special token in a text, so sentinels,
+        # which users write, must not be special.
         backend = _marked(backend, self.sentinels, special=False)
         backend.no_padding()
         backend.no_truncation()
@@ -72,6 +74,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.kind = _kind(read)
         model = read["model"]
         unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
+        # A token that is unknown and has another role (GPT-2) counts as the other role.
         others = {**asdict(self.special_ids), "unk": None}.values()
         self._unknown: int | None = None if unknown in others else unknown
         specials = repr(sorted(asdict(self.special_ids).items()))
@@ -93,6 +96,7 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text, framed=add_special_tokens)
+        # The model may find a special token's name as an ordinary piece: encode again without it.
         pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         if not self._named_pieces.isdisjoint(id for id, of_frame in pairs if not of_frame):
             encoding = _encode(self._without_named_pieces, text, framed=add_special_tokens)
@@ -100,14 +104,14 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _named_pieces(self) -> frozenset[int]:
-        """The special tokens that the model itself may make of their names in a text."""
+        """The special tokens that the model may produce from their names in a text."""
         added, model = self._backend.get_added_tokens_decoder().items(), self._backend.model
         names = {t.content: id for id, t in added if t.special and id != self._unknown}
         return frozenset(id for name, id in names.items() if model.token_to_id(name) == id)
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
-        """The same tokenizer with other names for these pieces, which nobody can guess."""
+        """The same tokenizer with random names for these pieces, so that no text has them."""
         content: JsonObject = json.loads(self._backend.to_str())
         model = content["model"]
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}
@@ -117,10 +121,11 @@ class HuggingFaceTokenizer(Tokenizer):
             model["vocab"] = {others.get(name, name): id for name, id in model["vocab"].items()}
         else:
             model["vocab"] = [(others.get(name, name), score) for name, score in model["vocab"]]
+        # Drop merges that use or produce a renamed piece.
         if "merges" in model:
             made = ((*merge, "".join(merge)) for merge in model["merges"])
             model["merges"] = [one[:2] for one in made if others.keys().isdisjoint(one)]
-        for token in content["added_tokens"]:  # which get their ids from the model
+        for token in content["added_tokens"]:  # added tokens get their ids from the model
             token["content"] = others.get(token["content"], token["content"])
         with library_errors(_FAILED):
             backend = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -128,7 +133,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return backend
 
     def control_tokens(self) -> dict[str, bool]:
-        """See ``Tokenizer``; every added token but white space and the unknown token is one."""
+        """See ``Tokenizer``; all added tokens except white space and the unknown token."""
         return {name: special for name, (_, special) in self._controls.items()}
 
     def control_ids(self) -> dict[str, int]:
@@ -154,7 +159,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @cached_property
     def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """Finds control tokens: a tokenizer, and a map from its ids to the ids of this one.
+        """A tokenizer that finds control tokens, and a map from its ids to this tokenizer's ids.
 
         The tokenizer has the same added tokens; any other text is one unknown token.
         """
@@ -206,6 +211,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
+        # The backend does not treat sentinels as special.
         if skip_special_tokens and self.sentinels:
             ids = [id for id in ids if id not in self.sentinels]
         with library_errors(_FAILED):
@@ -222,6 +228,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; transformers reads the files too."""
         config = self.transformers_config()
+        # The class for BERT also reads vocab.txt, the older format.
         if config["tokenizer_class"] == _BERT:
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
             write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
@@ -249,6 +256,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if not _is_bert(content) or not self._frames_as_bert():
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         normalizer = content["normalizer"]
+        # State absent roles as null; otherwise the class would add its default tokens.
         absent = {f"{r}_token": None for r in ("pad", "unk", "cls", "sep", "mask")}
         return {
             "tokenizer_class": _BERT,
@@ -274,9 +282,9 @@ def _hashed(text: str) -> str:
 
 
 def _stable(content: str, read: JsonObject) -> str:
-    """Returns what a file of the tokenizer says, with scores that do not change when it is read.
+    """Returns the content of a tokenizer, with scores that stay equal after saving and loading.
 
-    The library reads the last digit of a score of a unigram model inexactly.
+    The library reads the last digit of a unigram score inexactly, so scores are rounded.
     """
     if read["model"].get("type") != "Unigram":
         return content
@@ -293,7 +301,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
     Raises:
       DataError: The post-processor fails, puts its texts in another order, or repeats one.
     """
-    # No special token has the ids of these texts.
+    # Encode two texts of one token, whose ids no special token has, and read what is around them.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
     if backend.post_processor is not None:
@@ -308,10 +316,10 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
 def _marked(
     backend: tokenizers.Tokenizer, sentinels: Sequence[int], *, special: bool
 ) -> tokenizers.Tokenizer:
-    """Returns a tokenizer whose sentinels are special tokens or not.
+    """Returns a tokenizer whose sentinels are marked as special or not.
 
-    The library finds the names of special tokens in a text only together with all others; of these
-    it is to find none.
+    The library recognizes either all special tokens in a text or none. Here it must recognize only
+    sentinels.
     """
     if not sentinels:
         return backend
@@ -338,7 +346,7 @@ def _encode(
 def _after_line_feed(
     backend: tokenizers.Tokenizer, text: str
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Encodes a text as after a line feed: some vocabularies put a space before a text."""
+    """Encodes a text as if after a line feed, since some vocabularies put a space before a text."""
     if not text:
         return [], []
     alone = _encode(backend, "\n").ids
@@ -346,6 +354,7 @@ def _after_line_feed(
     found = _encode(backend, "\n" + text)
     if len(found.ids) > feed and found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
         return found.ids[feed:], [(a - 1, b - 1) for a, b in found.offsets[feed:]]
+    # The line feed was merged with the text, so encode the text alone.
     found = _encode(backend, text)
     return found.ids, found.offsets
 

@@ -39,6 +39,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
 
 def _load_vocabulary(path: Path) -> Tokenizer:
     if path.is_dir():
+        # Import a tokenizer's library only when it is needed.
         from .marian import MODELS, MarianTokenizer
 
         if any((path / name).is_file() for name in MODELS):
@@ -62,6 +63,7 @@ def _load_file(path: Path) -> Tokenizer:
             from .characters import CharacterTokenizer
 
             return CharacterTokenizer.from_json(content, path)
+        # An object of integers is a vocabulary, and its merges are in another file.
         values = list(content.values()) if isinstance(content, dict) else []
         if values and isinstance(values[0], int):
             files = (path, _partner(path, _PAIRS))
@@ -72,6 +74,7 @@ def _load_file(path: Path) -> Tokenizer:
         files = (_partner(path, pairs), path)
     elif path.suffix not in (".json", ".model", ".spm", ".txt"):
         raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
+    # `save` writes this name for plain sentencepiece; transformers does not read it.
     if path.name != "sentencepiece.model":
         from .assemble import load_folder
 

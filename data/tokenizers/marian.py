@@ -1,9 +1,9 @@
 """Marian's tokenizers (Junczys-Dowmunt et al. 2018), as the opus-mt models are published.
 
 Each language has a sentencepiece model that splits its text. A JSON vocabulary, one for both
-languages or one for each, gives the pieces their ids. Ids and texts are equal to those of
-transformers' ``MarianTokenizer`` with these differences (that class recommends ``sacremoses``, but
-no longer calls its punctuation normalizer, nor does this one):
+languages or one for each, gives the pieces their ids. Ids and texts are the same as with
+transformers' ``MarianTokenizer``, with these differences (neither class calls the punctuation
+normalizer of ``sacremoses``, which transformers recommends):
 
 - Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
 - The special tokens of the target side are looked up in the target's vocabulary. Transformers
@@ -45,8 +45,8 @@ _USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 class MarianTokenizer(Tokenizer):
     """The tokenizer of the source language; ``target`` is the tokenizer of the target language.
 
-    The template adds ``</s>`` at the end. There is no token that begins a text: the decoder was
-    trained to start with padding, so ``special_ids.bos`` is the padding token.
+    The template adds ``</s>`` at the end. No token begins a text: the decoder was trained to start
+    with padding, so ``special_ids.bos`` is the padding token.
     """
 
     kind = "marian"
@@ -98,7 +98,7 @@ class MarianTokenizer(Tokenizer):
     def from_folder(cls, folder: Path) -> "MarianTokenizer":
         """Loads ``source.spm``, ``target.spm``, ``vocab.json`` and their configuration.
 
-        ``target_vocab.json`` is read where ``tokenizer_config.json`` says ``separate_vocabs``.
+        ``target_vocab.json`` is read if ``tokenizer_config.json`` sets ``separate_vocabs``.
 
         Raises:
           DataError: A file is missing or damaged, a special token has no id, or a setting of
@@ -139,6 +139,7 @@ class MarianTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; ``<unk>`` is one of the special tokens."""
+        # Join runs of ordinary pieces; special tokens are written between the runs.
         text, run = "", []
         for piece in (self._pieces.get(int(id), self._unknown) for id in ids):
             if piece not in self._special:
@@ -230,7 +231,7 @@ def _other_specials(files: Mapping[str, bytes], config: JsonObject, folder: Path
 def _check_added(
     files: Mapping[str, bytes], config: JsonObject, folder: Path, special: set[str]
 ) -> None:
-    """Checks that no token is added but the special ones, which the vocabulary has."""
+    """Checks that all added tokens are special tokens of the vocabulary."""
     decoder = config.get("added_tokens_decoder", {})
     if not isinstance(decoder, dict):
         raise DataError(f"{folder / _CONFIG}: added_tokens_decoder is not an object: fetch it")

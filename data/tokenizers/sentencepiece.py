@@ -25,7 +25,7 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Longer texts, in characters, are split at line feeds; float32 scores are still exact enough here.
 _LONG = 4096
-_CONTROL, _USER_DEFINED = 3, 4  # types of pieces: never made of text, and always made of it
+_CONTROL, _USER_DEFINED = 3, 4  # types of pieces: never matched in text, and always matched
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -54,7 +54,7 @@ class TrainerSpec(Protocol):
 
 
 class NormalizerSpec(Protocol):
-    """The rules by which a model changes text."""
+    """The rules that a model applies to text."""
 
     name: str
     precompiled_charsmap: bytes
@@ -64,7 +64,7 @@ class NormalizerSpec(Protocol):
 
 
 class ModelProto(Protocol):
-    """The content of a ``.model`` file, as far as it is read here."""
+    """The content of a ``.model`` file; only the fields that are used."""
 
     @property
     def pieces(self) -> Sequence[Piece]: ...  # noqa: D102
@@ -101,6 +101,7 @@ class SentencePieceTokenizer(Tokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._splits_lines = _splits_lines(proto)
+        # Control and user-defined pieces except white space: the id, and whether it is special.
         self._named = {
             piece.piece: (id, piece.type == _CONTROL)
             for id, piece in enumerate(proto.pieces)
@@ -232,7 +233,7 @@ def parse_model(model: bytes) -> ModelProto:
 
 
 def _splits_lines(proto: ModelProto) -> bool:
-    """Returns whether each line is encoded on its own, as with the models trained here."""
+    """Returns whether lines are encoded independently, as by the models trained here."""
     rules = proto.normalizer_spec
     with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
     return with_line_feed == [("\n", _USER_DEFINED)] and not (
@@ -243,6 +244,7 @@ def _splits_lines(proto: ModelProto) -> bool:
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Gives each byte piece its character's range; the library gives it only to the last byte."""
     widened = list(offsets)
+    # Go backwards, so that the last byte's range reaches all bytes before it.
     for i in reversed(range(len(widened) - 1)):
         begin, end = widened[i]
         if begin == end:

@@ -34,6 +34,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _UNIGRAM, _BPE = 1, 2
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
+# Trying all splits of a piece takes quadratic time, so longer pieces are refused.
 _LONGEST_PIECE = 4096
 
 
@@ -67,7 +68,7 @@ def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-      model: The bytes of a ``.model`` file for which ``obstacle`` returns None.
+      model: The bytes of a ``.model`` file without an ``obstacle``.
 
     Returns:
       The tokenizer. Its special tokens are the control pieces.
@@ -185,10 +186,12 @@ def transformers_backend(
         scheme = "always" if legacy else "first"
         splits.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False))
     if own:
+        # User-defined pieces stay whole; the longest one at a position wins.
         pattern = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
         splits.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     if splits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    # Decoding reverses the steps: spaces, bytes, and the space before a text.
     falls_back = proto.trainer_spec.byte_fallback
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
     steps += [decoders.ByteFallback()] if falls_back else []
@@ -208,6 +211,7 @@ def _transformers_rules(proto: ModelProto, legacy: bool) -> list[normalizers.Nor
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if rules.escape_whitespaces:
         steps.append(normalizers.Replace(" ", SPACE))
+    # Metaspace adds no space before a text that begins with one, so double that one.
     if rules.add_dummy_prefix and legacy:
         steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
     return steps

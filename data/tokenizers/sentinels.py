@@ -2,7 +2,8 @@
 
 Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4. Sentinel number i is
 named ``<extra_id_i>`` and has the id V - 1 - i: sentinels are counted from the end of the
-vocabulary. A name in a text is the sentinel, as in transformers: that is how a user marks a gap.
+vocabulary. As in transformers, a sentinel's name in a text is read as the sentinel, so that users
+can mark gaps.
 """
 
 import dataclasses
@@ -21,15 +22,15 @@ from .base import SpecialIds, Tokenizer
 from .frame import Frame
 
 FILE = "sentinels.json"
-"""The file that says that a folder's vocabulary has sentinels."""
+"""The file that states the number of sentinels of a folder's vocabulary."""
 NUMBER = 100
 """The number of sentinels of every published T5."""
 NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what represents a space in pieces
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # represents a space in pieces
 
 
 class SentinelTokenizer(Tokenizer):
-    """Another tokenizer with sentinels behind its tokens.
+    """A tokenizer extended by sentinels after its last token.
 
     If the vocabulary has no token that starts a text, targets start with padding, and the template
     adds the end token to each text (T5).
@@ -37,8 +38,8 @@ class SentinelTokenizer(Tokenizer):
     Attributes:
       base: The tokenizer of the text between sentinels.
       number: The number of sentinels.
-      adds_end: Whether the template adds the end token to each text, as with T5's own vocabularies.
-        With others, blanks before a sentinel are part of the gap.
+      adds_end: Whether the template adds the end token to each text, as T5's vocabularies do. If
+        not, blanks before a sentinel are part of the gap.
     """
 
     def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
@@ -49,7 +50,7 @@ class SentinelTokenizer(Tokenizer):
           number: The number of sentinels.
 
         Raises:
-          DataError: There is no sentinel.
+          DataError: The number is below 1.
         """
         if number < 1:
             raise DataError(f"{number} sentinels mark no gap: give at least 1")
@@ -99,14 +100,15 @@ class SentinelTokenizer(Tokenizer):
         ]
 
     def _parts(self, text: str) -> list[tuple[int, str, int | None]]:
-        """Splits a text at its sentinels: where a part begins, the part, and its id if it is one.
+        """Splits a text at its sentinels into start, part, and id (None for text).
 
-        Without a sentinel the text is one part, even if it is empty.
+        A text without sentinels is one part, even if it is empty.
         """
         parts: list[tuple[int, str, int | None]] = []
         start = 0
         for match in NAME.finditer(text):
             number = int(match[1])
+            # A number that is too large or has leading zeros makes the name ordinary text.
             if number >= self.number or match[1] != str(number):
                 continue
             before = text[start : match.start()]
@@ -136,7 +138,7 @@ class SentinelTokenizer(Tokenizer):
         )
 
     def _joined(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Joins pieces as transformers does those of a T5, whose unknown token is skipped, too."""
+        """Joins pieces as transformers does for T5, which also skips the unknown token."""
         special = self.special_ids
         skipped = {*self.sentinels, special.pad, special.unk, special.bos, special.eos}
         known = self.base.vocab_size
@@ -146,6 +148,7 @@ class SentinelTokenizer(Tokenizer):
             for id in ids
             if not skip_special_tokens or id not in skipped
         ]
+        # Drop the space that was added before the text.
         first = [piece.replace(_SPACE, "") for piece in pieces[:1]]
         return "".join([*first, *(piece.replace(_SPACE, " ") for piece in pieces[1:])])
 
@@ -161,7 +164,7 @@ class SentinelTokenizer(Tokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns special tokens of which padding starts a text, if no other token does."""
+    """Returns special tokens with padding as begin token, if there is no other begin token."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 
@@ -172,14 +175,14 @@ def sentinels_among(names: Iterable[tuple[int, str]]) -> tuple[int, ...]:
 
 
 def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
-    """Returns the tokenizer of a folder whose files say that there are sentinels.
+    """Adds sentinels to a tokenizer if its folder has ``sentinels.json``.
 
     Args:
       tokenizer: The tokenizer that one file of the folder defines.
       file: That file, which may have ``sentinels.json`` with it.
 
     Raises:
-      DataError: A file beside it is damaged.
+      DataError: ``sentinels.json`` is damaged.
     """
     if tokenizer.sentinels:
         return tokenizer

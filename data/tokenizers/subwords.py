@@ -36,8 +36,8 @@ class MergeRound(NamedTuple):
 def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     """Merges the most frequent pair of neighboring tokens repeatedly.
 
-    No pair crosses the end of a word. Of equally frequent pairs, the pair that occurs first in
-    the text is merged.
+    No pair crosses the end of a word. If several pairs are equally frequent, the first one in the
+    text is merged.
 
     Args:
       text: Words separated by white space.
@@ -86,7 +86,8 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
 
     Args:
       text: The text.
-      pieces: The vocabulary; of several divisions, the one with the longest last piece is chosen.
+      pieces: The vocabulary. Among divisions of equal length, the one with the longest last piece
+        is chosen.
 
     Returns:
       The pieces in order; their concatenation is the text.
@@ -115,6 +116,7 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
             f"no pieces make up {text!r}: nothing continues after {text[:reached]!r}; add the "
             f"single character {text[reached]!r} to the pieces"
         )
+    # Walk back from the end along the starts of the last pieces.
     divided: list[str] = []
     end = len(text)
     while end:

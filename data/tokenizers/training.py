@@ -36,8 +36,8 @@ class TokenizerConfig(Checked):
     words."""
 
     vocab_size: PositiveInt | None = None
-    """Number of tokens, special tokens included. Required for all kinds but characters and words
-    (by default all words of the text)."""
+    """Number of tokens, including special tokens. Required except for characters and words (by
+    default all words of the text)."""
 
     lowercase: bool = True
     """Whether wordpiece and words lowercase text and remove accents. Other kinds never do."""
@@ -63,8 +63,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
     Raises:
       DataError: The number of tokens is missing, given for characters, smaller than the
-        minimum of the kind, or larger than the texts can fill; or there is no text, or a single
-        string in place of several.
+        minimum of the kind, or larger than the texts can fill; or ``texts`` has no text, or is a
+        single string.
     """
     if isinstance(texts, str):
         raise DataError("texts is one string: give a list of texts, or split it into documents")
@@ -135,6 +135,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
 
     from .huggingface import WORDPIECE_SPECIALS, wordpiece, wordpiece_backend
 
+    # The texts are read twice: for the alphabet, then for the merges.
     texts = texts if isinstance(texts, Sequence) else list(texts)
     backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
     alphabet = _alphabet(backend.normalizer, texts)
@@ -195,6 +196,8 @@ def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -
     counted = _Counted(texts)
     model = io.BytesIO()
     try:
+        # Keep text unchanged: no normalization, no prefix, all spaces. Unknown characters become
+        # bytes.
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_lines(counted),
             model_writer=model,
@@ -235,7 +238,7 @@ class _Counted:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Splits texts at line feeds, which are pieces of their own, and long lines anywhere."""
+    """Splits texts at line feeds, which are separate pieces, and long lines anywhere."""
     for text in texts:
         for line in text.split("\n"):
             for start in range(0, len(line), _MAX_LINE):
