@@ -1,9 +1,9 @@
 """Conditions on the fields of a source, which select its records: ``jsonl:GLOB#text?score>=3``.
 
 Conditions follow the fields after the ``#`` and are joined by ``&``. Two numbers are
-compared as numbers; JSON numbers, and table cells and strings that hold a number, are numbers. Any
-other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``, ``false`` and
-``null`` are the JSON values.
+compared as numbers; JSON numbers, and table cells and strings that contain a number, count as
+numbers. All other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``,
+``false`` and ``null`` are the JSON values.
 """
 
 import json
@@ -25,6 +25,7 @@ _COMPARE: dict[str, Callable[..., bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+# Conditions start at a ``?`` after the last ``#``; they contain a comparison sign and no ``#``.
 _PART = re.compile(r"(?P<before>.*)#(?P<part>[^#?]*)\?(?P<conditions>[^#]*?[=!<>][^#]*)", re.DOTALL)
 _CONDITION = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>[^=].*|)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -39,9 +40,9 @@ class Condition:
     """A comparison that a record must satisfy.
 
     Attributes:
-      field: The name of the field; for a table, a column number from 1 is possible, too.
+      field: The name of the field, or for a table also the number of a column, from 1.
       sign: One of ``== != < <= > >=``.
-      value: The text that the field is compared with.
+      value: The text to compare the field with.
     """
 
     field: str
@@ -68,12 +69,15 @@ class Condition:
                 f"{location} field {self.field!r} is a {kind}, not a text or a number: filter on "
                 f"another field than {str(self)!r}"
             )
+        # Spell None and booleans as in JSON: ``null``, ``true``, ``false``.
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+        # Compare as numbers only if both sides are numbers.
         one, other = _number(text), _number(self.value)
         if one is not None and other is not None:
             return _COMPARE[self.sign](one, other)
         if self.sign in ("==", "!="):
             return _COMPARE[self.sign](text, self.value)
+        # Two texts are ordered; a text and a number are not.
         if (one is None) == (other is None) and isinstance(value, str):
             return _COMPARE[self.sign](text, self.value)
         kind = "a number" if other is not None else "a text"
@@ -100,7 +104,7 @@ def split_conditions(rest: str, name: str) -> tuple[str, tuple[Condition, ...]]:
       ``GLOB#text``, or ``GLOB`` if no field is named; and the conditions.
 
     Raises:
-      DataError: The text after the ``?`` is not a comparison.
+      DataError: A part of the text after the ``?`` is not a comparison.
     """
     found = _PART.fullmatch(rest)
     if found is None:
@@ -131,10 +135,10 @@ def keeps(
     """Returns whether a record satisfies all conditions.
 
     Args:
-      conditions: The conditions, tested in order up to the first that does not hold.
+      conditions: The conditions, tested in order until one fails.
       row: The fields of the record.
       location: The file and line of the record, for messages.
-      left_out: Counter to which the record is added if a condition fails.
+      left_out: Counts the record if a condition fails.
 
     Raises:
       DataError: The record lacks a field, or its value cannot be compared.
@@ -142,13 +146,15 @@ def keeps(
     for condition in conditions:
         if not condition.holds(pick(row, condition.field, location), location):
             if left_out is not None:
+                # Count by the whole filter, so that the log has one line per source and not per
+                # condition.
                 left_out[f"the filter {written(conditions)}"] += 1
             return False
     return True
 
 
 def left_out_note(left_out: LeftOut, noun: str = "document") -> str:
-    """Returns a line for the log with the counts; empty if nothing was left out."""
+    """Returns a log line with the counts, or an empty string if nothing was left out."""
     return "; ".join(
         f"{counted(count, noun)} left out by {reason}" for reason, count in left_out.items()
     )

@@ -6,19 +6,20 @@ from typing import Protocol
 
 from .conditions import LeftOut
 
+# Texts per call: enough for a classifier to fill its batches.
 _AT_ONCE = 1024
 
 
 class Selector(Protocol):
     """Decides which documents are kept; see ``train.QualityClassifier``.
 
-    A decision depends on the text alone. The selector must be picklable, because workers of
-    ``prepare`` select documents, too.
+    A decision depends only on the text. The selector must be picklable, because the workers of
+    ``prepare`` also select documents.
     """
 
     @property
     def name(self) -> str:
-        """The reason stated for documents left out: ``the classifier runs/quality below 0.5``."""
+        """The reason for leaving out documents: ``the classifier runs/quality below 0.5``."""
         ...
 
     @property
