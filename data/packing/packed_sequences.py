@@ -1,8 +1,8 @@
-"""A packed sequence: as the arrays of an example, and as the bytes of a record on disk.
+"""A packed sequence, as the arrays of an example and as the bytes of a record on disk.
 
-Both are made from ``PackedTokens``: the tokens of the spans of the sequence, each span with the
-token that follows it, and the number of target tokens of each span. A record is therefore about
-as long as the tokens alone, and decoding it gives exactly what was packed.
+Both are made from ``PackedTokens``: the tokens of the sequence's spans, each followed by the next
+token of its document, and the number of target tokens of each span. A record is therefore about
+as long as its tokens, and decoding returns exactly what was packed.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ def packed_specs(length: int) -> BatchSpec:
     return {name: ArraySpec((length,), value) for name, value in zip(ARRAYS, values, strict=True)}
 
 
+# The type of the header of a record.
 _SIZE = np.dtype("<u4")
 
 
@@ -48,8 +49,9 @@ def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
       corpus: The tokens.
       spans: Ranges of target tokens, at least one, each inside one document.
     """
+    # Convert target indices to token indices.
     firsts, sizes = np.asarray(spans, np.int64).T
-    # Every earlier document has one token more than target tokens.
+    # Each earlier document has one more token than target tokens.
     firsts = firsts + np.searchsorted(corpus.target_starts, firsts, "right") - 1
     ends = firsts + sizes + 1
     parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
@@ -69,19 +71,23 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
       each span. Padding, at the end, is 0 in all four.
     """
     tokens, sizes = pieces
+    # The index of the span of each target token, [sum of sizes].
     spans = np.repeat(np.arange(len(sizes)), sizes)
     targets = np.arange(len(spans))  # [sum of sizes]
-    inputs = targets + spans  # every earlier span has one token more than target tokens
+    # Each earlier span has one more token than target tokens.
+    inputs = targets + spans
     arrays = {name: np.zeros(length, np.int32) for name in ARRAYS}
+    # Inputs and labels are the same tokens shifted by one, so no label crosses a document.
     arrays["input_ids"][: len(spans)] = tokens[inputs]
     arrays["labels"][: len(spans)] = tokens[inputs + 1]
     arrays["segment_ids"][: len(spans)] = spans + 1
+    # Subtract the start of its span from each target index.
     arrays["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return arrays
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the type in which tokens are stored: little-endian, 2 bytes if enough, else 4."""
+    """Returns the storage type of tokens: little-endian, 2 bytes if they suffice, else 4."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -103,11 +109,11 @@ def decode(record: bytes, vocab_size: int) -> PackedTokens:
 def require_bos_eos(tokenizer: Tokenizer) -> None:
     """Checks that the tokenizer has BOS and EOS.
 
-    Without BOS the first token of a document is never predicted although its bytes count in
+    Without BOS the first token of a document is never predicted, although its bytes count in
     bits per byte.
 
     Raises:
-      DataError: The tokenizer has no token that begins, or none that ends a document.
+      DataError: The tokenizer lacks BOS or EOS.
     """
     if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
         raise DataError(

@@ -1,14 +1,14 @@
 """Packing: pure functions that assign target tokens, or sentence pairs, to sequences.
 
-A sequence has the tokens of one example. A **span** is ``(first target token, length)`` inside one
-document; a sequence is a list of spans whose lengths sum to at most ``T``.
+A sequence contains the tokens of one example. A **span** is ``(first target token, length)`` inside
+one document; a sequence is a list of spans whose lengths sum to at most ``T``.
 
 *Concat-then-split* concatenates all documents and splits after every ``T`` target tokens: no
 padding, and documents are split anywhere. *First-fit* keeps documents whole where possible, and
 pads.
 
-For translation the unit is a sentence pair, a source and its target, which are never split. A
-sequence has room for ``T`` tokens on each side; *best-fit* plans which pairs share a sequence.
+For translation the unit is a sentence pair, which is never split. A sequence has room for ``T``
+tokens on each side; *best-fit* plans which pairs share a sequence.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]
 """How documents fill sequences: joined and cut at every length, or kept whole and padded."""
 
-# The most sequences that are open at once: bounds the planning time at documents × sequences.
+# Maximum number of open sequences, which bounds the planning time at documents × open sequences.
 _OPEN_SEQUENCES = 64
 
 
@@ -38,6 +38,7 @@ def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[S
     Returns:
       The spans in order; their lengths sum to ``length``.
     """
+    # The document starts strictly inside the range are the edges between spans.
     low = np.searchsorted(target_starts, first, "right")
     high = np.searchsorted(target_starts, first + length, "left")
     edges = [first, *target_starts[low:high].tolist(), first + length]
@@ -49,8 +50,9 @@ def concat_then_split(
 ) -> list[Span]:
     """Returns one sequence of an epoch of ``total // length`` full sequences.
 
-    The target tokens form a ring, which is split from ``offset`` on. The ``total % length`` tokens
-    that fill no sequence are left out of this epoch; another epoch's offset leaves out others.
+    The target tokens form a ring, which is split from ``offset`` on. The last ``total % length``
+    tokens do not fill a sequence and are left out of this epoch; the offset of another epoch
+    leaves out others.
 
     Args:
       sequence: In ``[0, total // length)``.
@@ -65,6 +67,7 @@ def concat_then_split(
     first = (offset + sequence * length) % total
     before_end = min(length, total - first)
     spans = spans_of_range(first, before_end, target_starts)
+    # The sequence wraps around the end of the ring.
     if before_end < length:
         spans += spans_of_range(0, length - before_end, target_starts)
     return spans
@@ -89,9 +92,9 @@ def split_once(sequence: int, length: int, target_starts: np.ndarray, total: int
 def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Plans sequences that keep documents whole; a longer document is split into pieces of T.
 
-    Each piece goes to the first of a bounded number of open sequences that has room; if none
-    has, a new sequence opens and, where too many are open, the fullest one closes. No token is
-    lost, and the plan is a pure function of its arguments.
+    Each piece goes to the first open sequence that has room. If none has, a new sequence opens;
+    if too many are open, the fullest one closes first. No token is lost, and the plan is a pure
+    function of its arguments.
 
     Args:
       target_counts: The number of target tokens of each document, all positive, int64
@@ -110,7 +113,8 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
         # The first open sequence with enough room takes the piece.
         index = next((i for i, free in enumerate(room) if free >= size), None)
         if index is None:
-            if len(sequences) == _OPEN_SEQUENCES:  # close the sequence with the least room
+            if len(sequences) == _OPEN_SEQUENCES:
+                # Close the sequence that has the smallest chance to take another piece.
                 fullest = min(range(len(room)), key=room.__getitem__)
                 closed.append(sequences.pop(fullest))
                 room.pop(fullest)
@@ -119,9 +123,11 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
             room.append(length)
         sequences[index].append((first, size))
         room[index] -= size
-        if room[index] == 0:  # full: no later piece can go here
+        # A full sequence takes no further piece; closing it frees a place for an open one.
+        if room[index] == 0:
             closed.append(sequences.pop(index))
             room.pop(index)
+    # The sequences still open at the end are only partly filled.
     closed += sequences
     spans = np.asarray([span for sequence in closed for span in sequence], np.int64).reshape(-1, 2)
     sequence_starts = np.cumsum([0, *map(len, closed)], dtype=np.int64)
@@ -136,41 +142,44 @@ def best_fit(
     *,
     target_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Plans sequences of whole sentence pairs, with the same room on either side or not.
+    """Plans sequences of whole sentence pairs; the two sides may have different lengths.
 
-    The pairs come in an order drawn from the seed. Each goes to the fullest of a bounded number of
-    open sequences that has room for both its sides; if none has, a new sequence opens and, where
-    too many are open, the one with the least room on a side closes. A pair with a side longer than
-    a sequence is in no sequence. The plan is a pure function of its arguments.
+    The pairs are taken in an order drawn from the seed. Each goes to the fullest open sequence that
+    has room for both of its sides. If none has, a new sequence opens; if too many are open, the
+    sequence that has the smallest room on either side closes first. A pair with a side longer than
+    a sequence is left out. The plan is a pure function of its arguments.
 
     Args:
       source_sizes: Tokens of each source, int64 [num_pairs].
       target_sizes: Tokens of each target, int64 [num_pairs].
       length: Tokens in a sequence on each side.
-      seed: Of the order; any integer.
-      target_length: Tokens in a sequence on the side of the targets, if not ``length``.
+      seed: The seed of the order, any integer.
+      target_length: Tokens in a sequence on the target side. Defaults to ``length``.
 
     Returns:
       ``pairs`` int64 [num_fitting], grouped by sequence, and ``sequence_starts`` int64
       [num_sequences + 1]: sequence ``i`` has the pairs from ``sequence_starts[i]`` to
       ``sequence_starts[i + 1]``, exclusive.
     """
+    # Shuffle the pairs that fit, so that the pairs of a sequence are unrelated.
     rooms = length, length if target_length is None else target_length
     order = np.flatnonzero((source_sizes <= rooms[0]) & (target_sizes <= rooms[1]))
     np.random.default_rng(seed % 2**64).shuffle(order)
     sequences: list[list[int]] = [[] for _ in range(_OPEN_SEQUENCES)]
     closed: list[list[int]] = []
-    # Free tokens of each side of each open sequence.
+    # Free tokens on each side of each open sequence, int64 [2, open]; the two rows are views.
     room = np.repeat(np.asarray(rooms)[:, None], _OPEN_SEQUENCES, axis=1)
     of_sources, of_targets = room
     unused = sum(rooms)
-    in_all = np.full(_OPEN_SEQUENCES, unused)  # free tokens of both sides together
+    # Free tokens on both sides together. A slot that is never used stays an empty sequence.
+    in_all = np.full(_OPEN_SEQUENCES, unused)
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
     for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
         # The fullest sequence with room on both sides; an empty sequence is the last choice.
         fits = (of_sources >= source) & (of_targets >= target)
         index = int(np.where(fits, in_all, unused + 1).argmin())
-        if not fits[index]:  # close the sequence with the least room on a side, and reuse its slot
+        if not fits[index]:
+            # Close the sequence that has the smallest room on either side, and reuse its slot.
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])
             sequences[index], room[:, index], in_all[index] = [], rooms, unused
@@ -190,7 +199,7 @@ def check_fills_a_sequence(total: int, length: int) -> None:
       length: Target tokens in a sequence, T.
 
     Raises:
-      DataError: It has too few tokens.
+      DataError: The corpus has too few tokens.
     """
     if total < length:
         raise DataError(
@@ -202,6 +211,8 @@ def check_fills_a_sequence(total: int, length: int) -> None:
 def _pieces(target_counts: np.ndarray, length: int) -> Iterator[Span]:
     first = 0
     for count in target_counts.tolist():
+        # A document longer than a sequence becomes several pieces.
         for start in range(0, count, length):
             yield first + start, min(length, count - start)
+        # Pieces of a document do not cross its end.
         first += count
