@@ -1,9 +1,8 @@
-"""Tokenized sentence pairs on disk: flat arrays that are opened without being read.
+"""Tokenized sentence pairs on disk, as memory-mapped flat arrays.
 
-A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, then the
-tokens of its target and an end token. A pair with an empty side (only
-white space) teaches nothing and is left out; the corpus records the number of such pairs and the
-first of them.
+A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, followed by
+the tokens of its target and an end token. A pair with an empty side (only white space) teaches
+nothing and is left out; the corpus records the number of such pairs and the index of the first.
 """
 
 from array import array
@@ -27,14 +26,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class PairCorpus(CorpusFolder):
-    """The tokens of the pairs of one split.
+    """The tokenized pairs of one split.
 
-    ``vocab_size`` is that of the larger of the tokenizer's vocabularies.
+    ``vocab_size`` is the size of the larger vocabulary of the tokenizer.
 
     Attributes:
-      num_read: The number of pairs of the text, including those with an empty side.
+      num_read: The number of pairs in the text, including pairs with an empty side.
       num_empty: The number of pairs with an empty side, which are not in the arrays.
-      first_empty: The index of the first of them in the text; None if there is none.
+      first_empty: The index in the text of the first pair with an empty side, or None.
     """
 
     num_read: int = field(kw_only=True)
@@ -46,7 +45,7 @@ class PairCorpus(CorpusFolder):
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The start of each side in ``tokens``, and the end, int64 [2 * num_pairs + 1]."""
+        """The start of each side in ``tokens``, then the end, int64 [2 * num_pairs + 1]."""
         return self.array("starts")
 
     @cached_property
@@ -56,7 +55,7 @@ class PairCorpus(CorpusFolder):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of each source and of each target, with end tokens, int64 [num_pairs] each."""
+        """The numbers of source and of target tokens with end tokens, int64 [num_pairs] each."""
         sizes = np.diff(self.starts)
         return sizes[::2], sizes[1::2]
 
@@ -73,8 +72,8 @@ def build_pair_corpus(
 
     Args:
       text: The pairs, which are read once, in chunks.
-      tokenizer: The tokenizer; its fingerprint and that of the text are the key of the cache.
-      folder: The cache, in which the corpus gets a folder of its own.
+      tokenizer: The tokenizer; the cache key is its fingerprint and the fingerprint of the text.
+      folder: The cache; the corpus is a folder inside it.
 
     Returns:
       The corpus.
@@ -85,7 +84,8 @@ def build_pair_corpus(
     """
     parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
     marks = tokenizer.source_frame.single.marks
-    if sum(map(len, marks)) != 1:  # earlier corpora had no such sources
+    # Sources with a single special token keep the cache key of earlier versions.
+    if sum(map(len, marks)) != 1:
         parts.append(repr(marks))
     key = corpus_key(*parts)
     write = partial(_write, text, tokenizer, key)
@@ -105,12 +105,13 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def pair_at(text: ParallelText, number: int) -> SentencePair:
-    """Reads the pair with an index, to name its location."""
+    """Reads the pair at an index, to name its location in a message."""
     return next(islice(text, number, None))
 
 
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     sides = tokenizer, tokenizer.target
+    # The tokens before and after a text, for the source and for the target.
     frames = tokenizer.source_frame.single.marks, ((), (end_of_text(tokenizer.target),))
     unknown = [side.special_ids.unk for side in sides]
     vocab_size = max(side.vocab_size for side in sides)
@@ -119,10 +120,12 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
     with TokenWriter(folder, vocab_size) as tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
             columns = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            encoded = [  # no tokens for white space
+            # Some tokenizers give tokens for white space; a blank side must have none.
+            encoded = [
                 side.encode_batch([text if text.strip() else "" for text in column])
                 for side, column in zip(sides, columns, strict=True)
             ]
+            # Append the two sides in turns: `starts` has two entries for each pair.
             for number, pair in enumerate(zip(*encoded, strict=True)):
                 if all(pair):
                     starts.extend(

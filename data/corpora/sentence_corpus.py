@@ -1,8 +1,8 @@
-"""A tokenized split as lists of sentences on disk: flat arrays that are opened without being read.
+"""A tokenized split as lists of sentences on disk, as memory-mapped flat arrays.
 
 Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``; the sentences of document
 ``d`` are ``document_starts[d]`` to ``document_starts[d + 1]``, exclusive. No special tokens are
-added. Sentences without a token are left out, and so are documents without a sentence.
+added. Sentences without tokens and documents without sentences are left out.
 """
 
 from array import array
@@ -31,12 +31,12 @@ class SentenceCorpus(CorpusFolder):
 
     @cached_property
     def sentence_starts(self) -> np.ndarray:
-        """The start of each sentence in ``tokens``, and the end, int64 [num_sentences + 1]."""
+        """The start of each sentence in ``tokens``, then the end, int64 [num_sentences + 1]."""
         return self.array("sentence_starts")
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """The first sentence of each document, and the end, int64 [num_documents + 1]."""
+        """The first sentence of each document, then the end, int64 [num_documents + 1]."""
         return self.array("document_starts")
 
     @property
@@ -51,7 +51,7 @@ class SentenceCorpus(CorpusFolder):
 
     @property
     def num_single(self) -> int:
-        """The number of documents of one sentence, in which no pair of segments begins."""
+        """The number of documents with one sentence, which cannot start a pair of segments."""
         return int(np.count_nonzero(np.diff(self.document_starts) == 1))
 
     @property
@@ -66,14 +66,14 @@ class SentenceCorpus(CorpusFolder):
 def build_sentence_corpus(
     documents: Documents, tokenizer: Tokenizer, folder: str | PathLike[str], language: str = "en"
 ) -> SentenceCorpus:
-    """Splits documents into sentences and tokenizes these, or opens the result of an earlier call.
+    """Splits documents into sentences and tokenizes them, or opens the result of an earlier call.
 
     Args:
       documents: The texts of one split, which are read once, in chunks. Documents whose lines are
         sentences are split at line breaks, all others by rules.
-      tokenizer: The tokenizer; its fingerprint and that of the documents are part of the key of the
-        cache.
-      folder: The cache, in which the corpus gets a folder of its own.
+      tokenizer: The tokenizer; its fingerprint and the fingerprint of the documents are part of
+        the cache key.
+      folder: The cache; the corpus is a folder inside it.
       language: The language of text that is split by rules, see ``split_sentences``.
 
     Returns:
@@ -82,6 +82,7 @@ def build_sentence_corpus(
     Raises:
       DataError: No document has a token, or the folder cannot be written.
     """
+    # The version of the rules is part of the key only if some document is split by rules.
     by_rules = any(not part.lines_are_sentences for part in documents.parts)
     way = splitter(language) if by_rules else language
     key = corpus_key("sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, way)
@@ -90,7 +91,7 @@ def build_sentence_corpus(
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
-    """Yields the sentences of each document; joined sources may be split in different ways."""
+    """Yields the sentences of each document; joined sources may be split differently."""
     for part in documents.parts:
         for text in part:
             if part.lines_are_sentences:
@@ -105,6 +106,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
     with TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk) as tokens:
         for chunk in chunks(documents, lambda sentences: sum(map(len, sentences))):
             for sentences in _encode(chunk, tokenizer):
+                # Record a document only if at least one of its sentences has a token.
                 first = len(sentence_starts)
                 sentence_starts.extend(tokens.append(ids) for ids in sentences if ids)
                 if len(sentence_starts) > first:
@@ -113,6 +115,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
         sentence_starts.append(tokens.position)
     if not document_starts:
         raise DataError(f"none of {seen} documents has a token: give a source with text")
+    # Both arrays end with the total, so that every item has a start and an end.
     document_starts.append(len(sentence_starts) - 1)
     metadata = {
         "vocab_size": tokenizer.vocab_size,
@@ -123,10 +126,10 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
 
 
 def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Tokenizes documents together, and yields the sentences of each.
+    """Tokenizes documents in one call, and yields the sentences of each.
 
-    For a vocabulary whose tokens contain spaces, every sentence but the first of its document is
-    preceded by a space.
+    If the tokens of the vocabulary include spaces, each sentence except the first of a document
+    starts with a space.
     """
     space = "" if tokenizer.kind in ("wordpiece", "words") else " "
     texts = [
@@ -134,6 +137,7 @@ def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[
         for sentences in chunk
         for number, text in enumerate(sentences)
     ]
+    # One call for all sentences of the chunk uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch(texts))
     for sentences in chunk:
         yield [next(encoded) for _ in sentences]

@@ -1,9 +1,9 @@
-"""A tokenized split on disk: flat arrays that are opened without being read.
+"""A tokenized split on disk, as memory-mapped flat arrays.
 
-A document is stored as ``s = [bos] + tokens + [eos]``, as far as the tokenizer has these two. It
+A document is stored as ``s = [bos] + tokens + [eos]``; a tokenizer without BOS or EOS omits it. It
 has ``len(s) - 1`` **target tokens**: target ``k`` is the label ``s[k + 1]`` of the input ``s[k]``.
 No label comes from another document, and every token, including the first and EOS, is predicted
-exactly once. Packing counts in target tokens.
+exactly once. Packing counts target tokens.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ..common.errors import DataError
 from ..dataset import PickledByFields
 from ..tokenizers.base import Tokenizer
 
-# Characters that the tokenizer gets at once: enough for its threads, and small in memory.
+# Characters per call of the tokenizer: enough work for its threads, but little memory.
 _CHUNK_CHARACTERS = 1 << 21
 _COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 
 class Texts(Protocol):
-    """Texts that can be read repeatedly, with a stable hash of all of them."""
+    """Texts that can be read repeatedly, with a stable hash."""
 
     @property
     def fingerprint(self) -> str:
@@ -48,13 +48,13 @@ class Texts(Protocol):
 
 @dataclass(frozen=True)
 class CorpusFolder(PickledByFields):
-    """The base of all corpora: a folder of arrays, which are memory-mapped on first use.
+    """The base class of corpora: a folder of arrays, which are memory-mapped on first use.
 
     Attributes:
       folder: The folder of the arrays.
       vocab_size: The size of the vocabulary; every token is smaller.
       fingerprint: A stable hash of the texts, the tokenizer and the way of splitting.
-      num_unknown: The number of tokens for text that is unknown to the tokenizer.
+      num_unknown: The number of unknown tokens.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class CorpusFolder(PickledByFields):
         """Opens a corpus of this class.
 
         Args:
-          folder: The folder of the corpus, its attribute ``folder``.
+          folder: The folder of the corpus (``CorpusFolder.folder``).
 
         Raises:
           DataError: The folder has no corpus.
@@ -82,19 +82,20 @@ class CorpusFolder(PickledByFields):
         return cls(folder=folder, **metadata)
 
     def array(self, name: str) -> np.ndarray:
-        """Maps one of the arrays; as a plain array, because slicing a ``memmap`` is slow."""
+        """Maps one of the arrays, as a plain array because slicing a ``memmap`` is slow."""
         return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """The tokens of all texts, one after another, uint16 or uint32 [num_tokens]."""
+        """The concatenated tokens of all texts, uint16 or uint32 [num_tokens]."""
         return self.array("tokens")
 
     @property
     def token_counts(self) -> np.ndarray:
         """The number of occurrences of each token, int64 [V]."""
         counts = np.zeros(self.vocab_size, np.int64)
-        for start in range(0, len(self.tokens), _COUNTED_AT_ONCE):  # a mapped file, part by part
+        # `bincount` converts to int64, so count part by part instead of loading the whole file.
+        for start in range(0, len(self.tokens), _COUNTED_AT_ONCE):
             some = self.tokens[start : start + _COUNTED_AT_ONCE]
             counts += np.bincount(some, minlength=self.vocab_size)
         return counts
@@ -105,7 +106,7 @@ class TokenCorpus(CorpusFolder):
     """The tokens of one split.
 
     Attributes:
-      num_bytes: The UTF-8 bytes of all documents, for bits per byte.
+      num_bytes: The number of UTF-8 bytes of all documents, for bits per byte.
     """
 
     num_bytes: int = field(kw_only=True)
@@ -118,6 +119,7 @@ class TokenCorpus(CorpusFolder):
     @cached_property
     def target_starts(self) -> np.ndarray:
         """The first target token of each document, int64 [num_documents]."""
+        # Each document has one target token less than tokens.
         return self.document_starts - np.arange(self.num_documents)
 
     @cached_property
@@ -132,7 +134,7 @@ class TokenCorpus(CorpusFolder):
 
     @property
     def num_targets(self) -> int:
-        """The number of target tokens: for each document one less than its tokens."""
+        """The number of target tokens: one per token, minus one per document."""
         return len(self.tokens) - self.num_documents
 
 
@@ -143,8 +145,8 @@ def build_corpus(
 
     Args:
       documents: The texts of one split, which are read once, in chunks.
-      tokenizer: The tokenizer; its fingerprint and that of the documents are the key of the cache.
-      folder: The cache, in which the corpus gets a folder of its own.
+      tokenizer: The tokenizer; the cache key is its fingerprint and that of the documents.
+      folder: The cache; the corpus is a folder inside it.
 
     Returns:
       The corpus.
@@ -181,8 +183,10 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
         for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
                 ids = before + ids + after
-                if len(ids) > 1:  # a single token has none to predict it from
+                # A single token has no input to predict it from.
+                if len(ids) > 1:
                     starts.append(tokens.append(ids))
+            # Count all bytes, because bits per byte refers to the text and not to its tokens.
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
     if not starts:
@@ -197,26 +201,26 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
 
 
 def corpus_key(*metadata: object) -> str:
-    """Returns the name of a corpus: a hash of all that determines its content."""
+    """Returns the name of a corpus: a hash of everything that determines its content."""
     return hashlib.blake2b(" ".join(map(str, metadata)).encode(), digest_size=16).hexdigest()
 
 
 def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[int]) -> None:
-    """Writes the arrays of a corpus as int64, and then, as its last file, the metadata."""
+    """Writes the arrays of a corpus as int64, and the metadata as the last file."""
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(values, np.int64))
     (folder / _METADATA).write_text(json.dumps(metadata) + "\n", encoding="utf-8")
 
 
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Groups items for the tokenizer: enough for its threads, and small in memory.
+    """Groups items for the tokenizer: enough work for its threads, but little memory.
 
     Args:
       items: Texts, or lists of texts.
       size: Returns the number of characters of an item.
 
     Yields:
-      Lists of items, none of them empty.
+      Non-empty lists of items.
     """
     chunk: list[Item] = []
     filled = 0
@@ -231,7 +235,7 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
 
 
 class TokenWriter:
-    """Writes ``tokens.npy``, whose length is not known at the start; a context manager.
+    """Context manager that writes ``tokens.npy`` without knowing its length at the start.
 
     Attributes:
       position: The number of tokens written so far.
@@ -244,7 +248,7 @@ class TokenWriter:
         Args:
           folder: The folder of the corpus.
           vocab_size: The size of the vocabulary; every token is smaller.
-          unknown: The token to count, which stands for text unknown to the tokenizer.
+          unknown: The id of the unknown token, which is counted; None counts nothing.
         """
         self._raw = folder / "tokens.raw"
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
@@ -257,7 +261,7 @@ class TokenWriter:
         return self
 
     def append(self, ids: Sequence[int]) -> int:
-        """Appends tokens, and returns the position of the first."""
+        """Appends tokens and returns the position of the first."""
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self.num_unknown += 0 if self._unknown is None else list(ids).count(self._unknown)
         self.position += len(ids)
@@ -265,15 +269,16 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
+        # The caller discards the folder after an error, and if there is no token.
         if fault[0] is not None or not self.position:
             return
-        # numpy's header comes before the tokens, whose number is known only now.
+        # numpy's header precedes the tokens, and their number is known only now.
         header = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
             "shape": (self._raw.stat().st_size // self._dtype.itemsize,),
         }
-        # Copied, not mapped: on a full disk, writing to a map ends the process by a signal.
+        # Copy instead of mapping: on a full disk, a write to a map kills the process with a signal.
         with self._raw.open("rb") as tokens, self._raw.with_suffix(".npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             shutil.copyfileobj(tokens, file)
