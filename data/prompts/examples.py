@@ -1,4 +1,4 @@
-"""Examples for prompts: their fields as texts, from any source of ours."""
+"""Examples for prompts: fields as texts, from any of the sources."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from ..tasks.sequence_classification import SequenceClassificationData
 from ..tokenizers.training import TokenizerConfig
 
 TASK = "task"
-"""The field that says which examples show the same task."""
+"""The field that groups examples of the same task."""
 _FILES = ("jsonl", "csv", "tsv")
 _ANY_COLUMNS = ColumnRoles("those of the fields", {})
 
@@ -36,7 +36,7 @@ class PromptExample:
 
     Attributes:
       fields: Texts by their names.
-      task: What the example shows, or None. Only examples of the same task explain each other.
+      task: The task that the example shows, or None. A prompt combines examples of one task.
     """
 
     fields: Mapping[str, str]
@@ -46,22 +46,22 @@ class PromptExample:
 def prompt_examples(source: SourceLike, split: Split | None = None) -> list[PromptExample]:
     """Reads examples for prompts.
 
-    JSON lines and tables (``examples.jsonl``, ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) have
-    the fields that are there; a field ``task`` says which examples belong together. A labeled
+    JSON lines and tables (``examples.jsonl``, ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) keep
+    their fields; a field ``task`` says which examples belong together. A labeled
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
     ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
     (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
-    ``builtin:numbers-en-fr``, other published data) ``source`` and ``target``;
-    ``builtin:patterns`` ``query`` and ``answer``, and its examples are of held-out tasks, on which
-    no model was trained.
+    ``builtin:numbers-en-fr``, other published data) have ``source`` and ``target``;
+    ``builtin:patterns`` has ``query`` and ``answer``, and its examples show held-out tasks that
+    training never uses.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
-      split: The split of a source that has some; None: that for training. Files and examples in
-        memory have none and are read whole.
+      split: The split of a source that has splits. Defaults to the training split. Files and
+        examples in memory have no splits and are read whole.
 
     Raises:
-      DataError: The source is unknown, unreadable or empty, or a record is no object of fields.
+      DataError: The source is unknown, unreadable or empty, or a record is not an object of fields.
     """
     name = as_source(source)
     examples = list(_read(name, split or "train"))
@@ -73,6 +73,7 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
 def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     if isinstance(name, Examples):
         return (_example(row, f"examples[{i}]") for i, row in enumerate(name.rows))
+    # A name without a kind, or the path of an existing file: infer the kind from the suffix.
     kind, colon, rest = name.partition(":")
     if not colon or Path(name).exists():
         kind, rest = Path(name.removesuffix(".gz")).suffix.removeprefix("."), name
@@ -87,6 +88,7 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
             for episode in patterns.held_out
             for query, answer in episode.examples
         )
+    # Files with named fields; numbered columns are the columns of a labeled table.
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if kind == "jsonl" and not mark:
         return _objects(name, location)
@@ -97,6 +99,7 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
         else:
             source = replace(source, fields=column_names(source))
         return _records(source)
+    # Labeled sources, questions about passages, and sentence pairs for everything else.
     published = SequenceClassificationData.published_fields
     if kind in (*_FILES, "corpora") or (kind, rest) == ("builtin", "reviews"):
         return _labeled(name, split)
@@ -128,12 +131,13 @@ def _records(source: LabelledSource) -> Iterator[PromptExample]:
 
 
 def _example(row: object, location: str) -> PromptExample:
-    """Returns an example with the fields that are texts or numbers; others are left out."""
+    """Returns an example with the fields that are texts or numbers; leaves out the others."""
     if not isinstance(row, Mapping):
         raise DataError(
             f"{location} is a {type(row).__name__}, no object of fields: write "
             '{"question": "…", "answer": "…"}'
         )
+    # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.
     for key, value in row.items():
         if isinstance(value, str) and not value.isascii():
             try:
@@ -151,6 +155,7 @@ def _example(row: object, location: str) -> PromptExample:
 
 
 def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
+    # Reading needs no tokenizer; the default only completes the config.
     config = SequenceClassificationData(source=name, tokenizer=TokenizerConfig())
     source = parse_labelled(name, config.forms)
     published = open_published(source, config.published_fields) if source.kind == "tfds" else None

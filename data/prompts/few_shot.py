@@ -1,4 +1,4 @@
-"""Few-shot prompts: some examples of a task, and a query to be answered likewise."""
+"""Few-shot prompts: some examples of a task, followed by a query."""
 
 import random
 from collections import Counter, defaultdict
@@ -22,13 +22,12 @@ class FewShot:
 
     Attributes:
       pattern: The pattern of an example.
-      examples: The examples to choose from. The same examples are chosen for every query of a
-        task, in the same order, except one that is the query itself.
+      examples: The examples to choose from. Every query of a task gets the same examples in the
+        same order, except an example that equals the query.
       num_shots: The number of examples before the query.
-      seed: None takes the first examples, in their order. A number shuffles them first. Either way
-        more shots include those of fewer.
-      balanced: Whether each answer occurs equally often among the examples, as far as there are
-        enough and their number allows.
+      seed: If None, take the first examples in their order; otherwise shuffle them first. In
+        both cases a larger number of shots includes the shots of a smaller one.
+      balanced: Whether to balance the answers among the examples, if there are enough.
 
     Raises:
       UserError: There are fewer examples than shots, or one lacks a field of the pattern.
@@ -58,41 +57,44 @@ class FewShot:
 
     @cached_property
     def _order(self) -> dict[str | None, list[int]]:
-        """The indices of the examples of each task in the order in which they are taken."""
+        """The indices of the examples of each task, in the order of selection."""
         of_task: defaultdict[str | None, list[int]] = defaultdict(list)
         seen = set()
         for index, example in enumerate(self.examples):
             key = (example.task, self._text_of(example.fields, self.pattern.fields))
-            if key not in seen:  # the same example twice tells nothing more
+            # A duplicate of an example adds no information to a prompt.
+            if key not in seen:
                 of_task[example.task].append(index)
             seen.add(key)
         for task, indices in of_task.items():
             if self.seed is not None:
+                # Seed by task, so that the order of a task does not depend on the other tasks.
                 random.Random(f"{self.seed} {task}").shuffle(indices)
             if self.balanced:
                 of_task[task] = self._balanced(indices)
         return of_task
 
     def _balanced(self, indices: Sequence[int]) -> list[int]:
-        """Returns the examples in rounds, each with one example of every answer that is left."""
+        """Sorts examples into rounds, each with one example of every remaining answer."""
         seen: Counter[str] = Counter()
         rounds = {}
         for index in indices:
             answer = self.pattern.answer(self.examples[index].fields)
             rounds[index] = seen[answer]
             seen[answer] += 1
-        return sorted(indices, key=rounds.__getitem__)  # stable
+        # The sort is stable, so the order inside a round stays.
+        return sorted(indices, key=rounds.__getitem__)
 
     @staticmethod
     def _text_of(fields: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-        """Returns some fields without the spaces around them, to compare examples."""
+        """Returns some fields, stripped of white space, to compare examples."""
         return tuple(fields.get(name, "").strip() for name in names)
 
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
         """Returns the examples for a query.
 
-        Without a seed they are in the order of ``examples``. With one, the example that is taken
-        first is nearest to the query.
+        Without a seed they are in the order of ``examples``. With a seed, the example that was
+        chosen first is next to the query.
 
         Raises:
           UserError: The task of the query has too few examples.
@@ -100,6 +102,7 @@ class FewShot:
         fields, task = _query(query)
         if not self.num_shots:
             return []
+        # Compare without the answer, which a query may lack.
         compared = self.pattern.fields[:-1] or self.pattern.fields
         asked = self._text_of(fields, compared)
         chosen: list[int] = []
@@ -107,6 +110,7 @@ class FewShot:
             if self._text_of(self.examples[index].fields, compared) != asked:
                 chosen.append(index)
             if len(chosen) == self.num_shots:
+                # Reversed, dropping the first examples of a prompt keeps the ones chosen first.
                 order = sorted(chosen) if self.seed is None else chosen[::-1]
                 return [self.examples[index] for index in order]
         of = "" if task is None else f" of the task {task!r}"
@@ -116,7 +120,7 @@ class FewShot:
         )
 
     def parts(self, query: PromptExample | Mapping[str, str]) -> list[str]:
-        """Returns the text of each example and, last, that of the query.
+        """Returns the text of each example, and the text of the query last.
 
         Raises:
           UserError: An example or the query lacks a field, or there are too few examples.
@@ -136,19 +140,20 @@ class FewShot:
         *,
         drop: bool = True,
     ) -> str:
-        """Returns the prompt with as many examples as fit, without the first ones if need be.
+        """Returns the prompt with as many examples as fit, dropping the first ones if necessary.
 
         Args:
           query: The fields of the query.
           num_tokens: Returns the number of tokens of a text.
-          limit: The number of tokens that the prompt may have.
-          drop: Whether the first examples are dropped; otherwise a prompt that is too long is an
+          limit: The maximum number of tokens of the prompt.
+          drop: Whether to drop the first examples; otherwise a prompt that is too long is an
             error.
 
         Raises:
           UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
         """
         parts, found = self.parts(query), 0
+        # Try all examples, then without the first, and so on; the query always remains.
         for first in range(len(parts)):
             text = "".join(parts[first:])
             found = num_tokens(text)

@@ -1,7 +1,7 @@
 """The pattern of a prompt: instance, label, instance, label, …, instance.
 
-A prompt that shows a task repeats one pattern (Brown et al. 2020, section 2 and appendix G). How
-it represents an example hardly matters, as long as it always does so in the same way.
+A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). The form of an
+example hardly matters, as long as all examples have the same form.
 """
 
 import re
@@ -29,7 +29,7 @@ class PromptPattern:
 
     Attributes:
       template: The text with at least one field, such as ``{answer}``; ``{{`` and ``}}`` are
-        braces. Without text after the last field a line feed ends the example.
+        braces. If no text follows the last field, a line feed ends the example.
 
     Raises:
       UserError: The template has no field, a field twice, or braces that enclose no name.
@@ -39,6 +39,7 @@ class PromptPattern:
 
     def __post_init__(self) -> None:
         try:
+            # Use the syntax of ``str.format``, restricted to plain names.
             parts = list(Formatter().parse(self.template))
         except ValueError as error:
             raise UserError(
@@ -62,31 +63,34 @@ class PromptPattern:
             )
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"the pattern {self.template!r} has the field {{{twice}}} twice")
+        # End the example by a line feed if nothing follows the answer. The class is frozen, and
+        # `_parts` is cached from the old template.
         if not self._parts[-1][0]:
             object.__setattr__(self, "template", f"{self.template}\n")
             del self.__dict__["_parts"]
 
     @cached_property
     def _parts(self) -> list[tuple[str, str | None]]:
-        """Text and the field after it; the last text has none."""
+        """Pairs of a text and the field after it; the last text has no field."""
         parts: list[tuple[str, str | None]] = []
         before = ""
         for text, name, _, _ in Formatter().parse(self.template):
             before += text
-            if name is not None:  # an escaped brace ends a text, too
+            # An escaped brace also ends a text for the formatter: join it with the next one.
+            if name is not None:
                 parts.append((before, name))
                 before = ""
         return [*parts, (before, None)]
 
     @classmethod
     def of_labels(cls, labels: Sequence[str], fields: Sequence[str]) -> "PromptPattern":
-        """Returns a pattern of a line for each field, which begins with the field's label.
+        """Returns a pattern with one line per field, which starts with the field's label.
 
         ``of_labels(["Poor English input: ", "Good English output: "], ["input", "output"])`` is
         the pattern ``grammar``.
 
         Raises:
-          UserError: There are not as many labels as fields.
+          UserError: The numbers of labels and fields differ.
         """
         if len(labels) != len(fields):
             raise UserError(
@@ -104,7 +108,7 @@ class PromptPattern:
 
     @property
     def answer_field(self) -> str:
-        """The name of the field that the model is to write."""
+        """The name of the field that the model writes."""
         return self.fields[-1]
 
     def example(self, fields: Mapping[str, str]) -> str:
@@ -118,13 +122,13 @@ class PromptPattern:
         )
 
     def query(self, fields: Mapping[str, str], *, strip: bool = True) -> str:
-        """Returns an example up to its answer, which is the model's to write.
+        """Returns an example up to its answer, for the model to complete.
 
         Args:
-          fields: All fields but the answer, which is ignored.
-          strip: Whether spaces and tabs before the answer are left to the model. In the
-            vocabularies of most models a space belongs to the token after it, so a prompt that
-            ends with a space asks for tokens that hardly occur. A line feed stays.
+          fields: The fields of the query; the answer may be missing and is ignored.
+          strip: Whether to remove spaces and tabs before the answer. In most vocabularies a
+            space belongs to the token after it, so a prompt that ends with a space forces a
+            rare continuation. A line feed stays.
 
         Raises:
           UserError: A field of the pattern is missing.
@@ -134,7 +138,7 @@ class PromptPattern:
         return text.rstrip(_SPACES) if strip else text
 
     def answer(self, fields: Mapping[str, str]) -> str:
-        """Returns the answer, with the spaces that ``query`` left out before it.
+        """Returns the answer, preceded by the spaces that ``query`` removed.
 
         Raises:
           UserError: The answer is missing.
@@ -144,13 +148,13 @@ class PromptPattern:
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer: what follows it, or a line feed if that is blank."""
+        """The text that ends an answer: the text after it, or a line feed if that is blank."""
         after = self._parts[-1][0]
         return after if after.strip() else "\n"
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts at which an answer ends: ``stop``, and a line that begins the next example."""
+        """The texts that end an answer: ``stop``, and a line that starts the next example."""
         label = self._parts[0][0].strip()
         return (self.stop, f"\n{label}") if label and self.stop != "\n" else (self.stop,)
 
@@ -180,19 +184,19 @@ PATTERNS = {
     "translation": PromptPattern("{source} = {target}\n"),
     "patterns": PromptPattern(TEMPLATE),
 }
-"""Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are Brown et al.'s (figures
-3.17, 3.16, 3.14 and section 3.9.1)."""
+"""Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are from Brown et al.
+(figures 3.17, 3.16, 3.14 and section 3.9.1)."""
 
 
 def prompt_pattern(name: str) -> PromptPattern:
-    r"""Returns a pattern by its name, or that of a template.
+    r"""Returns a named pattern, or the pattern of a template.
 
     Args:
-      name: A key of ``PATTERNS``, or a template with fields in braces, in which ``\n`` and ``\t``
-        stand for a line feed and a tab.
+      name: A key of ``PATTERNS``, or a template with fields in braces, where ``\n`` and ``\t``
+        mean a line feed and a tab.
 
     Raises:
-      UserError: It is neither.
+      UserError: The name is neither.
     """
     if name in PATTERNS:
         return PATTERNS[name]
@@ -201,6 +205,7 @@ def prompt_pattern(name: str) -> PromptPattern:
             f"pattern {name!r} is unknown: {suggest(name, tuple(PATTERNS))} (or write a template, "
             "as 'Q: {question} A: {answer}')"
         )
+    # A shell passes backslashes on unchanged.
     return PromptPattern(name.replace("\\n", "\n").replace("\\t", "\t"))
 
 
@@ -208,7 +213,7 @@ def pattern_for(fields: Sequence[str]) -> PromptPattern:
     """Returns the first named pattern that has exactly these fields, in any order.
 
     Raises:
-      UserError: There is none.
+      UserError: No pattern has these fields.
     """
     for pattern in PATTERNS.values():
         if set(pattern.fields) == set(fields):
