@@ -1,11 +1,11 @@
-"""Batches from examples, with Grain, in a global order that depends on the seed alone.
+"""Batches of examples, made with Grain in a global order that depends only on the seed.
 
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
-``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore depends
-neither on the number of processes nor on that of workers, and the position of a run is one number.
+``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
+depend on the number of processes or workers, and the position of a run is one number.
 
-Every kind of data brings its own ``ExampleSource``; all share this file.
+Each kind of data defines an ``ExampleSource``; all share this file.
 """
 
 import functools
@@ -21,12 +21,13 @@ from .dataset import ExampleSource
 
 Batch = dict[str, np.ndarray]
 
-_SHUFFLE_ROUNDS = 4  # as ``grain.MapDataset.shuffle``
+# The same number as in ``grain.MapDataset.shuffle``.
+_SHUFFLE_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class TrainBatches:
-    """The batches of a training run in order, for Grain to read at random.
+    """The batches of a training run in order, with random access for Grain.
 
     Attributes:
       examples: The examples.
@@ -53,6 +54,7 @@ class TrainBatches:
     def __getitem__(self, index: int) -> Batch:
         """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
+        # Number the examples of the whole run, so that an epoch may end inside a batch.
         first = index * self.batch_size + self.process_index * local
         made, number = [], self.examples.num_examples
         for g in range(first, first + local):
@@ -64,9 +66,9 @@ class TrainBatches:
 class BatchIterator(grain.DatasetIterator[Batch]):
     """Iterates over the batches of a run and reads ahead; its state is the next step.
 
-    It may be used like Grain's own iterators (``grain.checkpoint``). The state of those also
-    depends on the number of workers; this state fits any number of workers and processes. Reading
-    starts at the first ``next``, so that no batch is made before a state is restored.
+    It works with ``grain.checkpoint``, like Grain's iterators. Unlike theirs, its state does not
+    depend on the number of workers or processes. Reading starts at the first ``next``, so that no
+    batch is made before a state is restored.
     """
 
     def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
@@ -74,7 +76,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
         Args:
           batches: The batches in order.
-          num_workers: Worker processes that make batches; 0 makes them in a thread.
+          num_workers: Number of worker processes; 0 makes the batches in a thread.
         """
         super().__init__()
         self._batches = batches
@@ -93,14 +95,14 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """Returns ``{"step": the number of the next batch}``."""
+        """Returns ``{"step": number of the next batch}``."""
         return {"step": self._step}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Moves to the step of a state.
 
         Raises:
-          DataError: The state is not one of ``get_state``, or is after the end of the run.
+          DataError: The state is not from ``get_state``, or is beyond the end of the run.
         """
         step = state.get("step")
         if not isinstance(step, int) or not 0 <= step <= len(self._batches):
@@ -108,6 +110,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
                 f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
                 "resume with at least as many steps"
             )
+        # Batches that were read ahead belong to the old position; ``next`` starts a new reader.
         self._stop_reading()
         self._step = step
 
@@ -123,10 +126,13 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def _read_from(self, step: int) -> grain.DatasetIterator[Batch]:
         remaining = grain.MapDataset.source(self._batches)[step:]
+        # One thread reads ahead a few batches; more parallelism comes from worker processes.
         data = remaining.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
         if self._num_workers > 0:
-            if not flags.FLAGS.is_parsed():  # Grain's workers read absl's flags
+            # Grain's workers read absl's flags, which only an absl program has parsed.
+            if not flags.FLAGS.is_parsed():
                 flags.FLAGS.mark_as_parsed()
+            # Do not start workers that would have no batch to make.
             workers = min(self._num_workers, len(remaining))
             data = data.mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -146,8 +152,8 @@ def train_iterator(
 ) -> BatchIterator:
     """Iterates over the batches of a training run and reads ahead.
 
-    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, also with
-    another number of workers or processes. Close the iterator when done.
+    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, even with a
+    different number of workers or processes. Close the iterator when done.
 
     Args:
       examples: The examples.
@@ -156,7 +162,7 @@ def train_iterator(
       num_steps: The number of batches.
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
-      num_workers: Worker processes that make batches; 0 makes them in a thread.
+      num_workers: Number of worker processes; 0 makes the batches in a thread.
 
     Returns:
       The iterator; each batch has arrays of [B / process_count, ...].
@@ -187,6 +193,7 @@ def evaluation_batches(
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
+    # An example of zeros counts as padding; see ``ExampleSource.example``.
     padding = {name: np.zeros_like(array) for name, array in examples.example(0, 0).items()}
     for start in range(0, examples.num_examples, batch_size):
         first = start + process_index * local
@@ -213,8 +220,8 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
 
 
 def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
-    """Returns the image of an index under a permutation of ``range(count)``, without memory."""
-    # A Grain data set would be slow in comparison with reading a prepared sequence.
+    """Maps an index by a permutation of ``range(count)``, without storing the permutation."""
+    # Call Grain's function directly: a Grain data set costs more than reading a prepared sequence.
     shuffle_seed = _shuffle_seed(seed, epoch)
     return grain.experimental.index_shuffle(
         index, max_index=count - 1, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS
@@ -223,7 +230,7 @@ def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _shuffle_seed(seed: int, epoch: int) -> int:
-    # Grain takes 32 bits, and uses neighboring seeds for its own epochs.
+    # Grain takes 32 bits and uses neighboring seeds for its epochs, so hash both numbers.
     return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0])
 
 

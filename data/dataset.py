@@ -1,4 +1,4 @@
-"""Random-access data sets of examples, and the description of their arrays."""
+"""Random-access data sets of examples, and descriptions of their arrays."""
 
 from dataclasses import Field, dataclass
 from enum import Enum
@@ -15,15 +15,15 @@ def counted(number: int, noun: str) -> str:
 def too_long(
     number: int, of: int, noun: str, limit: str, *, consequence: str = "left out"
 ) -> tuple[str, ...]:
-    """Returns the line of a log that counts what is longer than a sequence; none if nothing is.
+    """Returns a log line that counts items longer than a sequence, or nothing if there are none.
 
-    The data guide says which kinds of data leave such examples out, and which truncate them.
+    The data guide says which kinds of data leave out such examples, and which truncate them.
 
     Args:
-      number: How many are too long.
-      of: How many there are.
-      noun: What they are, for one of them: ``pair``.
-      limit: The setting that they exceed, and its value: ``data.length 128``.
+      number: The number of items that are too long.
+      of: The number of all items.
+      noun: The singular name of an item: ``pair``.
+      limit: The setting that they exceed, with its value: ``data.length 128``.
       consequence: What happens to them.
     """
     if not number:
@@ -32,16 +32,16 @@ def too_long(
 
 
 class Values(Enum):
-    """The meaning of an array's values, and thereby their range; every array is at least 0."""
+    """The meaning of an array's values, which implies their range; no value is negative."""
 
     SOURCE_TOKEN = "source_token"
-    """Ids of input tokens, below the size of the vocabulary (the source's, where there are two)."""
+    """Ids of input tokens, below the size of the (source) vocabulary."""
     TARGET_TOKEN = "target_token"
     """Ids of tokens that a decoder reads or that are predicted, below the vocabulary size."""
     TOKEN_TYPE = "token_type"
     """0 for the first text of an example, 1 for the second."""
     MASK = "mask"
-    """1 at what counts, 0 at padding."""
+    """1 at real items, 0 at padding."""
     SEGMENT = "segment"
     """The number of the text within the example, from 1; 0 at padding."""
     TEXT_POSITION = "text_position"
@@ -49,17 +49,17 @@ class Values(Enum):
     INDEX = "index"
     """The position of a token within the example, below the example's length."""
     LABEL = "label"
-    """Class ids below `ArraySpec.num_classes`, or scores (any float) where that is 0."""
+    """Class ids below `ArraySpec.num_classes`, or scores (any float) if that is 0."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of an example, as far as it is known before any data are read.
+    """One array of an example, as known before any data are read.
 
     Attributes:
-      shape: Without the batch axis.
-      values: What the numbers mean, and thereby their range.
-      dtype: The numpy name of the type.
+      shape: The shape without the batch axis.
+      values: What the numbers mean, which implies their range.
+      dtype: The numpy name of the data type.
       num_classes: The exclusive upper bound of class ids; 0 for other values.
     """
 
@@ -74,9 +74,9 @@ BatchSpec = dict[str, ArraySpec]
 
 
 class PickledByFields:
-    """A dataclass that pickles its fields alone.
+    """A dataclass that pickles only its fields.
 
-    Cached properties stay behind: a worker process opens files and maps arrays itself.
+    Cached properties are not pickled: each worker process opens files and maps arrays itself.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -89,8 +89,8 @@ class PickledByFields:
 class ExampleSource(Protocol):
     """A random-access data set of examples.
 
-    Every example is a pure function of its epoch and index. The object must pickle, because
-    worker processes make examples, too.
+    Every example is a pure function of its epoch and index. The object must be
+    picklable, because worker processes also make examples.
     """
 
     @property
@@ -110,12 +110,12 @@ class DataSplit:
     Attributes:
       examples: The examples as arrays. Training examples may differ between epochs.
       content: The source of the examples: a corpus, or the list of all labelled examples,
-        including those that are left out of training.
+        including examples that are left out of training.
       fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
         data it also covers the settings; for other data config.json has the settings.
       summary: A line for the log: ``400 documents, 929,728 tokens``.
-      notes: Further lines for the log: the labels with their counts, a header that was
-        recognized, a label that occurs once.
+      notes: Further lines for the log, such as the labels with their counts, a recognized
+        header, or a label that occurs once.
     """
 
     examples: ExampleSource
