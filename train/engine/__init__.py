@@ -1,1 +1,1 @@
-"""The parts that run a training: the step, its compilation, the loop, checkpoints, logs."""
+"""The training engine: the step, its compilation, the loop, checkpoints and logs."""

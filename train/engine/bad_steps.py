@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: they change nothing, and too many end the run."""
+"""Steps with a non-finite loss or gradient: they are skipped, and too many end the run."""
 
 import dataclasses
 import math
@@ -11,34 +11,35 @@ from .checkpoint import Checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class SkipCounts:
-    """Counts of skipped steps, which a checkpoint holds."""
+    """Counts of skipped steps, as stored in a checkpoint."""
 
     total: int = 0
     in_a_row: int = 0
-    """The number of them since the last step that was not skipped."""
+    """The number since the last step that was not skipped."""
 
 
 @dataclasses.dataclass
 class BadSteps:
-    """Counts the steps that changed nothing because their loss or gradient was not finite."""
+    """Counts the steps that were skipped because their loss or gradient was not finite."""
 
     most: int
-    """The number of them in a row that a run survives."""
+    """The number of consecutive skipped steps that a run survives."""
     counts: SkipCounts
     checkpoints: Checkpoints
-    """Of the run, for a message."""
+    """The checkpoints of the run, for messages."""
     log: LogFn
 
     def skips(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Returns whether a step was skipped, and counts it.
 
         Raises:
-            NonFiniteLoss: too many in a row were.
+            NonFiniteLoss: too many consecutive steps were skipped.
         """
         loss, norm = metrics["loss"], metrics["gradient_norm"]
         if math.isfinite(loss) and math.isfinite(norm):
             self.counts = dataclasses.replace(self.counts, in_a_row=0)
             return False
+        # The compiled step has already discarded its update; here it is only counted.
         in_a_row = self.counts.in_a_row + 1
         self.counts = SkipCounts(self.counts.total + 1, in_a_row)
         what = f"the loss of step {step} is {loss} (gradient norm {norm})"

@@ -34,18 +34,18 @@ FROZEN = "frozen"
 """Parameters that no step changes; only in checkpoints of an objective with a `reference`."""
 METRICS = "metrics"
 DELETED = "deleted"
-"""A folder in `checkpoints` for those that are being removed, under names that nobody reads."""
+"""The subfolder of `checkpoints` for checkpoints that are being removed."""
 BYTES_BESIDE_ARRAYS = 1 << 20
-"""An upper bound of what a checkpoint takes beside its arrays."""
+"""An upper bound of the size of a checkpoint without its arrays."""
 SECONDS_BETWEEN_LOOKS = 0.05
-"""Time between two looks whether a checkpoint is written."""
+"""Interval for polling whether a checkpoint is written."""
 
 
 class Checkpoints:
     """The `checkpoints` folder of a run, saved to in the background.
 
-    A checkpoint appears complete, with its checksums, or not at all. The newest
-    `keep_last` are kept, and the `keep_best` of lowest validation loss.
+    A checkpoint appears complete, with its checksums, or not at all. The newest `keep_last`
+    checkpoints and the `keep_best` with the lowest validation loss are kept.
     """
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
@@ -68,22 +68,22 @@ class Checkpoints:
                 best_fn=_loss,  # unused, but without it Orbax does not write metrics
                 create=True,
                 cleanup_tmp_directories=True,
-                # An old checkpoint disappears at once, by renaming: whatever interrupts the removal
-                # of its files, no half of it is taken for a damaged checkpoint.
+                # An old checkpoint is renamed before its files are removed, so that an interrupted
+                # removal is not mistaken for a damaged checkpoint.
                 todelete_subdir=DELETED,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
             ),
         )
         self._saving = 0
         self.written = self.newest
-        """The step of a checkpoint that is complete; older ones may be removed already."""
-        # What a process left that was killed meanwhile; not in the background, for the next save
-        # renames into this folder.
+        """The step of the newest complete checkpoint; older ones may already be removed."""
+        # Remove what a killed process left. Not in the background, because the next save renames
+        # checkpoints into this folder.
         self._remove_deleted()
         self._removing: threading.Thread | None = None
 
     def _write_checksums(self) -> None:
-        """Writes the checksums of a checkpoint that is complete and has not its final name yet."""
+        """Writes the checksums of a complete checkpoint before it gets its final name."""
         if jax.process_index() == 0:
             write_checksums(self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}")
 
@@ -96,7 +96,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for what is still being written; an error that ends the run takes precedence."""
+        """Waits for pending writes; an error that ends the run takes precedence."""
         try:
             with self._writing():
                 self._manager.close()
@@ -113,7 +113,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, data: DataState, validation_loss: float | None) -> None:
-        """Starts to write a state, unless its step is there already.
+        """Starts writing a state, unless a checkpoint of its step exists.
 
         Args:
             state: The state in its global form.
@@ -121,12 +121,13 @@ class Checkpoints:
             validation_loss: The loss, if it was measured at this step.
 
         Raises:
-            RunError: This checkpoint or the one before cannot be written.
+            RunError: This checkpoint or the previous one cannot be written.
         """
         step = int(state.step)
         if step == self.newest:
             return
         self.wait()
+        # The previous save is done, so its checksums no longer need `_saving`.
         self._saving = step
         self._check_room(state)
         items = {
@@ -141,12 +142,12 @@ class Checkpoints:
         metrics = {} if validation_loss is None else {"loss": validation_loss}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
-        # A daemon, so that a process may end meanwhile: the next one removes the rest.
+        # A daemon thread does not keep the process alive: the next process removes the rest.
         self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
         self._removing.start()
 
     def add_loss(self, step: int, validation_loss: float) -> None:
-        """Adds the loss to a checkpoint that was written before it could be measured.
+        """Adds the validation loss to a checkpoint that was written without one.
 
         Args:
             step: The step of the checkpoint.
@@ -160,17 +161,18 @@ class Checkpoints:
         if jax.process_index() == 0:
             content = json.dumps({"loss": validation_loss}).encode()
             replace_file(checkpoint, f"{METRICS}/{METRICS}", content)
+        # Orbax caches metrics: read them again, so that the best checkpoints are known.
         self._manager.reload()
 
     def _remove_deleted(self) -> None:
-        """Removes what Orbax has renamed for deletion, when it has written the new checkpoint."""
+        """Removes the checkpoints that Orbax renamed for deletion, once the new one is written."""
         while self._manager.is_saving_in_progress():
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if jax.process_index() == 0:
             shutil.rmtree(self._folder / DELETED, ignore_errors=True)
 
     def _check_room(self, state: TrainState) -> None:
-        """Raises RunError if the disk is too full, before half a checkpoint is written."""
+        """Raises RunError if the disk is too full, before a write starts."""
         needed = BYTES_BESIDE_ARRAYS + sum(x.nbytes for x in jax.tree.leaves(state))
         with self._writing():
             free = shutil.disk_usage(self._folder).free
@@ -179,7 +181,7 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns errors of files into a RunError of one line."""
+        """Turns file errors into a one-line RunError."""
         try:
             yield
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
@@ -196,14 +198,14 @@ class Checkpoints:
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, DataState]:
-        """Reads a state onto the devices that `shapes` names.
+        """Reads a state onto the devices given by the shardings of `shapes`.
 
         Args:
             step: The step of the checkpoint.
             shapes: Shapes, dtypes and shardings of the global form.
 
         Returns:
-            The state, and that of the data iterator.
+            The state, and the state of the data iterator.
 
         Raises:
             RunError: `shapes` has frozen parameters, and the checkpoint has none.
@@ -235,7 +237,7 @@ class Checkpoints:
         return state, restored[DATA]
 
     def wait(self) -> None:
-        """Waits until every checkpoint is on disk, and those that it replaces are removed."""
+        """Waits until every checkpoint is on disk and every replaced one is removed."""
         with self._writing():
             self._manager.wait_until_finished()
         self.written = self.newest
@@ -244,25 +246,26 @@ class Checkpoints:
 
 
 def set_aside_damaged(run: Path, log: LogFn) -> None:
-    """Renames damaged checkpoints, so that the newest of the others is intact.
+    """Renames damaged checkpoints, so that the newest remaining one is intact.
 
-    Checkpoints are checked whole, from the newest on, until one is intact; older ones only in
-    the part that Orbax reads of each, their validation loss.
+    Checkpoints are checked completely from the newest on, until one is intact. Of older ones only
+    the validation loss is checked, because Orbax reads it of each.
 
     Args:
         run: The run folder.
         log: Called with a line for each damaged checkpoint.
 
     Raises:
-        RunError: Not one is intact; they are left as they are.
+        RunError: All checkpoints are damaged; they are left unchanged.
     """
     damaged: dict[int, str] = {}
     newest: int | None = None
     held = steps(run)
     for step in numbered(run):
-        if step not in held:  # Orbax would take it for the newest
+        if step not in held:  # Orbax would treat it as the newest
             _set_aside(run, step, "it holds no checkpoint", log)
     for step in reversed(held):
+        # An empty part means the whole checkpoint.
         part = "" if newest is None else METRICS
         damage = find_damage(run / CHECKPOINTS / str(step), part)
         if damage is not None:

@@ -1,4 +1,4 @@
-"""The train step compiled for the devices at hand, by `jit` over a mesh."""
+"""The train step, compiled by `jit` over a mesh of the current devices."""
 
 import dataclasses
 import functools
@@ -57,27 +57,27 @@ class Candidate:
     """One way to run a step."""
 
     step: jax.stages.Wrapped
-    """`step(state, batch, rng) -> (state, metrics)`; the state that it is given is consumed."""
+    """`step(state, batch, rng) -> (state, metrics)`; it consumes its state."""
     exchange: str
-    """How gradients are exchanged, for a message; empty where they are not."""
+    """How gradients are exchanged, for a message; empty if they are not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardedStep:
-    """A train step over a mesh and its companions, compiled at their first call."""
+    """The train step, initialization and evaluation over a mesh, compiled at their first call."""
 
     init: Callable[[Key[Array, ""]], TrainState]
-    """Makes the sharded state before the first step from a key."""
+    """Makes the sharded initial state from a key."""
     candidates: tuple[Candidate, ...]
-    """The ways to run the step, which compute the same. Each needs less memory than the one before
-    it, and takes longer."""
+    """Equivalent ways to run the step. Each needs less memory than the previous one, and takes
+    longer."""
     evaluate: jax.stages.Wrapped
     """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
     state: TrainState
     """Shapes, dtypes and shardings of the state, to restore a checkpoint into or to trace with."""
     mesh: Mesh
     attention: str = ""
-    """The kernel that computes attention, for a message; empty if nobody chose one."""
+    """The attention kernel, for a message; empty if none was chosen."""
     device_memory: int | None = None
     """The bytes of a device's memory; None: unknown."""
 
@@ -124,8 +124,8 @@ class ShardedStep:
             program = self.trace(batch).lower().compile()
         except Exception as error:
             failure = error
-        # Programs with different exchanges would wait for each other forever, so all processes
-        # agree before one raises its error.
+        # Programs with different exchanges would deadlock, so all processes agree before one raises
+        # its error.
         fits = program is not None and self._fits(program)
         fits_everywhere = not greatest_everywhere(not fits)
         if failure is not None and not is_out_of_memory(failure):
@@ -133,7 +133,7 @@ class ShardedStep:
         return program if fits_everywhere else None
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
-        """Returns whether a program fits; the compiler for TPUs accepts no other."""
+        """Returns whether a program fits; the TPU compiler rejects programs that do not."""
         memory = program.memory_analysis()
         accepted = self.mesh.devices.flat[0].platform == "tpu"
         assert self.device_memory is not None
@@ -178,26 +178,27 @@ def make_sharded_step(
         objective: what is learned. If it has a `reference`, the state gets a frozen copy of the
           initial parameters.
         tx: the optimizer.
-        mesh: from `make_mesh`; its devices need not be at hand.
-        num_micro_batches: the number of equal parts that a batch is processed in, to save memory.
-        adapter: the adapters that are trained to a frozen model, from `models.make_lora`.
-        gather: when the parameters that are sharded over `fsdp` are gathered, as in `TrainConfig`.
+        mesh: from `make_mesh`; its devices need not be present.
+        num_micro_batches: the number of sequential parts of a batch, to save memory.
+        adapter: the adapters to train on a frozen model, from `models.make_lora`.
+        gather: when parameters that are sharded over `fsdp` are gathered; see `TrainConfig`.
         parallel: "pmap" computes gradients by `pmap` over the devices of the mesh, which has only
             the axis `data`.
-        device_memory: the bytes of a device's memory, for `gather="auto"`; None: unknown.
+        device_memory: the memory of a device in bytes, for `gather="auto"`; None if unknown.
 
     Raises:
-        UserError: the parameters cannot be divided over the mesh, or `gather="step"` is not for
-          the mesh or the objective.
+        UserError: the parameters cannot be divided over the mesh, or `gather="step"` does not
+          support the mesh or the objective.
     """
     apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
+    # Shapes alone give shardings and memory, so large states are never made on one device.
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
 
     if parallel == "pmap":
-        trained_fn = model.apply  # within pmap a model runs on one device
+        trained_fn = model.apply  # in pmap a model runs on one device
         exchanges = (pmap_exchange(mesh, whole_batch=objective.whole_batch),)
     elif mesh.size == 1:
         trained_fn, exchanges = apply_fn, (Exchange(),)
@@ -228,7 +229,7 @@ def make_sharded_step(
         )
         compiled = jax.jit(
             _on_mesh(step, mesh),
-            in_shardings=(shardings, None, replicated),  # a batch keeps the shardings it has
+            in_shardings=(shardings, None, replicated),  # None: the batch keeps its shardings
             out_shardings=(shardings, replicated),
             donate_argnums=0,
         )
@@ -254,13 +255,13 @@ def make_init(
     tx: optax.GradientTransformation,
     adapter: LoRA | None = None,
 ) -> Callable[[Key[Array, ""]], TrainState]:
-    """Makes the function from a key to the state before the first step.
+    """Makes the function that maps a key to the initial state.
 
-    An objective with a `reference`, or that `keeps_initial` parameters, gets a frozen copy of them;
-    with an adapter the initial parameters are frozen.
+    The state gets a frozen copy of the initial parameters if the objective has a `reference` or
+    `keeps_initial`. With an adapter the initial parameters themselves are frozen.
 
     Raises:
-        UserError: adapters are to be trained, and the objective has further models.
+        UserError: there is an adapter, and the objective has further models.
     """
     if objective.models and adapter is not None:
         raise UserError(f"lora cannot be given with further models ({', '.join(objective.models)})")
@@ -301,7 +302,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
 def configured_step(
     config: TrainConfig, objective: Objective, mesh: Mesh, device_memory: int | None = None
 ) -> ShardedStep:
-    """Makes the train step of a run over a mesh, with the attention kernel that suits its devices.
+    """Makes the train step of a run over a mesh, with the attention kernel for its devices.
 
     Args:
         config: the run.
@@ -338,17 +339,17 @@ def configured_step(
 
 @dataclasses.dataclass(frozen=True)
 class CompiledTrainer:
-    """The functions of a run on the devices: all that the training loop knows of them."""
+    """The functions of a run on the devices, the interface of the training loop to them."""
 
     init: Callable[[], TrainState]
-    """Makes the state before the first step."""
+    """Makes the initial state."""
     step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
-    """Takes one step; the state that it is given is consumed."""
+    """Takes one step; it consumes its state."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
-    """The step lowered for these arguments; once that is compiled, `step` does not compile."""
+    """Lowers the step for these arguments; after compiling the result `step` does not compile."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
-    """Compiles the step for batches of these shapes, so that `step` does not; needs no state. Also
-    returns what was changed to make it fit, for a message, or an empty string."""
+    """Compiles the step for these batch shapes, without a state, so that `step` does not compile.
+    Also returns what was changed to make it fit, for a message, or an empty string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     shapes: TrainState
@@ -360,29 +361,29 @@ class CompiledTrainer:
     shard: tuple[int, int] = (0, 1)
     """The index of this process's part of each batch, and the number of parts."""
     validation: Objective | None = None
-    """How the terms of an evaluation make up its loss, if not as in training."""
+    """How terms combine into the loss of an evaluation, if not as in training."""
 
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """Returns the keys of a run: for its initial parameters, and for its steps."""
-    # The implementation is named: a run must not depend on what jax is configured to use.
+    # Name the implementation: a run must not depend on jax's configuration.
     init_rng, step_rng = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     return init_rng, step_rng
 
 
 def check_devices(config: TrainConfig) -> None:
-    """Checks the mesh against the devices, which costs nothing, before data are read.
+    """Checks the mesh against the devices, which is cheap, before data are read.
 
     Raises:
-        UserError: the sizes of the mesh do not multiply to the number of devices, or the run needs
-          what pmap does not do.
+        UserError: the sizes of the mesh do not multiply to the number of devices, or pmap does not
+          support the run.
     """
     check_pmap(config)
     make_mesh(config.mesh)
 
 
 def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:
-    """Makes the functions of a run for the devices at hand.
+    """Makes the functions of a run for the current devices.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other.
@@ -391,13 +392,13 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
 
 
 def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
-    """Makes the train step of a run over the mesh of its configuration; see `configured_step`."""
+    """Makes the train step of a run over its configured mesh; see `configured_step`."""
     mesh = make_mesh(config.mesh)
     return configured_step(config, objective, mesh, memory_of_each())
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
-    """Returns the functions of a run whose step is that of a mesh."""
+    """Returns the functions of a run, given its step over a mesh."""
     mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
     chosen = sharded
 
@@ -406,6 +407,7 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 
     def compile_step(batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         nonlocal chosen
+        # Later calls of `step` and `lower` use the candidate that fits.
         shardings = {name: batch_sharding(mesh, x.shape) for name, x in batch.items()}
         chosen, program = sharded.compile(with_shardings(batch, shardings))
         return program, chosen.change_from(sharded)
@@ -433,7 +435,7 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 def _describe(mesh: Mesh, parallel: str) -> str:
     number, over = jax.process_count(), f"{parallel} over {mesh.size} × "
     of = f" of {number} processes" if number > 1 else ""
-    # pmap has no other axis than `data`, and few models have experts.
+    # Few models have experts; pmap has the axis `data` only, so its axes are not shown.
     shown = [name for name in mesh.shape if name != "expert" or mesh.shape[name] > 1]
     axes = f" ({', '.join(f'{name} {mesh.shape[name]}' for name in shown)})"
     return f"{over}{mesh.devices.flat[0].device_kind}{of}{axes if parallel == 'jit' else ''}"

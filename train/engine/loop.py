@@ -33,14 +33,14 @@ Scores = dict[str, float]
 
 @dataclasses.dataclass
 class Loop:
-    """A run between two of its steps."""
+    """The state of a run between two steps."""
 
     opened: OpenRun
     kept: KeptFolder
     checkpoints: Checkpoints
     batches: BatchIterator
     log: MetricsLog | None
-    """None on all processes but the primary."""
+    """None except on the primary process."""
     progress: Progress
     bad_steps: BadSteps
     stopper: Stopper
@@ -48,11 +48,11 @@ class Loop:
     state: TrainState
     step: int
     evaluation_due: bool
-    """Whether this step is still to be evaluated."""
+    """Whether the evaluation of this step is still due."""
     position: dict[str, int] = dataclasses.field(init=False)
     """The position in the data after this step."""
     pending: tuple[int, Metrics] | None = None
-    """A step whose metrics were not read yet."""
+    """A step whose metrics have not been read yet."""
     validation: Scores | None = None
     validated_step: int | None = None
 
@@ -62,11 +62,11 @@ class Loop:
         self.schedule = make_schedule(self.config.optimizer, self.config.steps)
 
     def take_all_steps(self) -> int | None:
-        """Takes the remaining steps; returns the number of the signal that stopped them, if any.
+        """Takes the remaining steps; returns the number of the signal that stopped them, or None.
 
         Raises:
-            NonFiniteLoss: too many steps had no finite loss.
-            Exception: of a function of the caller, after the state is saved.
+            NonFiniteLoss: too many steps had a loss that is not finite.
+            Exception: the error of a caller's function, after the state is saved.
         """
         started, stopped = time.monotonic(), False
         try:
@@ -76,8 +76,8 @@ class Loop:
                 self._take_step()
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
                 if saving or self._is_due(self.config.evaluate_every):
-                    # Logged first: a state whose loss was not finite is never saved. Every
-                    # checkpoint is evaluated, so that the best is among those kept.
+                    # Log first, so that a state with a non-finite loss is never saved. Evaluate
+                    # every checkpoint, so that the best one is kept.
                     self._log_pending()
                     self._evaluate()
                 if saving:
@@ -96,16 +96,17 @@ class Loop:
         return self.step % every == 0
 
     def _take_step(self) -> None:
-        """Takes a step, and logs the one before while this one runs.
+        """Starts a step, and logs the previous one while it runs.
 
         Raises:
-            StopNow: a signal comes before the step, or the data or a reward failed.
+            StopNow: a signal arrived before the step, or the data or a reward failed.
         """
         number = self.step + 1
         with self.stopper.saving_first(f"step {number}"), self.stopper.interruptible():
             batch = next(self.batches)
         with self.stopper.saving_first(f"step {number}", StepNotTaken):
             self.state, metrics = self.trainer.step(self.state, batch)
+        # Virtual CPU devices may deadlock with several programs in flight.
         if has_virtual_devices():
             self.stopper.wait_for(metrics)
         self.step, self.position = number, self.batches.get_state()
@@ -119,6 +120,7 @@ class Loop:
         (step, metrics), self.pending = self.pending, None
         self.stopper.wait_for(metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
+        # A skipped step changed nothing, so it is not logged.
         if self.bad_steps.skips(step, numbers):
             return
         self.progress.advance(step, numbers["loss"])
@@ -131,7 +133,7 @@ class Loop:
         self.callbacks(step, lambda callback: callback.on_step(step, numbers))
 
     def _evaluate_before_first_step(self) -> None:
-        """Makes up for an evaluation that was cut off; a policy is evaluated before it learns."""
+        """Repeats an interrupted evaluation; evaluates a policy before its first step."""
         if self.evaluation_due:
             validation = self._evaluate()
             self.checkpoints.add_loss(self.step, validation["loss"])
@@ -144,8 +146,9 @@ class Loop:
         """Computes loss and metrics on the validation data.
 
         Raises:
-            StopNow: a signal cut it off, or it failed. It is then due.
+            StopNow: a signal interrupted it, or it failed. The evaluation is then due.
         """
+        # Set first, so that a checkpoint after an interruption records it.
         self.evaluation_due = True
         with self.stopper.saving_first(f"the evaluation after step {self.step}"):
             evaluation = self._run_model_on_validation_data()
@@ -165,6 +168,7 @@ class Loop:
                     predictions=evaluation.predictions,
                     tokenizer=self.run.tokenizer,
                 )
+        # A custom objective has no known metrics: show all of its means.
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
         self.progress.evaluated(step, validation, shown)
@@ -175,7 +179,7 @@ class Loop:
         examples, (index, count) = self.run.validation.examples, self.trainer.shard
         batches = evaluation_batches(
             examples,
-            # As many sequences at once as a step processes at once.
+            # The size of a micro-batch, which is known to fit into memory.
             batch_size=self.config.batch_size // self.config.micro_batches,
             process_index=index,
             process_count=count,
@@ -194,25 +198,26 @@ class Loop:
             yield batch
 
     def _scores(self, evaluation: Evaluation) -> Scores:
-        # The metrics of a kind of data need the predictions of its own objective.
+        # Metrics of the data need the predictions of the data's objective, so a custom objective is
+        # scored by its means alone.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         return self.config.objective.score(evaluation, self.run.validation, self.config.data)
 
     def _check_folder(self) -> None:
-        """Raises RunError if the run folder, or a checkpoint in it, is gone."""
+        """Raises RunError if the run folder or its newest checkpoint was deleted."""
         if is_primary():
             self.kept.check(self.checkpoints.written)
 
     def _save(self) -> None:
-        """Starts to write a checkpoint, with the validation loss if this step has one."""
+        """Starts writing a checkpoint, with the validation loss if this step was evaluated."""
         self._check_folder()
         measured = self.validation if self.validated_step == self.step else None
         position = position_to_save(
             self.position, self.bad_steps.counts, evaluation_due=self.evaluation_due
         )
         state = self.state
-        if self.config.lora is not None:  # the base is read from where it is
+        if self.config.lora is not None:  # the base is read from its source
             state = dataclasses.replace(state, frozen=None)
         self.checkpoints.save(state, position, None if measured is None else measured["loss"])
         if self.callbacks:
@@ -221,7 +226,7 @@ class Loop:
             self.callbacks(step, lambda callback: callback.on_checkpoint(step, folder))
 
     def _end(self, stopped: bool, seconds: float) -> None:
-        """Saves the state if the run was stopped, and raises the error that stopped it."""
+        """Saves the state of a stopped run and raises the error that stopped it, if any."""
         if stopped:
             self._save()
         self.checkpoints.wait()
@@ -232,6 +237,7 @@ class Loop:
                 "there"
             )
         self.progress.log(f"{counted(self.step, 'step')} done; trained for {seconds:.0f} s")
+        # The primary's error, such as a failed callback, must end all processes.
         with barrier():
             if self.stopper.failure is not None:
                 raise self.stopper.failure

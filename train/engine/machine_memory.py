@@ -1,4 +1,4 @@
-"""The memory that a program may still take: of the machine, of its container, or of a device."""
+"""Memory still available to a program: on the machine, in its container, or on a device."""
 
 import functools
 import os
@@ -22,12 +22,12 @@ LIMIT_FILES = {
         ("total_inactive_file", "total_active_file"),
     ),
 }
-"""The file with the limit → the file with the usage, and the caches in it that are given back."""
+"""Limit file → usage file, and the statistics of caches that the kernel reclaims on demand."""
 
 
 @runtime_checkable
 class Device(Protocol):
-    """A `jax.Device`, which is a variable to a type checker."""
+    """A `jax.Device`, which type checkers see as a variable."""
 
     platform: str
 
@@ -40,7 +40,7 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
     """Returns how much memory is left for the arrays of this process.
 
     Args:
-        devices: Devices of this process. Those of a CPU share the memory of the machine.
+        devices: Devices of this process. CPU devices share the memory of the machine.
 
     Returns:
         The bytes for all devices of a CPU together, or for the fullest accelerator; None if
@@ -55,9 +55,9 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
 
 
 def device_memory(devices: Sequence[Device]) -> int:
-    """Returns the bytes that a program may use of the smallest of some devices.
+    """Returns the memory limit of the smallest device, in bytes.
 
-    0 if unknown, and for those of a CPU, which share one memory.
+    Returns 0 if it is unknown, and for CPU devices, which share one memory.
     """
     if devices[0].platform == "cpu":
         return 0
@@ -66,12 +66,13 @@ def device_memory(devices: Sequence[Device]) -> int:
 
 @functools.cache
 def memory_of_each() -> int | None:
-    """Returns the bytes that a program may use of each device's memory, the same in all processes.
+    """Returns the smallest memory limit of a device over all processes; None if unknown.
 
-    All processes make the first call together. None: unknown.
+    The first call is collective: all processes must make it together.
     """
     limit = device_memory(jax.local_devices())
-    mebibytes = -greatest_everywhere(-(limit >> 20))  # whose bytes would need 64 bits
+    # The minimum, as the negated maximum.
+    mebibytes = -greatest_everywhere(-(limit >> 20))  # bytes would need 64 bits
     return mebibytes << 20 or None
 
 
@@ -90,7 +91,7 @@ def available_on_machine() -> int | None:
 
 
 def _left_in_control_groups() -> Iterator[int]:
-    """Yields what each control group of this process, and each one around it, may still take."""
+    """Yields the remaining bytes of each control group of this process and of its ancestors."""
     own = PROC / "self" / "cgroup"
     if not own.is_file():
         return
@@ -107,6 +108,7 @@ def _left_in_control_groups() -> Iterator[int]:
                 limit = _number(folder / limit_file)
                 usage = _number(folder / usage_file)
                 if limit is not None and usage is not None:
+                    # Usage includes caches, which the kernel frees under memory pressure.
                     given_back = _statistics(folder / "memory.stat", reclaimable)
                     yield limit - max(0, usage - given_back)
 

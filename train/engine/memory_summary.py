@@ -1,4 +1,4 @@
-"""The memory of a step: its parts before it is compiled, and whether the whole fits afterwards."""
+"""The memory of a step: a summary before it is compiled, and checks that it fits."""
 
 import math
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 """The arrays of a global batch by name, as shapes."""
 CLOSE = 0.9
-"""A step that needs more than this part of the available memory is warned of."""
+"""Fraction of the available memory above which a step triggers a warning."""
 
 
 @runtime_checkable
@@ -35,12 +35,12 @@ class MemoryAnalysis(Protocol):
 
 
 def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, attention: str) -> str:
-    """Describes in a line how large a step is, and each device's part of it.
+    """Describes the size of a step and each device's part of it in one line.
 
     Args:
         config: The run.
         shapes: The state, as shapes with shardings.
-        num_shards: The number of devices that a batch is divided over.
+        num_shards: The number of devices that share a batch.
         attention: The kernel that computes attention, for the line.
     """
     rows, length = config.batch_size, config.data.length
@@ -60,7 +60,7 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
 
 
 def bytes_per_device(shapes: PyTree) -> int:
-    """Returns the bytes on each device of arrays, which are given as shapes with shardings."""
+    """Returns the bytes per device of arrays, given as shapes with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
@@ -68,14 +68,14 @@ def bytes_per_device(shapes: PyTree) -> int:
 
 
 def temp_bytes(memory: MemoryAnalysis) -> int:
-    """Returns what a compiled program takes on a device beside its arguments and its code."""
-    # Results that do not reuse the memory of a donated argument need memory of their own.
+    """Returns the bytes per device of a compiled program without its arguments and its code."""
+    # Outputs that do not alias a donated argument need further memory.
     new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return memory.temp_size_in_bytes + new_results
 
 
 def peak_bytes(memory: MemoryAnalysis) -> int:
-    """Returns what a compiled program takes on a device at its peak."""
+    """Returns the peak bytes per device of a compiled program."""
     held = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
     return held + temp_bytes(memory)
 
@@ -83,7 +83,7 @@ def peak_bytes(memory: MemoryAnalysis) -> int:
 def check_state_fits(
     config: TrainConfig, shapes: TrainState, devices: Sequence[Device], *, resumed: bool
 ) -> None:
-    """Checks that the devices can hold parameters and optimizer state, before they exist.
+    """Checks that parameters and optimizer state fit on the devices, before allocating them.
 
     Args:
         config: The run.
@@ -92,7 +92,7 @@ def check_state_fits(
         resumed: Whether the run has been begun, so that its batch size cannot change.
 
     Raises:
-        UserError: They cannot.
+        UserError: They do not fit.
     """
     needed, available = _needed(bytes_per_device(shapes), devices), available_bytes(devices)
     if available is not None and needed > available:
@@ -103,7 +103,7 @@ def check_state_fits(
 
 
 def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:
-    """Checks that the machine can hold a batch, before one is made.
+    """Checks that a batch fits into the machine's memory, before making one.
 
     Args:
         config: The run.
@@ -111,7 +111,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
         resumed: Whether the run has been begun, so that its batch size cannot change.
 
     Raises:
-        UserError: It cannot.
+        UserError: The batch does not fit.
     """
     whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
     needed, available = whole // jax.process_count(), available_on_machine()
@@ -130,17 +130,17 @@ def check_step_fits(
     resumed: bool,
     log: "LogFn",
 ) -> None:
-    """Checks that a step fits into memory, and says what it needs, before the first one.
+    """Checks that a step fits into memory and logs what it needs, before the first step.
 
     Args:
         config: The run.
-        compile_step: Compiles the step, and says what it changed to make it fit.
+        compile_step: Compiles the step; also returns what it changed to make it fit.
         devices: The devices of this process.
         resumed: Whether the run has been begun, so that its batch size cannot change.
         log: Called with the time that the compilation took, and the memory.
 
     Raises:
-        UserError: It does not fit.
+        UserError: The step does not fit.
     """
     started = time.monotonic()
     try:
@@ -155,6 +155,7 @@ def check_step_fits(
     log(f"compiled the step in {time.monotonic() - started:.1f} s")
     if changed:
         log(f"the step was changed: {changed}")
+    # A successful compilation may still exceed the free memory at run time.
     memory, available = step.memory_analysis(), available_bytes(devices)
     if memory is None or available is None:
         return
@@ -167,12 +168,12 @@ def check_step_fits(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether a compiler refused a program for the memory that it needs."""
+    """Returns whether a compiler rejected a program because of its memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
-    """Returns the bytes to compare with `available_bytes`: virtual devices share a memory."""
+    """Returns the bytes to compare with `available_bytes`: CPU devices share one memory."""
     return bytes_on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 
@@ -181,6 +182,7 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
     remedies = []
     rows = config.batch_size // config.micro_batches
     if not resumed and rows > 1:
+        # A resumed run must keep its batch size and micro-batches.
         remedies += [
             f"raise micro_batches (now {config.micro_batches})",
             f"lower batch_size (now {config.batch_size:,})",

@@ -1,4 +1,4 @@
-"""A step of reinforcement learning: sample answers, reward them, update on them."""
+"""A reinforcement-learning step: sample answers, reward them, update on them."""
 
 import dataclasses
 import functools
@@ -62,15 +62,15 @@ from .rollout import (
 class PolicyTrainer:
     """Reinforcement learning with a compiled update.
 
-    A step is a function of the state, the prompts and the seed: rollouts depend on neither the
-    number of devices nor on what was sampled before.
+    A step is a function of the state, the prompts and the seed: rollouts depend neither on the
+    number of devices nor on earlier samples.
     """
 
     config: TrainConfig
     """The configuration of the run."""
     objective: OnlineConfig
     sharded: ShardedStep
-    """The update; `compile` may put a smaller one in its place."""
+    """The update; `compile` may replace it by one that needs less memory."""
     programs: RolloutPrograms
     tokenizer: Tokenizer
     rewards: Rewards
@@ -93,7 +93,7 @@ class PolicyTrainer:
 
     @functools.cached_property
     def _judge(self) -> Any:
-        # Each process reads all answers, as those of any evaluation.
+        # Replicated, because each process reads all answers, as in any evaluation.
         return jax.jit(self._judged, out_shardings=self._whole)
 
     @functools.cached_property
@@ -114,14 +114,14 @@ class PolicyTrainer:
         return make_schedule(inner.optimizer, inner.steps)
 
     def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
-        """Samples answers to a batch of prompts, and takes the updates of a step.
+        """Samples answers to a batch of prompts and takes the updates of a step.
 
         Args:
-            state: is consumed.
+            state: the state, which is consumed.
             batch: prompts, arrays `[B, …]`.
 
         Raises:
-            StepNotTaken: a reward failed; `state` is as before.
+            StepNotTaken: a reward failed; `state` is unchanged.
         """
         sample_key, update_key = self._keys
         number = int(state.step)
@@ -132,18 +132,20 @@ class PolicyTrainer:
             jax.random.fold_in(sample_key, number),
             group_size=self.objective.num_generations,
         )
+        # Rewards run on the host, between two compiled programs.
         rewards = self._rewards(rollout, batch, self.training)
         rows, metrics = self._score(state.params, state.frozen, rollout, rewards)
         collected: list[Metrics] = []
         for update, part in enumerate(self._mini_batches(rows, number)):
-            if update:  # all of them belong to one step of the run
+            if update:  # all updates count as one step of the run
                 state = dataclasses.replace(state, step=state.step - 1)
             state, found = self.sharded.step(state, part, jax.random.fold_in(update_key, update))
             collected.append(found)
+            # Virtual CPU devices may deadlock with several programs in flight.
             if has_virtual_devices():
                 jax.block_until_ready(found)
         means = _mean(collected)
-        # The schedule counts updates: this is the rate of the last one.
+        # The schedule counts updates: log the rate of the last one.
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
@@ -154,15 +156,15 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Rewards the answers of this process, on the host; NaN for filler and for no reward.
+        """Rewards the answers of this process on the host; NaN for filler and without a reward.
 
         Raises:
-            StepNotTaken: a reward failed, here or on another process.
+            StepNotTaken: a reward failed, on this or another process.
         """
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
-        # A reward model computes in all processes together, also where one has filler alone.
+        # A reward model needs all processes, so one with filler only rewards its first row.
         judged = [i for i, is_real in enumerate(real) if is_real] or [0]
         asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
@@ -171,14 +173,16 @@ class PolicyTrainer:
                 values[judged] = self.rewards(asked, [texts[i] for i in judged])
         except Exception as error:
             raise StepNotTaken from error
+        # Discard the reward of such a row.
         values[~np.asarray(real)] = np.nan
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
-        """Returns the answers of this process as texts, and which of them are no filler."""
+        """Returns the answers of this process as texts, and which of them are not filler."""
         part, parts = process_shard(self.sharded.mesh)
         held = (rollout.labels, rollout.loss_mask, rollout.real)
         ids, answer, real = map(np.asarray, self._replicate(held))
+        # Take this process's share of the global rows.
         rows = len(ids) // parts
         local = slice(part * rows, (part + 1) * rows)
         ends = self.programs.end_ids
@@ -200,6 +204,7 @@ class PolicyTrainer:
         total = self._total(rollout, rewards)
         scored = self._log_probs(params, frozen, rollout)
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
+        # Answers without an end token get no loss.
         if objective.mask_truncated:
             for name in ("loss_mask", "value_mask"):
                 if name in batch:
@@ -218,14 +223,14 @@ class PolicyTrainer:
     def _log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout
     ) -> dict[str, Array]:
-        """Returns what policy and reference say of the answers, as far as it is needed."""
+        """Returns the log-probabilities that the objective needs, or an empty dict."""
         if not self.objective.needs_log_probs:
             return {}
         has_reference = self.objective.beta > 0
         return self.programs.log_probs(params, frozen, rollout, reference=has_reference)
 
     def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
-        """Returns the reward of each answer, less the penalty for one without an end."""
+        """Returns each answer's reward, minus the penalty if it has no end token."""
         penalty = self.objective.missing_end_penalty
         total = weighted_rewards(rewards, self.rewards.weights)
         return total - penalty * ~rollout.ended if penalty else total
@@ -260,7 +265,7 @@ class PolicyTrainer:
         return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
-        """Returns the batches of the updates of a step; several are shuffled by seed and step."""
+        """Returns the mini-batches of a step, shuffled by seed and step if there are several."""
         parts, iterations = self.objective.num_mini_batches, self.objective.num_iterations
         if parts == 1:
             return [rows] * iterations
@@ -310,7 +315,7 @@ class PolicyTrainer:
         return sums, counts, predictions
 
     def compile(self, batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
-        """Compiles the update, for batches of prompts of these shapes."""
+        """Compiles the update for prompts of these shapes."""
         mesh, state = self.sharded.mesh, self.sharded.state
         names = ("prompt_ids", "prompt_mask")
         prompts = with_shardings(
@@ -320,6 +325,7 @@ class PolicyTrainer:
         group = self.objective.num_generations
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         sample = functools.partial(self.programs.sample, group_size=group)
+        # Trace sampling and scoring by shape, to learn the shapes of an update's batch.
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
         number = rollout.real.shape[0]
         rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
@@ -340,7 +346,7 @@ class PolicyTrainer:
 
 @jax.jit
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Returns the mean of each metric; a program, for a sum by hand would start one per metric."""
+    """Returns the mean of each metric; compiled, as each sum would be a program."""
     return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
 
 
@@ -350,18 +356,18 @@ VALIDATION = Objective(
     counts=lambda batch: {},
     terms=lambda outputs, batch: {},
 )
-"""How an evaluation is weighed: its loss is the mean reward, negated."""
+"""The weights of an evaluation: its loss is the negated mean reward."""
 
 
 def compile_policy_trainer(
     run: Run, objective: Objective, own_rewards: Sequence[RewardFunction] = ()
 ) -> CompiledTrainer:
-    """Makes the functions of a run of reinforcement learning for the devices at hand.
+    """Makes the functions of a reinforcement-learning run for the current devices.
 
     Args:
         run: the run, with an online objective.
         objective: what is learned from a batch of answers.
-        own_rewards: the caller's, besides those that the configuration names.
+        own_rewards: the caller's rewards, in addition to the configured ones.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the
@@ -375,7 +381,8 @@ def compile_policy_trainer(
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    # A kernel reads no cache, and nothing is kept for a backward pass.
+    # Rollouts use XLA attention, as kernels do not read a cache, and no remat, as there is no
+    # backward pass.
     execution = dataclasses.replace(config.execution, attention="xla", remat="none")
     model = create(config.model, execution)
     trainer = PolicyTrainer(

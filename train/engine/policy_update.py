@@ -1,4 +1,4 @@
-"""The configuration of an update of reinforcement learning, whose batch is sampled answers."""
+"""The configuration of one reinforcement-learning update on a batch of sampled answers."""
 
 import dataclasses
 
@@ -11,8 +11,8 @@ def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
     """Returns the configuration of an update: its batch of answers, and the number of updates.
 
     Raises:
-        RunError: the answers of a step are not a multiple of the mini-batches, or the run is to
-          use pmap.
+        RunError: the answers of a step are not a multiple of the mini-batches, or the run uses
+          pmap.
     """
     rows, parts = config.batch_size * objective.num_generations, objective.num_mini_batches
     if rows % (parts * config.micro_batches):
@@ -22,6 +22,7 @@ def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
         )
     if config.parallel == "pmap":
         raise RunError("reinforcement learning needs parallel jit, not pmap: leave it out")
+    # The optimizer counts updates, not steps, so its steps and warm-up are scaled.
     updates = objective.num_iterations * parts
     warmup = config.optimizer.warmup_steps * updates
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Rollouts on the devices: answers sampled, and what policy and reference say of them.
+"""Rollouts on the devices: sampled answers, scored by the policy and the reference.
 
 A rollout is a batch of answers, R = prompts · G rows of T tokens: the prompt, padded on the left to
 P tokens, then the answer, padded on the right to N. Everything is a function of the parameters, the
@@ -34,14 +34,14 @@ class Rollout:
 
     input_ids: Int[Array, "R T"]
     labels: Int[Array, "R T"]
-    """The token after each."""
+    """The token after each input token."""
     attention_mask: Int[Array, "R T"]
     loss_mask: Int[Array, "R T"]
     """1 where the label belongs to the answer."""
     ended: Bool[Array, " R"]
-    """Whether an answer has an end."""
+    """Whether an answer contains an end token."""
     real: Bool[Array, " R"]
-    """Whether there is a prompt: false for filler at the end of an evaluation."""
+    """Whether the row has a prompt; false for filler at the end of an evaluation."""
 
     @property
     def batch(self) -> dict[str, Array]:
@@ -51,7 +51,7 @@ class Rollout:
 
     @property
     def lengths(self) -> Float[Array, " R"]:
-        """The number of tokens of each answer, its end included."""
+        """The number of tokens of each answer, including the end token."""
         return jnp.sum(self.loss_mask, axis=1).astype(jnp.float32)
 
 
@@ -61,7 +61,8 @@ def rollout_of(
     answers: Answers,
     end_ids: tuple[int, ...],
 ) -> Rollout:
-    """Returns prompts and answers as rows."""
+    """Concatenates prompts and answers into rows."""
+    # Labels and their mask are shifted by one: row position t predicts token t + 1.
     ids = jnp.concatenate([prompt_ids, answers.tokens], axis=1)  # [R, T]
     attention_mask = jnp.concatenate([prompt_mask, answers.mask], axis=1)
     is_answer = jnp.concatenate([jnp.zeros_like(prompt_mask), answers.mask], axis=1)
@@ -78,7 +79,7 @@ def rollout_of(
 
 
 def samples_stacked(mesh: Mesh) -> bool:
-    """Returns whether a policy samples with stacked layers, which are gathered one by one."""
+    """Returns whether a policy samples with stacked layers, which are all-gathered one by one."""
     return mesh.shape["fsdp"] > 1
 
 
@@ -88,7 +89,7 @@ class RolloutPrograms:
 
     model: Model
     apply_fn: ApplyFn
-    """The model's, as the train step calls it."""
+    """The model's `apply`, as the train step calls it."""
     mesh: Mesh
     temperature: float
     """The divisor of the logits."""
@@ -97,7 +98,7 @@ class RolloutPrograms:
     end_ids: tuple[int, ...]
     """The tokens that end an answer."""
     num_parts: int = 1
-    """Parts in which rows are scored, one after the other."""
+    """Number of sequential parts in which rows are scored, to save memory."""
     adapter: LoRA | None = None
     """The adapters that are trained, if any."""
 
@@ -113,12 +114,12 @@ class RolloutPrograms:
         """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
 
         Args:
-            params: those of the state.
-            frozen: likewise.
+            params: the state's.
+            frozen: the state's.
             prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
-                from which rows are numbered.
+                which sets the row numbers.
             rng: the key of the step.
-            group_size: the number of answers to each, G.
+            group_size: the number of answers to each prompt, G.
         """
         by_row = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
@@ -127,6 +128,8 @@ class RolloutPrograms:
             return jax.lax.with_sharding_constraint(rows, by_row)
 
         ids, mask = repeated(prompts["prompt_ids"]), repeated(prompts["prompt_mask"])
+        # Rows are numbered over the whole evaluation, so that an answer does not depend on its
+        # batch.
         model, params, apply_fn = self._for_sampling(params, frozen)
         answers = sample_answers(
             model,
@@ -142,9 +145,10 @@ class RolloutPrograms:
         return rollout_of(ids, mask, answers, self.end_ids)
 
     def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
-        """Returns the policy in the layout in which it samples, and its `apply`."""
+        """Returns model, parameters and `apply` in the layout used for sampling."""
         if samples_stacked(self.mesh):
-            # Layer by layer: parameters of layers of their own would all be gathered for the loop.
+            # Stacked layers are gathered one at a time. Unstacked ones would all be gathered before
+            # the decode loop.
             if self.adapter is None:
                 return self.model, params, self.model.apply
             policy, _ = self.adapter.combine(params, frozen)
@@ -158,18 +162,19 @@ class RolloutPrograms:
     def log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool
     ) -> dict[str, Float[Array, "R T"]]:
-        """Returns what policy and reference say of the labels, without dropout.
+        """Returns log-probabilities of the labels under policy and reference, without dropout.
 
         Args:
-            params: those of the state.
-            frozen: likewise.
+            params: the state's.
+            frozen: the state's.
             rollout: the answers.
-            reference: whether the reference is asked, too.
+            reference: whether to also score with the reference.
 
         Returns:
-            `log_probs` and `entropy` of the policy, in nats and at the temperature of sampling;
-            with a value head also `values`; and `reference_log_probs`.
+            `log_probs` and `entropy` of the policy, in nats and at the sampling temperature;
+            `values` with a value head; `reference_log_probs` if requested.
         """
+        # With an adapter `frozen` is the base; the reference then is the base without the adapter.
         policy, first = params, frozen
         if self.adapter is not None:
             policy, first = self.adapter.combine(params, frozen)
@@ -204,9 +209,10 @@ def in_parts(
     tree: dict[str, Array],
     number: int,
 ) -> dict[str, Array]:
-    """Applies a function of rows `[R, …]` to equal parts of them, one after the other."""
+    """Applies a function of rows `[R, …]` to equal parts of them, sequentially."""
     if number == 1:
         return function(tree)
+    # Part p has the rows p, p + number, …: moving the axis back restores their order.
     parts = jax.lax.map(function, micro_batches(tree, number))  # [number, R / number, …]
     return {name: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in parts.items()}
 
@@ -214,13 +220,13 @@ def in_parts(
 def weighted_rewards(
     rewards: Float[Array, "R F"], weights: tuple[float, ...]
 ) -> Float[Array, " R"]:
-    """Returns the sum of the rewards of each answer; NaN where no function judges it."""
+    """Returns the weighted sum of each answer's rewards; NaN if no function rewards it."""
     total = jnp.nansum(rewards * jnp.asarray(weights), axis=1)
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
 
 
 def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:
-    """Returns sums and counts of the metrics of answers, under TRL's names."""
+    """Returns sums and counts of completion metrics, under TRL's names."""
     real = rollout.real.astype(jnp.float32)
     ended = real * rollout.ended
     number, terminated = jnp.sum(real), jnp.sum(ended)
@@ -236,7 +242,7 @@ def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:
 def reward_metrics(
     rollout: Rollout, rewards: Float[Array, "R F"], total: Float[Array, " R"], names: list[str]
 ) -> tuple[Terms, Terms]:
-    """Returns sums and counts of the rewards under TRL's names, over answers that are judged."""
+    """Returns sums and counts of the rewards of the rewarded answers, under TRL's names."""
     columns = {"reward": total} | {
         f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)
     }
@@ -248,9 +254,9 @@ def reward_metrics(
 def divergence_metrics(
     rollout: Rollout, log_probs: Float[Array, "R T"], reference: Float[Array, "R T"]
 ) -> tuple[Terms, Terms]:
-    """Returns sum and count of `kl`, nats per token from the reference (Schulman's k3)."""
+    """Returns sum and count of `kl`, the k3 estimate in nats per token (Schulman 2020)."""
     towards = jnp.where(rollout.loss_mask != 0, reference - log_probs, 0.0)
-    each = jnp.exp(towards) - towards - 1  # 0 where nothing was sampled
+    each = jnp.exp(towards) - towards - 1  # 0 outside of answers
     real = rollout.real[:, None] & (rollout.loss_mask != 0)
     return (
         {"kl": jnp.sum(jnp.where(real, each, 0.0))},
@@ -260,6 +266,7 @@ def divergence_metrics(
 
 def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
     """Returns the spread of rewards within groups, under TRL's names."""
+    # A group of one has no spread: use that of the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}
     spread = jnp.nanstd(total.reshape(-1, group_size), axis=1, ddof=1)
@@ -270,7 +277,7 @@ def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array
 
 
 def take_rows(batch: dict[str, Array], rows: Int[Array, " M"], mesh: Mesh) -> dict[str, Array]:
-    """Returns some rows of a batch, sharded as a batch is."""
+    """Returns selected rows of a batch, with the sharding of a batch."""
     by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     return {
         name: jax.lax.with_sharding_constraint(jnp.take(x, rows, axis=0), by_row)

@@ -1,4 +1,4 @@
-"""How a run starts: what is checked before its folder is made, and its first state."""
+"""The start of a run: checks before its folder is made, and its first state."""
 
 import dataclasses
 import functools
@@ -36,18 +36,18 @@ from .policy_trainer import compile_policy_trainer
 SKIPPED = "skipped"
 """The key of the skipped steps in a checkpoint, next to the data position."""
 EVALUATION_DUE = "evaluation_due"
-"""The key in a checkpoint of an evaluation that a signal cut off."""
+"""The key in a checkpoint that marks an evaluation interrupted by a signal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A run that is checked, and whose folder exists."""
+    """A checked run whose folder exists."""
 
     run: Run
     objective: Objective
     trainer: CompiledTrainer
     is_new: bool
-    """Whether this process made the folder now."""
+    """Whether this call made the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Start:
     step: int = 0
     skipped: SkipCounts = SkipCounts()
     evaluation_due: bool = False
-    """Whether a signal cut off the evaluation of that step."""
+    """Whether a signal interrupted the evaluation of that step."""
 
 
 def open_run(
     config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, custom: Custom
 ) -> OpenRun:
-    """Opens the run of a folder, on process 0 first, and compiles its step.
+    """Opens the run of a folder, first on process 0, and compiles its step.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do not fit.
@@ -76,7 +76,7 @@ def open_run(
     note = None if custom.names else run.config.objective.loss_note(run.config.data)
     if note is not None:
         log(note)
-    # All processes compile together.
+    # All processes compile together. A new folder is removed if the step does not compile.
     with _removed_on_failure(run.folder) if opened.is_new else nullcontext(), barrier():
         if custom.objective is not None:
             _warn_of_counted_filler(run, custom.objective, log)
@@ -89,16 +89,18 @@ def _open(
 ) -> OpenRun:
     """Checks the run, the data and the devices, and only then makes the run folder."""
     if is_primary() and (folder / CONFIG_FILE).is_file():
-        lock.acquire()  # before data are read, which may take long
+        lock.acquire()  # before data are read, to fail fast
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
     if isinstance(run.config.objective, OnlineConfig):
+        # Building the trainer checks mesh and parameters; nothing is compiled yet.
         trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
     is_begun = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
     is_new = not (run.folder / CONFIG_FILE).is_file()
+    # Every check above has passed: only now write to disk.
     create_folder(run)
     if is_primary():
         lock.acquire()
@@ -108,9 +110,9 @@ def _open(
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Removes what a new run folder holds, and no other file, if its step cannot be compiled.
+    """Removes the files of a new run folder, and no others, if its step cannot be compiled.
 
-    The same command may then be given with other options.
+    The user can then repeat the command with other options.
     """
     try:
         yield
@@ -118,14 +120,15 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         for name in (CONFIG_FILE, LOCK_FILE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
-        with suppress(OSError):  # it holds other files, or is where a disk is mounted
+        with suppress(OSError):  # not empty, or a mount point
             folder.rmdir()
         raise
 
 
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
-    """Compiles the step, and refuses one that does not fit."""
+    """Compiles the step and raises UserError if it does not fit into memory."""
     config, is_begun = run.config, bool(steps(run.folder))
+    # One example gives the shapes of a batch without reading one.
     example = run.train.examples.example(0, 0)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
@@ -142,10 +145,11 @@ def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
 
 
 def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
-    """Says so if an own objective counts the examples of zeros at the end of an evaluation."""
+    """Warns if a custom objective counts the filler examples at the end of an evaluation."""
     examples, config = run.validation.examples, run.config
     filler = -examples.num_examples % (config.batch_size // config.micro_batches)
     zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
+    # Filler is all zeros, so the counts of such an example must be 0.
     counts = objective.checked(objective.counts(zeros), "counts")
     wrong = [name for name, count in counts.items() if float(count) != 0]
     if filler and wrong:
@@ -157,7 +161,7 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 
 
 def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
-    """Returns the batches of all steps, or the part of each that a process reads.
+    """Returns the batches of all steps, or this process's part of each.
 
     Args:
         run: the run.
@@ -177,17 +181,17 @@ def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
 def start_or_resume(
     opened: OpenRun, checkpoints: Checkpoints, batches: BatchIterator, *, resume: bool, log: LogFn
 ) -> Start:
-    """Returns the state of the newest checkpoint, or that before the first step.
+    """Returns the state of the newest checkpoint, or the initial state.
 
     Args:
         opened: the run.
-        checkpoints: of its folder.
+        checkpoints: those in its folder.
         batches: set to the position of the checkpoint.
         resume: whether the folder may have checkpoints.
         log: called with a line if the run is resumed.
 
     Raises:
-        RunError: it has, and may not.
+        RunError: the folder has checkpoints, and `resume` is False.
     """
     run, shapes, newest = opened.run, opened.trainer.shapes, checkpoints.newest
     if newest is None:
@@ -197,7 +201,7 @@ def start_or_resume(
             f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
             "from there, or give another --workdir"
         )
-    # A checkpoint of adapters lacks their base, which is read from where it is.
+    # A checkpoint of adapters omits their base, which is read from its source.
     base = None if run.config.lora is None else _first_state(opened, log).frozen
     if base is not None:
         shapes = dataclasses.replace(shapes, frozen=None)
@@ -213,7 +217,7 @@ def start_or_resume(
 def position_to_save(
     position: dict[str, int], skipped: SkipCounts, *, evaluation_due: bool
 ) -> DataState:
-    """Returns what a checkpoint holds besides arrays, which `start_or_resume` reads."""
+    """Returns the JSON part of a checkpoint, which `start_or_resume` reads."""
     data: DataState = {**position, SKIPPED: dataclasses.asdict(skipped)}
     return {**data, EVALUATION_DUE: True} if evaluation_due else data
 
@@ -228,7 +232,7 @@ def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
 
 
 def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
-    """Returns the state before the first step: with random parameters, or those of another run."""
+    """Returns the initial state, with random parameters or the parameters of another run."""
     trainer, run = opened.trainer, opened.run
     plan = run.init_from
     if plan is None:
@@ -241,7 +245,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
     frozen = state.frozen
-    if keep_initial:  # the reference is the model before the first step, in arrays of its own
+    if keep_initial:  # a copy, as a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
     return dataclasses.replace(state, params=params, frozen=frozen)
 
@@ -249,17 +253,18 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
 def _with_base(
     trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
 ) -> TrainState:
-    """Returns the state before the first step, with a base that is read in place of a random one.
+    """Returns the initial state of adapters, with a base that is read from `plan`.
 
-    `keep_initial` says whether the base includes the initial values of what is trained whole.
+    If `keep_initial`, the base includes the initial values of the fully trained parameters.
     """
     shapes = trainer.shapes
-    # The random base gives its memory to the one that is read.
+    # Drop the random base first, so that two bases never fill the memory.
     state = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
-    # What is trained whole keeps its precision, and its random value where the base lacks it.
+    # Fully trained parameters keep their dtype, and their random value if the base lacks them.
     fresh = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
+    # Separate what is trained from the frozen base again.
     own, frozen = lora.split(params, keep_initial=keep_initial)
     return dataclasses.replace(state, params=join_params(state.params, own), frozen=frozen)

@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
+"""Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
 
-The first one lets the step in progress end, for the state before it no longer exists, and is then
-answered with a checkpoint; a wait for data is cut off. The second one ends the run at once.
+After the first signal the step in progress ends, because its input state no longer exists, and a
+checkpoint is saved; a wait for data is interrupted. The second signal ends the run at once.
 """
 
 import os
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal of a closed terminal; Windows has none."""
+"""The signal of a closed terminal; None on Windows."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
-"""The signals that end a run at once when they come again; of SIGHUP a shell may send several."""
+"""The signals that end a run at once when repeated; a shell may send several SIGHUPs."""
 SECONDS_OF_ONE = 1.0
-"""Signals within so short a time are one: some programs pass on what a terminal sends anyway."""
+"""Signals within this time count as one: a parent process may forward the terminal's signal."""
 
 
 class StopNow(BaseException):
-    """Ends the loop over steps, and cuts off a wait while `StopRequest.cuts_off`.
+    """Ends the loop over steps, and interrupts a wait while `StopRequest.cuts_off`.
 
-    Not an Exception, which a library might take for an error and handle.
+    Not an Exception, which a library might catch.
     """
 
 
@@ -34,14 +34,14 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number = 0
-        """The number of the signal; 0 if none came."""
+        """The number of the signal; 0 if none arrived."""
         self.cuts_off = False
         """Whether the first signal raises StopNow, as during a wait that changes no state."""
         self._received = 0.0
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def install(self) -> None:
-        """Handles the signals until `restore`; a SIGHUP that nohup ignores stays ignored."""
+        """Handles the signals until `restore`; keeps ignoring SIGHUP under nohup."""
         for number in (*ENDING, *([] if SIGHUP is None else [SIGHUP])):
             if signal.getsignal(number) is signal.SIG_IGN and number == SIGHUP:
                 continue
@@ -60,6 +60,7 @@ class StopRequest:
             self.number, self._received = number, time.monotonic()
             if self.cuts_off:
                 raise StopNow
+        # Handle the second signal as Python would without us.
         elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
             self.restore()
             signal.raise_signal(number)  # KeyboardInterrupt, or the end of the process
@@ -67,7 +68,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requested() -> Iterator[StopRequest]:
-    """Yields the request to stop, which a signal makes. A second signal is not held back."""
+    """Yields the stop request that the first signal sets. A second signal acts at once."""
     request = StopRequest()
     # Python allows handlers in the main thread only; elsewhere signals are left to the caller.
     if threading.current_thread() is threading.main_thread():
@@ -79,7 +80,7 @@ def stop_requested() -> Iterator[StopRequest]:
 
 
 def _leave_closed_terminal() -> None:
-    """Redirects output to a closed terminal to nowhere, for saving prints a message."""
+    """Redirects output of a closed terminal to the null device, because saving prints messages."""
     for file in (1, 2):
         if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
@@ -87,15 +88,16 @@ def _leave_closed_terminal() -> None:
 
 @contextmanager
 def ended_by_second_signal() -> Iterator[None]:
-    """Makes the second signal end the process at once, whatever it is doing.
+    """Makes the second signal end the process at once, even during compilation.
 
-    Python calls a handler only between two of its own instructions, which may be minutes apart
-    while a program is compiled. To be entered in the main thread of a program of its own: a
-    notebook is not to be ended.
+    Python calls a handler only between two bytecode instructions, which may be minutes apart while
+    a program is compiled. Enter it in the main thread of a command-line program only: it would end
+    a notebook's kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # The interpreter writes each signal's number to the socket at once, and a thread reads it.
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -108,7 +110,7 @@ def ended_by_second_signal() -> Iterator[None]:
 
 
 def _watch(reader: socket.socket) -> None:
-    """Ends the process at the second of `ENDING` that the reader tells of."""
+    """Ends the process at the second signal of `ENDING` that the reader receives."""
     first: float | None = None
     with reader:
         while byte := reader.recv(1):
@@ -120,7 +122,7 @@ def _watch(reader: socket.socket) -> None:
             elif now - first > SECONDS_OF_ONE:
                 shown = (
                     "\x1b[?25h\n" if sys.stderr.isatty() else ""
-                )  # the cursor, which a bar hides
+                )  # show the cursor that the progress bar hides
                 print(
                     f"{shown}flaxzoo: a second signal ({signal.Signals(number).name}): ended at "
                     "once; the same command resumes from the newest checkpoint",

@@ -1,4 +1,4 @@
-"""What ends a run before its last step: a signal, or an error in a function of the caller.
+"""Early ends of a run: a signal, or an error in a function of the caller.
 
 Either way the state after the last finished step is saved first.
 """
@@ -18,11 +18,11 @@ from ..state import Metrics
 from .stop_signals import StopNow, StopRequest
 
 SECONDS_BETWEEN_LOOKS = 0.001
-"""Time between two looks whether a step is done; the next one runs meanwhile."""
+"""Interval for polling whether a step is done."""
 
 
 class Stopper:
-    """Ends the loop by StopNow, between two steps and in all processes together."""
+    """Ends the loop with StopNow, between two steps and in all processes at the same step."""
 
     def __init__(self, request: StopRequest, log: LogFn) -> None:
         self.failure: Exception | None = None
@@ -57,8 +57,9 @@ class Stopper:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Lets the first signal cut off a wait that changes no state."""
+        """Lets the first signal interrupt a wait that changes no state."""
         try:
+            # With several processes the others would wait for this one in the next step.
             self._request.cuts_off = self._alone
             self.check_here()
             yield
@@ -67,13 +68,13 @@ class Stopper:
 
     @contextmanager
     def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
-        """Turns an error of a block that changes no state into StopNow, and keeps it.
+        """Stores an error of a block that changes no state, and raises StopNow instead.
 
-        With several processes only StepNotTaken is kept, which all of them raise.
+        With several processes only StepNotTaken is stored, because all of them raise it.
 
         Args:
             what: what the block does, for a message.
-            errors: their class.
+            errors: the class of errors to store.
         """
         try:
             yield
@@ -86,11 +87,11 @@ class Stopper:
             raise StopNow from error
 
     def fail(self, what: str, error: Exception) -> None:
-        """Keeps the first error that ends the run.
+        """Stores the first error that ends the run.
 
         Args:
             what: what failed, for a message.
-            error: raised when the state is saved.
+            error: the error, which is raised after the state is saved.
         """
         if self.failure is None:
             notes = getattr(error, "__notes__", ())
@@ -98,9 +99,10 @@ class Stopper:
             self.failure, self._what = error, " ".join(f"{what} failed ({reason})".split())
 
     def wait_for(self, metrics: Metrics) -> None:
-        """Waits for the metrics of a step where Python handles signals, and logs the first one."""
+        """Waits for the metrics of a step while Python handles signals; logs the first one."""
         is_logged = False
-        # All arrays of jax have `is_ready`, though the class that type checkers see lacks it.
+        # Poll, as a blocking wait would delay signal handlers. All jax arrays have `is_ready`,
+        # though type checkers do not know it.
         while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
             if self._request.number and not is_logged:
                 name = signal.Signals(self._request.number).name
@@ -120,7 +122,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def __call__(self, step: int, call: Callable[[Callback], None]) -> None:
-        """Calls `call(callback)` for each of them, after `step`."""
+        """Calls `call(callback)` for each callback, after `step`."""
         for callback in self._callbacks if is_primary() else ():
             if self._stopper.failure is None:
                 try:

@@ -1,4 +1,4 @@
-"""`train`: opens a run, takes its steps, and writes its report."""
+"""`train`: open a run, take its steps, and write its report."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -35,16 +35,16 @@ from .stopping import Callbacks, Stopper
 class Result:
     """The outcome of a call of `train`."""
 
-    run: Run = dataclasses.field(repr=False)  # configuration and data fill many pages
+    run: Run = dataclasses.field(repr=False)  # too long to print
     step: int
     finished: bool
-    """False if a signal stopped it before its last step."""
+    """False if a signal stopped the run before its last step."""
     signal: int | None
-    """The number of the signal that stopped it."""
+    """The number of the signal that stopped the run."""
     validation: Scores | None
-    """The last evaluation of this call, if there was one."""
+    """The last evaluation of this call, or None."""
     sample: str | None = None
-    """The output of the finished model for `sample_prompt`, if that is given."""
+    """The output of the finished model for `sample_prompt`, if set."""
 
 
 def train(
@@ -60,59 +60,57 @@ def train(
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
-    A run that was stopped at any step and is called again ends with bit for bit the parameters
-    of a run that was never stopped. SIGTERM, SIGHUP and Ctrl-C end the step in progress, save
-    and return; a second Ctrl-C interrupts.
-    With several processes (`jax.distributed`) all must make the same call; a signal to one
-    stops all. While a run trains, no other one can in its folder.
+    A run that is stopped at any step and resumed ends with bit-identical parameters. On SIGTERM,
+    SIGHUP and Ctrl-C the step in progress ends, the state is saved, and the call returns; a second
+    Ctrl-C interrupts. With several processes (`jax.distributed`) all must make the same call; a
+    signal to one stops all. The folder is locked while a run trains.
 
     Args:
         config: the run.
         workdir: its folder.
-        resume: whether to resume from the newest checkpoint; with False a folder
-          that has checkpoints is refused.
-        quiet: no progress bar.
-        objective: what is learned, instead of the objective of the data. Scores are then the loss
-          and the mean of each of its terms and measures.
-        examples: a function that returns the examples to train on and those to validate on, two
-          `data.ExampleSource`s, given the tokenizer. The head and the labels are then those of
-          `config.model`; of `config.data` only the tokenizer is used (and the source, if a new
-          vocabulary is trained), the length, which is the tokens of a sequence, and the number of
-          workers. The last batch of an evaluation is filled up with examples of zeros, which the
-          counts of the objective must leave out.
+        resume: whether to resume from the newest checkpoint. If False, a folder with checkpoints
+          raises RunError.
+        quiet: whether to hide the progress bar.
+        objective: what is learned, instead of the objective of the data. The scores are then its
+          loss and the means of its terms and measures.
+        examples: a function from the tokenizer to the training and the validation examples, two
+          `data.ExampleSource`s. `config.model` then sets the head and the labels; of `config.data`
+          only the tokenizer, the source (if a new vocabulary is trained), the sequence length in
+          tokens and the number of workers are used. The last batch of an evaluation is filled up
+          with examples of zeros, which the counts of the objective must leave out.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
-        rewards: functions that reward answers in reinforcement learning, besides those that
-          `objective.rewards` names: `reward(prompts, completions, **fields)` returns a number
-          for each completion, or None for one that it does not judge. A function need not take all
-          of these arguments; `fields` are the other fields of the prompts' records.
+        rewards: functions that reward answers in reinforcement learning, in addition to
+          `objective.rewards`: `reward(prompts, completions, **fields)` returns a number for each
+          completion, or None for no reward. A function need not take all of these arguments;
+          `fields` are the other fields of the prompts' records.
 
-    The run folder records the names of an own objective, own examples and own rewards; to resume
-    the run, give them again.
+    The run folder records the names of a custom objective, examples and rewards; pass them again to
+    resume the run.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do
           not fit; raised before any training.
-        NonFiniteLoss: the loss was not finite for more steps than may be skipped; the last
-          checkpoint is kept.
+        NonFiniteLoss: the loss was not finite for more consecutive steps than `skip_bad_steps`; the
+          last checkpoint is kept.
     """
     if not isinstance(config, TrainConfig):
         raise UserError(
             f"config {config!r} is not a TrainConfig: give one, for example "
             'train.recipe("quickstart")'
         )
-    if config.wandb_project is not None:  # before data are read
+    if config.wandb_project is not None:  # fail before data are read
         wandb_of(config.wandb_project)
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples, tuple(rewards))
-    # A run does not depend on what jax is configured to use: it resumes under any configuration.
+    # Fix the precision, so that a run resumes under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
-        memory_of_each()  # all processes together; in `open_run` the others wait for the first
+        memory_of_each()  # collective; in `open_run` the others wait for process 0
         opened = open_run(config, Path(workdir), lock=lock, log=progress.log, custom=custom)
         run = opened.run
         step, validation, stopped_by = _take_steps(
             opened, resume=resume, progress=progress, callbacks=callbacks
         )
-        # A signal may have cut off the evaluation of the last step.
+        # A signal may have interrupted the evaluation of the last step.
         finished, sample = step == run.config.steps and stopped_by is None, None
         with barrier():
             if finished and is_primary() and (last := validation or _left_unreported(run.folder)):
@@ -130,7 +128,7 @@ def train(
 def _take_steps(
     opened: OpenRun, *, resume: bool, progress: Progress, callbacks: Sequence[Callback]
 ) -> tuple[int, Scores | None, int | None]:
-    """Takes the steps that a run has left; returns the last step, its scores and the signal."""
+    """Takes the remaining steps of a run; returns the last step, its scores and the signal."""
     run, config, kept = opened.run, opened.run.config, KeptFolder.of(opened.run.folder)
     with (
         _explained_by(kept),
@@ -169,7 +167,7 @@ def _take_steps(
 
 @contextmanager
 def _explained_by(kept: KeptFolder) -> Iterator[None]:
-    """Raises RunError in place of an error whose cause is that the run folder was deleted."""
+    """Raises RunError instead of another error if the run folder was deleted."""
     try:
         yield
     except Exception:
@@ -183,7 +181,7 @@ def _explained_by(kept: KeptFolder) -> Iterator[None]:
 
 @contextmanager
 def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
-    """Opens the log of a run at `step`; yields None where another process writes it."""
+    """Opens the log of a run at `step`; yields None except on the primary process."""
     with barrier():
         log = (
             MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
@@ -195,7 +193,7 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 
 def _left_unreported(folder: Path) -> Scores | None:
-    """Returns the last evaluation if the process was killed before it wrote its report."""
+    """Returns the last logged evaluation if the report is missing, as after a kill."""
     logged = read_metrics(folder, "validation")
     if not logged or (folder / REPORT_FILE).is_file():
         return None
@@ -213,6 +211,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
     }
+    # Compare with the loss that token frequencies alone reach.
     baseline = None if run.custom.names else config.objective.baseline(run.train)
     if baseline is not None:
         compared, name, value = baseline
@@ -220,6 +219,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
     samples = read_samples(run.folder)
     write_report(run.folder, summary, validation, None, samples=samples)
+    # The report is already written, as sampling may fail; the sample is added below.
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)

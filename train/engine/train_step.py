@@ -1,4 +1,4 @@
-"""The one train step: it knows neither the model, nor the objective, nor the mesh."""
+"""The train step, which is independent of model, objective and mesh."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,22 +33,21 @@ def make_train_step(
         apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
         objective: what is learned.
         tx: the optimizer.
-        num_micro_batches: the number of equal parts that a batch is processed in, one after the
-          other, to save memory; the result is that of the whole batch.
-        adapter: the adapters that are trained, from `models.make_lora`. The state's `params` are
-          then what it trains and `frozen` the base, as `LoRA.init` returns them; a `reference` is
-          the base, the adapters switched off.
-        exchange: called with the function that sums gradients over the rows of a batch; returns
-          that which sums them over devices too, from `distributed.fsdp`. None: the compiler
-          does it.
+        num_micro_batches: the number of equal parts in which a batch is processed sequentially, to
+          save memory; the result equals that of the whole batch.
+        adapter: the adapters to train, from `models.make_lora`. The state's `params` then hold the
+          trained parameters and `frozen` the base, as `LoRA.init` returns them; a `reference` is
+          the base without adapters.
+        exchange: wraps the function that sums gradients over the rows of a batch, so that it also
+          sums over devices; from `distributed.fsdp`. If None, the compiler does so.
 
     Returns:
         The step. `rng` is the run's key; the key of each step is derived from it by the step
         number. Metrics: `loss`, its terms, `gradient_norm`. A step whose loss or gradient is not
-        finite is skipped: it counts, and changes nothing else.
+        finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: the objective needs the whole batch, and would see parts of it.
+        UserError: the objective needs the whole batch, and there are several micro-batches.
     """
     if objective.whole_batch and num_micro_batches > 1:
         raise UserError(
@@ -65,7 +64,7 @@ def make_train_step(
         trained = joined(state.params, state.further)
         # One dropout key per example [B], by its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
-        # Counted before the batch is split, so that every way of splitting gives the same loss.
+        # Count before the batch is split, so that every split gives the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
 
         def sums_of_rows(
@@ -77,6 +76,8 @@ def make_train_step(
                     params, base = adapter.combine(params, base)
                 _, sums = objective.apply(apply_fn, params, batch, frozen=base, rng=keys)
                 objective.check_counted(sums, counts)
+                # Sums of a part over counts of the batch: adding the parts gives the mean of the
+                # batch.
                 means = divide(sums, counts)
                 return weigh(means, objective), means
 
@@ -91,6 +92,7 @@ def make_train_step(
 
             return accumulate(of_part, micro_batches(rows, num_micro_batches))
 
+        # Sum gradients over micro-batches and devices.
         summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
         rows = batch, keys
         gradients, means = summed(trained, state.frozen, counts, rows)
@@ -103,8 +105,8 @@ def make_train_step(
         def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
             return params, opt_state
 
-        # A branch updates in place. A `where` between the old and the new state would hold both
-        # whole at once: 1,743 instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
+        # `cond` updates in place. A `where` would hold both the old and the new state: 1,743
+        # instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         trained, opt_state = jax.lax.cond(finite, update, keep, trained, state.opt_state)
         params, further = split(trained)
@@ -127,14 +129,13 @@ def weigh(means: Terms, objective: Objective) -> Array:
 def micro_batches(tree: T, number: int) -> T:
     """Splits arrays `[B, …]` into `[number, B / number, …]`.
 
-    Example i goes to part i mod `number`, so that each part of a batch that is sharded over
-    devices has examples of every device.
+    Example i goes to part i mod `number`, so that each part has examples of every device.
     """
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
 
 
 def accumulate(function: Callable[[T], tuple[Params, Terms]], parts: T) -> tuple[Params, Terms]:
-    """Sums `function(part)` over the leading axis of `parts`, one part after the other."""
+    """Sums `function(part)` over the leading axis of `parts`, sequentially."""
 
     def body(total: tuple[Params, Terms], part: T) -> tuple[tuple[Params, Terms], None]:
         return jax.tree.map(jnp.add, total, function(part)), None
