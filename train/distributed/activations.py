@@ -1,7 +1,7 @@
-"""How the devices of a mesh share the work of a model's modules: layers and attention kernels.
+"""The division of layers and attention kernels over the devices of a mesh.
 
-Models know nothing of the mesh. Here their `apply` is wrapped to intercept the calls of a class of
-modules (`around`).
+Models are independent of the mesh. Their `apply` is wrapped here to intercept the calls of a class
+of modules (`around`).
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
 Around = Callable[[Apply, Args, Kwargs, Any], object]
-"""`function(call, args, kwargs, module)` runs in place of `call(*args, **kwargs)`."""
+"""`function(call, args, kwargs, module)` replaces `call(*args, **kwargs)`."""
 
 
 def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply:
     """Wraps a model's `apply` to run a function around each call of the modules of a class.
 
-    Code that is already that of one device, within a `shard_map` over all axes, is left alone.
+    Code within a `shard_map` over all axes already runs per device and is not changed.
     """
 
     def interceptor(
@@ -50,7 +50,7 @@ def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply
 
 
 def current(mesh: Mesh) -> Mesh | AbstractMesh:
-    """Returns the mesh for code that is being traced; within a `shard_map` jax has its own."""
+    """Returns the mesh for the code being traced, which is jax's own within a `shard_map`."""
     inner = jax.sharding.get_abstract_mesh()
     return inner if inner.manual_axes else mesh
 
@@ -58,9 +58,9 @@ def current(mesh: Mesh) -> Mesh | AbstractMesh:
 def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
 
-    Left to itself the compiler follows the parameters, whose width is sharded over `fsdp`: every
-    device then computes attention for all sequences, and sums of whole activations are exchanged
-    in each layer. With the constraint, it gathers a layer's parameters when they are due.
+    Without the constraint the compiler follows the parameters, whose width is sharded over `fsdp`:
+    each device would compute attention for all sequences, and each layer would exchange sums of
+    full activations. With it, the compiler gathers a layer's parameters when they are used.
     """
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, module: Layer) -> object:
@@ -75,15 +75,15 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to run attention kernels on each device, for its part of the arrays.
+    """Wraps a model's `apply` to run attention kernels per device, on its part of the arrays.
 
-    The compiler cannot divide a kernel: left to itself it gathers the sequences and heads that
-    are sharded. Over tokens that are sharded the devices form a ring.
+    The compiler cannot divide a kernel and would gather sharded sequences and heads. If tokens are
+    sharded, the devices form a ring.
     """
     heads = MESH_AXES["heads"]
     axes_by_ndim = {4: (None, heads), 3: (heads,), 2: ()}
-    """After the batch: of `[B, T, heads, head_dim]`, of keys of dropout `[B, heads, 2]`, and of
-    segments `[B, T]`. Other arrays are whole on each device."""
+    """The axes after the batch: of `[B, T, heads, head_dim]`, of dropout keys `[B, heads, 2]`, and
+    of segments `[B, T]`. Other arrays are replicated."""
 
     def spec(x: jax.Array) -> PartitionSpec:
         if x.ndim not in axes_by_ndim:
@@ -113,6 +113,8 @@ def _around_ring(mesh: Mesh) -> Around:
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, module: FusedAttention) -> object:
         del kernel
         query, key, value = args
+        # Dropout keys have heads and no tokens, so they are sharded separately from the other
+        # arrays.
         head_keys: HeadKeys | None = kwargs.pop("keys", None)
         call = AttentionCall(
             num_queries=query.shape[1],

@@ -1,4 +1,4 @@
-"""Which kernel computes a run's attention: what suits the devices, where it can serve."""
+"""The choice of a run's attention kernel: the fastest one that supports devices and sizes."""
 
 import dataclasses
 import re
@@ -20,16 +20,16 @@ NAMES: dict[str, str] = {
     "triton": "flash attention in Triton",
     "blocks": "XLA block by block",
 }
-"""As they are printed."""
+"""Kernel names for messages."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
-"""By platform; elsewhere there is XLA alone."""
+"""The fastest kernel by platform; XLA elsewhere."""
 DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
-"""By platform, the kernel for models that drop attention weights, if it is another one."""
+"""The kernel for models with attention dropout by platform, if it is a different one."""
 FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
 }
-"""By platform, best first, where the tokens of a sequence are sharded; elsewhere blocks alone."""
+"""Kernels by platform, best first, if tokens are sharded; only "blocks" elsewhere."""
 PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu", "triton": "gpu"}
 LEAST_CAPABILITY = (8, 0)
 """The oldest generation of NVIDIA's GPUs that the kernels for GPUs support (Ampere)."""
@@ -52,15 +52,15 @@ class Device(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """The kernel that runs, and what was said against a faster one."""
+    """The chosen kernel, and why a faster one was not chosen."""
 
     kernel: Kernel
     instead_of: str = ""
-    """A faster kernel that does not run."""
+    """A faster kernel that was not chosen."""
     reason: str = ""
-    """Why it does not."""
+    """Why it was not."""
     ring: int = 1
-    """How many devices pass keys and values round."""
+    """The number of devices of the ring; 1 for no ring."""
 
     @property
     def description(self) -> str:
@@ -74,15 +74,15 @@ class KernelChoice:
 
 
 def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> KernelChoice:
-    """The kernel for a run's steps, on devices like this one.
+    """Returns the attention kernel for a run's steps, on devices like this one.
 
     Args:
-        config: of the run; what `execution.attention` names is taken.
-        device: one of those that the step is compiled for.
-        context: into how many parts the tokens of a row are cut.
+        config: of the run; a kernel named by `execution.attention` is used.
+        device: a device that the step is compiled for.
+        context: the number of parts of the tokens of a row.
 
     Raises:
-        UserError: the kernel that `execution.attention` names cannot serve.
+        UserError: the kernel named by `execution.attention` does not support the run.
     """
     asked, platform = config.execution.attention, device.platform
     fastest: Kernel | None = FASTEST.get(platform)
@@ -94,6 +94,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         kernels = FASTEST_ON_RING.get(platform, ("blocks",)) if context > 1 else alone
     else:
         kernels = () if asked == "xla" else (asked,)
+    # Take the first kernel that works; remember why the best one does not.
     instead_of = reason = ""
     for kernel in kernels:
         cannot = _reason(kernel, config, device, context)
@@ -111,16 +112,17 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
 
 
 def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
-    """The run with its attention by this kernel."""
+    """Returns the configuration with this attention kernel."""
     execution = dataclasses.replace(config.execution, attention=kernel)
     return dataclasses.replace(config, execution=execution)
 
 
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
-    """Why a kernel cannot serve a training step, or None."""
+    """Returns why a kernel does not support a training step, or None."""
     for cannot, why in _LIMITS:
         if cannot(kernel, device):
             return why.format(device=device, needs=PLATFORMS.get(kernel, ""))
+    # Check encoder, decoder and cross-attention, whose sizes differ.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder
     for sizes, queries, keys in (
@@ -160,5 +162,5 @@ _LIMITS: tuple[tuple[Callable[[str, Device], bool], str], ...] = (
     ),
     (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
 )
-"""The properties of devices that a kernel cannot have, and the reasons; `models.nn.fused_attention`
-checks the sizes."""
+"""Tests for devices that a kernel does not support, with the reasons; `models.nn.fused_attention`
+checks sizes."""

@@ -1,10 +1,10 @@
-"""Mixtures of experts on a mesh: each device computes its own experts, for the tokens of others.
+"""Expert parallelism: each device computes its experts for the tokens of all devices.
 
-The experts are sharded over the mesh axis `expert`, and so are the sequences of a batch. Without a
-capacity every device of that axis gathers the tokens of the others, computes its experts for them,
-and scatters the sums: (n - 1) / n of the tokens are exchanged twice, whatever the router chooses.
-With a capacity each device sends to every other just what that one's experts take (all-to-all;
-Lepikhin et al. 2020, "GShard", section 3.2).
+The experts and the sequences of a batch are sharded over the mesh axis `expert`. Without a capacity
+each device of that axis all-gathers the tokens, computes its experts for them, and reduce-scatters
+the sums: (n - 1) / n of the tokens are exchanged twice, independent of the router. With a capacity
+each device sends to every other only the tokens of its experts (all-to-all; Lepikhin et al. 2020,
+"GShard", section 3.2).
 """
 
 import jax
@@ -26,15 +26,15 @@ def over_mesh(apply_fn: Apply, mesh: Mesh, model: TransformerConfig) -> Apply:
 
 
 def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to compute mixtures of experts on each device, for its own experts.
+    """Wraps a model's `apply` so that each device computes its own part of a mixture's experts.
 
-    The compiler cannot divide the sort by experts: left to itself it gathers all tokens.
+    The compiler cannot divide the sort by experts and would gather all tokens.
     """
 
     def around_mixture(call: Apply, args: Args, kwargs: Kwargs, mixture: ExpertMixture) -> object:
         del call, kwargs
         x, choice, kernels = args
-        # A capacity counts the tokens of a whole sequence; else each token is by itself.
+        # A capacity counts the tokens of a whole sequence; otherwise tokens are independent.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
         rows = PartitionSpec(automatic(BATCH_AXES), None if whole else CONTEXT)
         of_kernels = (
@@ -48,7 +48,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
             axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
-            check_vma=False,  # the zeros of a loop would have to be declared to vary
+            check_vma=False,  # else the zeros that start a loop would need varying types
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 
@@ -56,20 +56,23 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:
-    """Returns the sums of a device's own tokens, over the experts of all devices."""
+    """Returns the sums for the device's tokens over the experts of all devices."""
     kernels = Kernels(
         tuple(jax.lax.all_gather(k, WIDTH, axis=1, tiled=True) for k in kernels.inputs),
         jax.lax.all_gather(kernels.down, WIDTH, axis=2, tiled=True),
     )
     if mixture.config.expert_capacity is None:
         x, choice = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), (x, choice))
+        # Number experts from the device's first; others are out of range and contribute nothing.
         first = jax.lax.axis_index(EXPERT) * kernels.down.shape[0]
         choice = choice._replace(experts=choice.experts - first)
         y = jax.lax.psum_scatter(mixture.dropless(x, choice, kernels), EXPERT, tiled=True)
     else:
+        # Send each expert its slots, and the outputs back.
         rows, slot = mixture.dispatch(x, choice)
         rows = jax.lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)  # [n · B, E / n, C, D]
         outputs = mixture.by_capacity(rows, kernels)
         outputs = jax.lax.all_to_all(outputs, EXPERT, 0, 1, tiled=True)
         y = combine(outputs, slot, choice.weight)
+    # Each device of `tensor` has a slice of the hidden units, whose outputs add up.
     return jax.lax.psum(y, HIDDEN)

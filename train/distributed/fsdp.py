@@ -1,22 +1,21 @@
-"""The exchange of parameters and gradients between the devices of a mesh.
+"""FSDP: the exchange of parameters and gradients between the devices of a mesh.
 
-Left to itself the compiler sums gradients over devices as soon as they exist, once in each
-micro-batch, and gathers parameters and sums gradients as it sees fit. Here (`exchanged`) every
-device goes through the micro-batches of its own sequences and sums their gradients by itself.
-The parameters that are sharded over `fsdp` are gathered in one of two ways:
+By default the compiler decides when to gather parameters, and sums gradients over devices once per
+micro-batch. Here (`exchanged`) each device accumulates the gradients of its sequences over all
+micro-batches locally. Parameters that are sharded over `fsdp` are all-gathered in one of two ways:
 
-- "step": once a step. Each device gets its shard of the summed gradients (a reduce-scatter) when
-  the last micro-batch is done: (n - 1) / n of the parameters' bytes are sent twice in a step,
-  whatever the number of micro-batches. A device holds the whole parameters and gradients.
-- "layer": those of a layer when it is computed, forward and backward, whose gradients are scattered
-  at once (Zhao et al. 2023, "PyTorch FSDP"): the bytes of the layers are sent three times in each
-  micro-batch, and those of embeddings and heads, which are gathered when the model begins, twice.
-  Where layers are not rematerialized, or have adapters, it is left to the compiler.
+- "step": once per step. Gradients are reduce-scattered after the last micro-batch. (n - 1) / n of
+  the parameters' bytes are sent twice per step, for any number of micro-batches. Each device holds
+  the full parameters and gradients.
+- "layer": per layer, in its forward and its backward pass, and the layer's gradients are
+  reduce-scattered at once (Zhao et al. 2023, "PyTorch FSDP"). The bytes of layers are sent three
+  times per micro-batch. Embeddings and heads are gathered at the start of the model, so their bytes
+  are sent twice. Without remat, or with adapters, the compiler does it.
 
-Over `data` gradients are summed once a step.
+Over `data` gradients are summed once per step.
 
-The TPU compiler makes an all-reduce of a reduce-scatter among all devices of a torus, which sends
-the bytes twice, but not of one among groups of devices. On TPUs gradients are therefore scattered
+The TPU compiler turns a reduce-scatter over all devices of a torus into an all-reduce, which sends
+twice the bytes, but it keeps one over groups of devices. On TPUs gradients are therefore scattered
 in two stages (`scatter_stages`), which together send as many bytes as one reduce-scatter.
 """
 
@@ -47,16 +46,16 @@ from .activations import Apply
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
 """`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
 ONCE = ("data", "fsdp")
-"""The axes of the mesh over which gradients can be summed once a step."""
+"""The mesh axes that allow summing gradients once per step."""
 LARGEST_PART = 0.9
-"""The part of a device's memory that the state and whole parameters and gradients may take, if a
-step that gathers parameters once is tried by default. Activations take more."""
+"""Fraction of a device's memory that the state and full parameters and gradients may take for
+"step" to be tried by default. Activations need the rest."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
-"""The parameters of linear maps, untied vocabulary matrices among them: models cast them to the
-dtype of their execution before anything else, and their gradients are computed in it."""
+"""The parameters of linear maps, including untied vocabulary matrices. Models cast them to the
+compute dtype before use, and their gradients are computed in it."""
 EMBEDDING = re.compile(r"(?:.*/)?token_embedding/embedding")
-"""Tables that models cast likewise, but use twice where embeddings are tied: for the tokens, and
-for the logits. Their gradient is a sum in float32."""
+"""Embedding tables. Models cast them too, but use tied ones twice, for the tokens and for the
+logits. Their gradient is a sum in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +63,10 @@ class Exchange:
     """How the devices of a mesh exchange gradients."""
 
     wrap: Callable[[GradientFn], GradientFn] | None = None
-    """Takes the function that sums gradients over the rows of a batch, and returns that which sums
-    them over devices too. None: there is one device."""
+    """Wraps the function that sums gradients over the rows of a batch, so that it also sums over
+    devices. None on a single device."""
     description: str = ""
-    """A clause for a message; empty where no gradients are exchanged."""
+    """A clause for a message; empty if no gradients are exchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +76,14 @@ class Way:
     gather: Gather
     """When parameters are gathered, "step" or "layer"."""
     axes: tuple[str, ...]
-    """The axes of the mesh to sum over here, from `manual_axes`. The others are left to the
-    compiler."""
+    """The mesh axes to sum over here, from `manual_axes`. The compiler handles the others."""
     per_layer: bool
-    """Whether layers gather their parameters themselves, when they are computed."""
+    """Whether each layer gathers its parameters when it is computed."""
     dtype: DTypeLike | None
-    """In which the model uses its linear maps, and in which they are therefore gathered; None: that
-    of the parameters."""
+    """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
     micro_batches: int
-    """Their number. The gradients of a single one are exchanged in `dtype`, in which they were
-    computed, like those of a layer; sums over several have that of the parameters."""
+    """The number of micro-batches. With one, gradients are exchanged in `dtype`, in which they are
+    computed; sums over several have the dtype of the parameters."""
 
 
 def choose_exchanges(
@@ -102,24 +99,24 @@ def choose_exchanges(
     device_memory: int | None,
     has_adapter: bool = False,
 ) -> tuple[Exchange, ...]:
-    """Returns how the devices of a mesh exchange gradients: the ways to try, in order.
+    """Returns the ways to exchange gradients over a mesh, in the order to try them.
 
     Args:
         gather: when parameters are gathered, as in `TrainConfig`.
         mesh: the mesh; its devices need not be present.
         state: arrays or their shapes.
-        state_bytes: the bytes of the state on a device.
+        state_bytes: the bytes of the state per device.
         shardings: of the state.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
         micro_batches: their number.
         execution: of the model.
-        device_memory: the bytes of a device's memory; None: unknown.
-        has_adapter: whether adapters to the layers are trained, which the layers do not know.
+        device_memory: the memory of a device in bytes; None if unknown.
+        has_adapter: whether adapters to the layers are trained.
 
     Raises:
         UserError: "step" does not suit the mesh or the objective.
     """
-    # An adapter adds to kernels before they are cast.
+    # An adapter adds to kernels before they are cast, so they are gathered in their dtype.
     dtype = None if has_adapter else execution.dtype
     whole = whole_bytes(state, dtype, micro_batches)
     needed = state_bytes + whole
@@ -131,8 +128,8 @@ def choose_exchanges(
     )
 
     def exchange(gather: Gather) -> Exchange:
-        # Without rematerialization the whole parameters of all layers would be kept for the
-        # backward pass. The compiler gathers them once more.
+        # Without remat the backward pass would keep the full parameters of all layers. The compiler
+        # gathers them again instead.
         recomputed = execution.remat != "none"
         per_layer = gather == "layer" and mesh.shape["fsdp"] > 1 and recomputed and not has_adapter
         by_hand = manual_axes(mesh, gather, micro_batches, gather_per_layer=per_layer)
@@ -146,10 +143,9 @@ def choose_exchanges(
 
 
 def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
-    """Returns what a device holds besides its state if parameters are gathered once a step.
+    """Returns the bytes per device, besides the state, of gathering parameters once per step.
 
-    These are the whole parameters, their gradients and, with several micro-batches, the sums of
-    these.
+    These are the full parameters, their gradients and, with several micro-batches, their sums.
 
     Args:
         state: arrays or their shapes.
@@ -168,7 +164,7 @@ def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) 
 
 
 def compute_dtype(name: str, own: DTypeLike, dtype: DTypeLike | None) -> DTypeLike:
-    """Returns the dtype in which a gathered parameter is held, and its gradient computed."""
+    """Returns the dtype of a gathered parameter and of its gradient."""
     return own if dtype is None or not LINEAR.fullmatch(name) else dtype
 
 
@@ -181,12 +177,14 @@ def gather_candidates(
         gather: as in `TrainConfig`.
         mesh: the mesh.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
-        fits: whether state, whole parameters and gradients leave memory for activations. Only the
-            compiled step can tell whether these fit too.
+        fits: whether state, full parameters and gradients leave memory for activations. Only the
+            compiled step shows whether the activations fit.
 
     Raises:
         UserError: "step" does not suit the mesh or the objective.
     """
+    # Gathering once per step needs full parameters on each device, and a loss that is a sum over
+    # examples.
     others = [f"mesh.{axis} {n}" for axis, n in mesh.shape.items() if n > 1 and axis not in ONCE]
     if gather == "step" and (others or whole_batch):
         reason = "the loss of an example depends on its whole batch"
@@ -209,7 +207,7 @@ def describe(way: Way, mesh: Mesh, whole: int) -> str:
         whole: from `whole_bytes`.
     """
     if mesh.size == mesh.shape["tensor"]:
-        return ""  # each device has all tokens, and gradients of its own part of the model
+        return ""  # each device has all tokens, and the gradients of its part of the model
     once = "once a step" if way.micro_batches == 1 else "in each micro-batch"
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if way.axes else once}"
@@ -227,11 +225,10 @@ def describe(way: Way, mesh: Mesh, whole: int) -> str:
 def manual_axes(
     mesh: Mesh, gather: Gather, micro_batches: int, *, gather_per_layer: bool
 ) -> tuple[str, ...]:
-    """Returns the axes of the mesh over which this module exchanges, and not the compiler.
+    """Returns the mesh axes whose exchange is done here and not by the compiler.
 
-    There are none on a mesh whose axes `expert`, `context` or `tensor` divide the layers: XLA's
-    partitioner (of jaxlib 0.10) ends the process if a program is divided partly by hand and partly
-    over several axes.
+    There are none if `expert`, `context` or `tensor` divide the layers: XLA's partitioner (jaxlib
+    0.10) crashes on programs that are partly manual and partly divided over several axes.
 
     Args:
         mesh: the mesh.
@@ -243,17 +240,18 @@ def manual_axes(
     if not sizes.keys() <= set(ONCE):
         return ()
     axes = tuple(sizes) if gather == "step" or gather_per_layer else tuple(sizes.keys() & {"data"})
+    # With one micro-batch, a partly manual exchange saves nothing over the compiler's.
     return axes if len(axes) == len(sizes) or micro_batches > 1 else ()
 
 
 def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainState) -> GradientFn:
-    """Returns `function` run on each device for its own rows, its results summed over devices.
+    """Returns `function` run on each device for its rows, with results summed over devices.
 
     Args:
-        function: sums over the rows that it is given, one micro-batch after the other or at once.
-        way: how. Without axes `function` is left to the compiler.
-        mesh: the mesh; it must be jax's current one where the result is traced.
-        shardings: of the state; gradients get those of the parameters.
+        function: sums gradients over given rows, in one or several micro-batches.
+        way: how to exchange. Without axes, `function` is left to the compiler.
+        mesh: the mesh; it must be jax's current mesh when the result is traced.
+        shardings: of the state; gradients are sharded like the parameters.
     """
     axes, dtype = way.axes, way.dtype
     if not axes:
@@ -265,14 +263,15 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     stages = scatter_stages(mesh.shape["fsdp"]) if on_tpu else ()
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
-        with jax.named_scope(name):  # by which a plan tells apart what runs at the same time
+        with jax.named_scope(name):  # lets a plan tell concurrent collectives apart
             return _gathered(name, x, spec, dtype)
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
         left = axes
-        if way.per_layer:  # layers scattered among the devices that share the parameter
+        if way.per_layer:  # the backward pass has already scattered over the axes of the shards
             left = tuple(axis for axis in axes if axis not in _axes(spec))
             spec = PartitionSpec()
+        # A sum over micro-batches keeps its higher precision on the wire.
         sent_as = compute_dtype(name, x.dtype, dtype) if way.micro_batches == 1 else x.dtype
         with jax.named_scope(name):
             return _scattered(x.astype(sent_as), spec, left, stages).astype(param.dtype)
@@ -293,12 +292,12 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
-        check_vma=False,  # the zeros of a scan would have to be declared to vary
+        check_vma=False,  # else the zeros that start a scan would need varying types
     )
 
 
 def _only(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
-    """Returns the part of a sharding that is over some axes of the mesh."""
+    """Restricts a sharding to some axes of the mesh."""
     return PartitionSpec(
         *(
             tuple(axis for axis in _names(dimension) if axis in axes) or None
@@ -312,19 +311,19 @@ def _names(dimension: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _axes(spec: PartitionSpec) -> set[str]:
-    """Returns the axes that an array is sharded over."""
+    """Returns the mesh axes over which an array is sharded."""
     return {axis for _, axes in _sharded(spec) for axis in axes}
 
 
 def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yields each dimension that is sharded, and the axes that it is sharded over."""
+    """Yields each sharded dimension with its mesh axes."""
     return ((number, _names(axes)) for number, axes in enumerate(spec) if axes)
 
 
 def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None) -> Array:
-    """Returns the whole of a parameter of which this device has a shard.
+    """Returns the full parameter, all-gathered from the shards.
 
-    Linear maps and embeddings are sent in `dtype`, and only linear maps are held in it.
+    Linear maps and embeddings are sent in `dtype`; only linear maps are kept in it.
     """
     cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
     whole, sent_as = x, x.dtype if dtype is None or not cast else dtype
@@ -335,23 +334,23 @@ def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None)
 
 @dataclasses.dataclass(frozen=True)
 class _Readers:
-    """How a model gets whole parameters from shards."""
+    """How a model gets full parameters from shards."""
 
     outside: Callable[[Params], Params]
-    """Gathers those that lie outside of its layers."""
+    """Gathers the parameters outside of the layers."""
     of_layer: Callable[[Params], Params]
-    """Gathers those of a layer, in its variables."""
+    """Gathers the parameters in the variables of a layer."""
 
 
 _readers: ContextVar[_Readers | None] = ContextVar("readers", default=None)
-"""The readers of the step that is traced, if it exchanges parameters layer by layer."""
+"""The readers of the step being traced, if it gathers parameters per layer."""
 
 
 def reading(apply_fn: Apply) -> Apply:
-    """Wraps the `apply` of the model that is trained to gather its parameters.
+    """Wraps the `apply` of the trained model to gather its parameters.
 
-    It does so within a step that exchanges them layer by layer only. Other models that an objective
-    calls there, such as a teacher, have whole parameters.
+    It gathers only in a step that does so per layer. Other models of the objective, such as a
+    teacher, have full parameters.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:
@@ -369,14 +368,15 @@ def reading(apply_fn: Apply) -> Apply:
 def _reading(
     specs: PyTree, dtype: DTypeLike | None, stages: tuple[list[list[int]], ...]
 ) -> Iterator[None]:
-    """Lets the model that is traced meanwhile gather shards, and scatter gradients of the whole.
+    """Makes the model traced in this context gather shards and scatter gradients.
 
     Args:
-        specs: of the parameters, and of frozen ones if there are any. All stacks of a model divide
+        specs: of the parameters, and of the frozen ones if any. All stacks of a model shard
           parameters of the same name within a layer alike.
         dtype: see `Way`.
         stages: from `scatter_stages`.
     """
+    # A layer sees its variables without the path of its stack, so specs are keyed by the rest.
     of_layer: dict[str, PartitionSpec] = {}
     outside: dict[str, PartitionSpec] = {}
     for name, spec in (pair for tree in specs for pair in named(tree)):
@@ -387,6 +387,8 @@ def _reading(
         assert known.setdefault(key, own) == own, f"{name}: {own} and {known[key]}"
 
     def read(name: str, x: Array, spec: PartitionSpec) -> Array:
+        # The transpose of a gather is a scatter; here it runs in stages and in the gradient's
+        # dtype.
         @jax.custom_vjp
         def gather(x: Array) -> Array:
             return _gathered(name, x, spec, dtype)
@@ -415,17 +417,17 @@ def _reading(
 
 
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
-    """Returns the groups of devices that sum and scatter an array in each of two stages.
+    """Returns the device groups of a two-stage reduce-scatter.
 
-    Of a · b devices in order, the first stage leaves device i · b + j the i-th of a parts of the
-    sum over the devices with the same j; the second one the j-th of b parts of that, summed over
-    the devices with the same i. The two are the device's shard of the whole sum.
+    With a · b devices in order, after the first stage device i · b + j has part i of a of the sum
+    over the devices with the same j. The second stage sums part j of b of that over the devices
+    with the same i. The result is the device's shard of the full sum.
 
     Args:
-        num_devices: their number along the axis of the mesh.
+        num_devices: the number of devices along the mesh axis.
 
     Returns:
-        The groups of both stages, as indices along the axis; empty if the number is a prime.
+        The groups of both stages, as indices along the axis; empty for a prime number.
     """
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
@@ -442,8 +444,8 @@ def _scattered(
     Args:
         x: the whole array.
         spec: how it is sharded; only over `fsdp`.
-        axes: those to sum over.
-        stages: from `scatter_stages`; empty: at once.
+        axes: the axes to sum over.
+        stages: from `scatter_stages`; empty for a single stage.
     """
     left = set(axes)
     for dimension, over in _sharded(spec):
@@ -451,6 +453,7 @@ def _scattered(
             x = _scattered_in_stages(x, dimension, over, stages)
         else:
             x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
+        # A scatter also sums over its axes; the others remain for an all-reduce.
         left -= set(over)
     return jax.lax.psum(x, tuple(axis for axis in axes if axis in left)) if left else x
 
@@ -458,10 +461,10 @@ def _scattered(
 def _scattered_in_stages(
     x: Array, dimension: int, over: tuple[str, ...], stages: tuple[list[list[int]], ...]
 ) -> Array:
-    """Returns this device's shard, along a dimension, of the sum of an array.
+    """Returns this device's shard of the sum of an array along a dimension.
 
-    The compiler scatters only what ends at the tiles of 8 × 128 numbers in which a TPU stores the
-    last two dimensions. The shards are therefore moved to a dimension before these.
+    The compiler scatters only along multiples of the 8 × 128 tiles in which a TPU stores the last
+    two dimensions. The shards are therefore moved to a leading dimension.
     """
     num_shards = math.prod(len(groups[0]) for groups in stages)
     x = jnp.moveaxis(x, dimension, 0)

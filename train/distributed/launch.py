@@ -1,7 +1,7 @@
-"""Several processes of one machine that train together: `flaxzoo launch`.
+"""`flaxzoo launch`: several training processes on one machine.
 
-Each gets its share of the GPUs. Process 0 has the terminal; the output of the others is prefixed
-with their number. When one fails the others are ended, for they would wait for it.
+Each process gets a share of the GPUs. Process 0 has the terminal; the output of the others is
+prefixed with their number. If one fails, the others are ended, because they would wait for it.
 """
 
 import math
@@ -19,25 +19,25 @@ from pathlib import Path
 from ...data.common.errors import RunError
 
 ENDING_SECONDS = 10.0
-"""After one process failed the others have so long to end by themselves."""
+"""Time for the other processes to end by themselves after one failed."""
 FORWARDED = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 ]
 
 
 def launch(command: list[str], processes: int) -> int:
-    """Runs a command in several processes that find each other.
+    """Runs a command in several connected processes.
 
     Args:
         command: Program and arguments.
         processes: The number of processes.
 
     Returns:
-        0, or the status of the process that failed first: 128 plus the number of the signal, if one
-        ended it.
+        0, or the status of the first failed process: 128 plus the signal number, if a signal ended
+        it.
 
     Raises:
-        RunError: The GPUs cannot be divided over so many processes.
+        RunError: The GPUs cannot be divided over the processes.
     """
     if processes < 1:
         raise RunError(f"processes {processes} must be at least 1")
@@ -49,6 +49,7 @@ def launch(command: list[str], processes: int) -> int:
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # not reachable from other machines
         "JAX_NUM_PROCESSES": str(processes),
     }
+    # Signals are forwarded from the first process on, so that none is orphaned.
     started: list[subprocess.Popen[bytes]] = []
     with _forwarding(started):
         for index, gpus in enumerate(shares):
@@ -64,6 +65,7 @@ def launch(command: list[str], processes: int) -> int:
             thread.start()
         try:
             failed = _first_failure(started)
+            # If all fail alike, each has already printed the reason.
             all_failed = failed is None or len({process.poll() for process in started}) == 1
         finally:
             for process in started:
@@ -79,7 +81,7 @@ def launch(command: list[str], processes: int) -> int:
 
 
 def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
-    """Splits the GPUs into equal shares of neighbors, one for each process; empty without GPUs.
+    """Splits the GPUs into equal contiguous shares, one per process; empty without GPUs.
 
     Raises:
         RunError: The GPUs cannot be divided equally.
@@ -104,14 +106,14 @@ def visible_gpus() -> list[str]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on."""
+    """Returns a free port of this machine."""
     with socket.socket() as it:
         it.bind(("127.0.0.1", 0))
         return it.getsockname()[1]
 
 
 def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
-    # In a session of its own: a Ctrl-C of the terminal reaches it once, from here.
+    # In a separate session, a process gets Ctrl-C only once, forwarded from here.
     return subprocess.Popen(
         command,
         env=environment,
@@ -123,7 +125,7 @@ def _start(command: list[str], environment: dict[str, str], first: bool) -> subp
 
 
 def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
-    """Prints the output of a process with its number; process 0 prints its own."""
+    """Prints the output of a process with its number; process 0 prints directly."""
     if process.stdout is None:
         return
     with process.stdout as output:
@@ -133,7 +135,7 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Waits until all ended, or for a while after one failed; returns the first that failed."""
+    """Waits until all end, or `ENDING_SECONDS` after a failure; returns the first failed index."""
     failed, deadline = None, math.inf
     while time.monotonic() < deadline:
         statuses = [process.poll() for process in started]

@@ -1,10 +1,9 @@
 """Several processes that train together, through `jax.distributed`.
 
-All take the same steps in the same order, each on its own part of a batch. Process 0, the primary,
-alone prints and writes files; all write checkpoints together.
+All processes take the same steps in the same order, each on its part of a batch. Only process 0,
+the primary, prints and writes files; all write checkpoints together.
 
-A process that dies takes the others with it: jax ends them, with a message, when it sent no
-heartbeat for `SILENCE_SECONDS`.
+If a process dies, jax ends the others with a message after `SILENCE_SECONDS` without a heartbeat.
 """
 
 import atexit
@@ -27,27 +26,27 @@ from ...data.common.errors import ReportedByPrimary, RunError
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The address of process 0, the number of processes, and the index of this one."""
 SILENCE_SECONDS = 60
-"""A process without a heartbeat for so long is considered dead."""
+"""Time without a heartbeat after which a process is considered dead."""
 FAREWELL_SECONDS = 5
-"""A failing process waits so long for the others to fail too."""
+"""Time that a failing process waits for the others to fail as well."""
 CARRIERS = ("Gloo", "NCCL", "coordination service")
-"""Names, in error messages, of the libraries that processes communicate through."""
+"""Names in error messages of the libraries for communication between processes."""
 NO_LIMIT = 10**9
-"""Milliseconds: process 0 may prepare text for hours, and if it dies jax reports it."""
+"""Milliseconds without practical limit: process 0 may prepare text for hours."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
-    """Connects to the other processes that train with this one, if the environment names any.
+    """Connects to the other training processes, if the environment names any.
 
-    To be entered before jax is asked for its devices. The environment names others under `flaxzoo
+    Enter it before jax initializes its devices. The environment names others under `flaxzoo
     launch`, in a SLURM step with several tasks, on a TPU pod of Kubernetes, and wherever
     `JAX_COORDINATOR_ADDRESS` is set.
 
     Args:
-        rendezvous_seconds: How long to wait for all of them.
+        rendezvous_seconds: How long to wait for all processes.
 
     Raises:
         RunError: Another process was lost, or the environment is incomplete.
@@ -60,6 +59,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
         yield
     except BaseException as error:
         _leave()
+        # An error of the communication means that another process was lost.
         if not any(name in str(error) for name in CARRIERS):
             raise
         raise RunError(
@@ -69,7 +69,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
 
 
 def has_others(environment: Mapping[str, str]) -> bool:
-    """Returns whether the environment variables of a process name others to train with."""
+    """Returns whether environment variables name other processes to train with."""
     tasks = int(environment.get("SLURM_NTASKS", 1)) if "SLURM_STEP_NODELIST" in environment else 1
     pod = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
     return ADDRESS in environment or tasks > 1 or len(pod) > 1
@@ -79,7 +79,7 @@ def _connect(seconds: int) -> None:
     address, count, index = os.environ.get(ADDRESS), _number(COUNT), _number(INDEX)
     if count is not None and index is not None and index >= count:
         raise RunError(f"{INDEX} {index} is not below {COUNT} {count}: count from 0")
-    # On a timeout jax would end the process with a traceback.
+    # End with a message before jax's timeout, which ends the process with a traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True
     alone.start()
@@ -92,7 +92,7 @@ def _connect(seconds: int) -> None:
         shutdown_timeout_seconds=SILENCE_SECONDS,
     )
     alone.cancel()
-    # jax installed its own handler of SIGTERM, for notices of preemption: restore the default.
+    # jax installed a SIGTERM handler for preemption notices: restore the default.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -115,7 +115,7 @@ def _give_up(seconds: int, address: str | None, count: int | None) -> None:
 
 
 def _leave() -> None:
-    """Makes a failing process exit without waiting for the others, unless they fail too."""
+    """Makes a failing process exit without waiting for the others, unless all of them fail."""
     try:
         _client().wait_at_barrier("flaxzoo/failed", FAREWELL_SECONDS * 1000)
     except jax.errors.JaxRuntimeError:
@@ -144,10 +144,10 @@ _barriers = itertools.count()
 
 @contextmanager
 def barrier() -> Iterator[None]:
-    """Makes all processes leave the block at once, or fail if one fails in it; uses no device.
+    """Makes all processes leave the block together, or fail if one fails; uses no device.
 
     Raises:
-        RunError: Another process failed; its error is in the message.
+        RunError: Another process failed; the message includes its error.
     """
     if jax.process_count() == 1:
         yield
@@ -158,6 +158,7 @@ def barrier() -> Iterator[None]:
         yield
     except Exception as error:
         failed = error
+        # Publish the error before the barrier, so that the others can read it after the barrier.
         client.key_value_set(f"{name}/{jax.process_index()}", " ".join(str(error).split()))
     client.wait_at_barrier(name, NO_LIMIT)
     if failed is not None:
@@ -168,7 +169,7 @@ def barrier() -> Iterator[None]:
 
 
 def primary_first(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, then on the others, which find its files; returns its result."""
+    """Runs `work` on process 0, then on the others, which reuse its files; returns the result."""
     result: list[T] = []
     for mine in (is_primary(), not is_primary()):
         with barrier():
@@ -178,17 +179,17 @@ def primary_first(work: Callable[[], T]) -> T:
 
 
 def greatest_everywhere(number: int) -> int:
-    """Returns the greatest of the numbers of the processes, which call this together."""
+    """Returns the maximum of a number over all processes; a collective call."""
     if jax.process_count() == 1:
         return number
     return int(process_allgather(np.full(1, number, np.int32)).max())
 
 
 def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
-    """Makes a function that returns the maximum over processes of each of some numbers.
+    """Makes a function that returns the elementwise maximum of numbers over all processes.
 
-    With several processes a call returns the maxima of the call before, which are known by then:
-    called once a step, it lets no device wait.
+    With several processes a call returns the maxima of the previous call, which are known by then.
+    Called once per step, it does not make devices wait.
     """
     if jax.process_count() == 1:
         return lambda numbers: numbers

@@ -1,7 +1,7 @@
-"""Data parallelism by `pmap`: every device has a copy of the model, and a part of each batch.
+"""Data parallelism by `pmap`: each device has a copy of the model and a part of each batch.
 
-It wraps the function that sums gradients, and computes what a mesh over `data` computes, which is
-the way to go; this one shows the older form.
+It wraps the function that sums gradients and computes the same as `jit` over the mesh axis `data`,
+which is preferred; `pmap` is the older form.
 """
 
 import functools
@@ -26,7 +26,7 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
         whole_batch: whether the loss of an example depends on the other examples of its batch.
 
     Raises:
-        UserError: it does, and each device would see a part of the batch.
+        UserError: `whole_batch` is True; each device would see only a part of the batch.
     """
     if whole_batch:
         raise UserError(
@@ -37,7 +37,7 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
 
 
 def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
-    """Returns `function` run by `pmap` on each device for its own rows, its results summed."""
+    """Returns `function` run by `pmap` on each device for its rows, with summed results."""
 
     def summed(
         params: Params, frozen: Params | None, counts: PyTree, rows: tuple[PyTree, Array]
@@ -57,11 +57,11 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
             out_axes=None,
             devices=mesh.devices.flatten().tolist(),
         )
-        # [B, …] → [devices, B / devices, …]. pmap does not take typed keys apart.
+        # [B, …] → [devices, B / devices, …]. pmap cannot split typed keys, so it gets their data.
         parts = jax.tree.map(
             lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), (batch, jax.random.key_data(keys))
         )
-        # pmap makes a mesh with its own axis, which the one of the step must not hide.
+        # pmap makes a mesh with another axis, which the step's current mesh must not hide.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(params, frozen, counts, *parts)
 
@@ -69,10 +69,10 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
 
 
 def check_pmap(config: TrainConfig) -> None:
-    """Checks that a run by pmap needs nothing that only `jit` does.
+    """Checks that a pmap run uses no feature that needs `jit`.
 
     Raises:
-        UserError: it does.
+        UserError: the run uses one.
     """
     if config.parallel != "pmap":
         return

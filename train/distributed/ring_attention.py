@@ -1,29 +1,29 @@
-"""Attention over sequences whose tokens are sharded: keys and values pass round a ring of devices.
+"""Ring attention over sharded sequences: keys and values rotate around a ring of devices.
 
 Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
-Each of n devices has T / n tokens. It attends to its own keys, hands them on to the next device,
-attends to those that it was handed, and so on, n times; what the queries took from each part is
-merged by the logarithms of the sums (`models.nn.kernels.blockwise`). In the backward pass keys and
-values go round again, and their gradients with them. No device ever holds more than two parts of
-the keys, and what is kept for the backward pass are the arrays of the device's own tokens.
+Each of n devices has T / n tokens. In each of n steps it attends to the keys that it has and sends
+them to the next device. The partial results are merged by their log-sum-exps
+(`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again, with their
+gradients. A device holds at most two parts of the keys, and keeps only the arrays of its own tokens
+for the backward pass.
 
-**Causal order.** If the parts followed each other, the first device would have nothing to attend to
-in n - 1 of n steps, while the last one computes in all of them. So the sequence is cut into 2n
-parts, and device i gets the parts i and 2n - 1 - i ("zigzag"). In each later step exactly two of
-the four pairs of parts are visible, on every device, and both of them whole:
+**Causal order.** With contiguous parts, the first device would be idle in n - 1 of n steps, while
+the last one computes in all of them. So the sequence is cut into 2n parts, and device i gets the
+parts i and 2n - 1 - i ("zigzag"). In each step after the first, exactly two of the four pairs of
+parts are visible on every device, and both completely:
 
-- the device's second part attends to the first part that arrives, which is always earlier;
-- its first part does so too, if what arrives comes from an earlier device; else its second part
-  attends to the second part that arrives.
+- the device's second part attends to the first arriving part, which is always earlier;
+- if the keys come from an earlier device, its first part does the same; otherwise its second part
+  attends to the second arriving part.
 
-Queries, keys and values are brought into this order when the ring begins, the outputs back into
-theirs when it ends, each by one exchange in which a device sends half of its tokens to one other
-device and half to another. The order of tokens outside is untouched: positions, labels and whatever
-else depends on it know nothing of the ring. (Brandon et al. 2023, "Striped attention", deal out
-single tokens instead; then every pair of blocks is half masked.)
+Queries, keys and values are permuted into this order before the ring, and the outputs are permuted
+back after it. Each permutation is one exchange, in which a device sends half of its tokens to one
+device and half to another. The order of tokens outside of the ring is unchanged, and so are
+positions and labels. (Brandon et al. 2023, "Striped attention", distribute single tokens instead;
+then every pair of blocks is half masked.)
 
-**Windows.** A window hides all but the nearest parts, which balances the work as it is: parts keep
-their order, and keys stop after the last device that sees them.
+**Windows.** With a sliding window only the nearest parts are visible, so the work is already
+balanced: parts keep their order, and keys stop at the last device that sees them.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 Half = Array | int
 Halves = tuple[Half, Half] | None
-"""Which halves of a device's tokens lie one after the other along the batch; None: all tokens."""
+"""The halves of a device's tokens that are stacked along the batch; None for all tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,11 @@ PART_KERNELS: dict[str, PartKernel] = {
     "blocks": PartKernel(blockwise.forward, blockwise.backward),
     "splash": PartKernel(splash_parts.forward, splash_parts.backward),
 }
-"""By the name of the kernel; the others have no logarithms of sums to merge by."""
+"""Kernels by name; the other kernels do not return the log-sum-exps needed for merging."""
 
 
 def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | None:
-    """Returns the reason why a ring cannot serve a call over whole sequences; None if it can."""
+    """Returns why a ring cannot serve a call over whole sequences; None if it can."""
     if kernel not in PART_KERNELS:
         return f"the tokens of a sequence are sharded over mesh.context {num_devices}"
     parts = 2 * num_devices  # two on each device, for causal order
@@ -89,6 +89,7 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
             f"the {parts} parts of a row have {sizes['num_keys']} keys, and weights are dropped in "
             f"parts of a multiple of {GROUP}"
         )
+    # The kernel itself sees one part of the queries and keys at a time.
     reason = refusal(kernel, dataclasses.replace(call, **sizes))
     return reason and reason.replace("rows have", f"the {parts} parts of a row have")
 
@@ -99,9 +100,9 @@ def holder(part: int, num_devices: int) -> int:
 
 
 def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]:
-    """Returns which pairs (half of the queries, half of the keys) see each other in a later step.
+    """Returns the visible pairs (half of the queries, half of the keys) in a later step.
 
-    The other two are hidden from each other.
+    The other two pairs are masked.
 
     Args:
         is_later: whether the keys come from a later device, as 0 or 1.
@@ -110,11 +111,11 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Returns the number of steps after the first whose keys are all visible, and of all steps.
+    """Returns the number of later steps whose keys are all visible, and of all later steps.
 
     Args:
         length: the number of tokens of a device.
-        window: how many keys a query attends to, its own included.
+        window: how many keys a query attends to, including its own.
         num_devices: n.
     """
     seen = min(-(-(window - 1) // length), num_devices - 1)
@@ -125,22 +126,22 @@ _Pair = tuple[Array, Array]
 
 
 class _Keys(NamedTuple):
-    """The arrays that go round."""
+    """The arrays that rotate around the ring."""
 
     key: Array
     value: Array
     segments: Array | None
     positions: Array | None
-    """The positions of the keys in their row; None: no weights are dropped."""
+    """The positions of the keys in their row; None without dropout."""
 
 
 class _Queries(NamedTuple):
-    """The arrays that stay; `attended` and `gradient` in the backward pass only."""
+    """The arrays that stay on their device; `attended` and `gradient` in the backward pass only."""
 
     query: Array
     segments: Array | None
     positions: Array | None
-    """The positions of the queries in their row; None likewise."""
+    """The positions of the queries in their row; None without dropout."""
     head_keys: HeadKeys | None
     """The keys of dropout, whose second axis is the heads and not the tokens."""
     attended: Attended | None = None
@@ -149,16 +150,16 @@ class _Queries(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Attention on one of the devices of a ring, to be called within a `shard_map`.
+    """Attention on one device of a ring, called within a `shard_map`.
 
     Attributes:
         axis: the axis of the mesh that the devices are on.
         size: their number, n.
-        kernel: what attends to a part of the keys.
+        kernel: attends to a part of the keys.
         causal: whether a query attends only to its own key and to earlier ones.
         window: if given, only to the last `window` of these.
         cap: if given, scores s become cap · tanh(s / cap).
-        dropout_rate: the probability that a weight is dropped, if there are keys of dropout.
+        dropout_rate: the probability that a weight is dropped, if there are dropout keys.
     """
 
     axis: str
@@ -178,7 +179,7 @@ class Ring:
             inputs: the queries of the device's T of n · T tokens, scaled, `[B, T, N, H]`; and its
               part of the keys `[B, S, K, H]` and of the values `[B, S, K, V]`.
             segments: numbers of the device's queries and keys.
-            head_keys: of dropout, for the device's heads and sequences; None: no dropout.
+            head_keys: dropout keys for the device's heads and sequences; None for no dropout.
         """
         if not self.is_zigzag:
             return _on_ring(self, inputs, segments, head_keys)
@@ -187,7 +188,7 @@ class Ring:
 
     @property
     def is_zigzag(self) -> bool:
-        """Whether a device attends from the parts i and 2n - 1 - i."""
+        """Whether device i has the parts i and 2n - 1 - i."""
         return self.causal and self.window is None
 
     def to_zigzag(self, x: Array) -> Array:
@@ -219,16 +220,16 @@ class Ring:
         return jnp.broadcast_to(positions, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
-        """Returns who sends its part 2i (first: 0) or 2i + 1 (1) to whom: a permutation."""
+        """Returns the permutation that sends parts 2i (first: 0) or 2i + 1 (1) to their devices."""
         return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
 
     def _in_turn(self, a: Array, b: Array) -> Array:
-        """Returns both halves; swapped where the device, and with it its first part, is odd."""
+        """Concatenates both halves, swapped on odd devices, whose first part is odd."""
         odd = jax.lax.axis_index(self.axis) % 2 == 1
         return jnp.concatenate([jnp.where(odd, b, a), jnp.where(odd, a, b)], axis=1)
 
     def attend(self, mine: _Queries, keys: _Keys) -> Attended:
-        """Returns what the device's queries took from the keys of all devices."""
+        """Returns the attention of the device's queries to the keys of all devices."""
         own = self._forward(mine, keys, self._own_band)
 
         def visit(
@@ -260,7 +261,7 @@ class Ring:
 
     @property
     def _own_band(self) -> Band | None:
-        """The keys of the device that order leaves to its queries; two parts are like one."""
+        """The mask of the device's own keys; its two parts are in order, so they are like one."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
@@ -292,25 +293,25 @@ class Ring:
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
     ) -> tuple[T, U]:
-        """Calls `visit` with the keys of one device after the other.
+        """Calls `visit` with the keys of each other device in turn.
 
-        Keys are handed on while the device computes with them, for neither needs the other.
+        Keys are sent on while the device computes with them, as the two are independent.
 
         Args:
-            visit: from what it returned last, the keys at hand, the number of the step and what
-              order hides of them, to the sums with the part of these keys added.
-            first: what it would return for the device's own keys: sums that stay, and sums that
-              go round with the keys.
+            visit: maps its last results, the current keys, the step number and their mask to the
+              sums with the contribution of these keys added.
+            first: the results for the device's own keys: sums that stay, and sums that rotate with
+              the keys.
             keys: the device's own.
 
         Returns:
-            The sums, those that went round of the device's own keys.
+            The sums; the rotated ones belong to the device's own keys again.
         """
         alike, bands = self._later_steps(keys.key.shape[1])
         last = alike + len(bands)
         if last == 0:
             return first
-        in_loop = alike if bands else alike - 1  # the last step hands nothing on
+        in_loop = alike if bands else alike - 1  # the last step sends nothing on
 
         def step(
             stays: T, travels: U, keys: _Keys, *, number: Array | int, band: Band | None
@@ -321,7 +322,7 @@ class Ring:
             travels = self._hand_on(travels)
             if self.window is None:
                 return visited(stays, travels)
-            # Keys that went round the end are later than all queries.
+            # Keys that wrapped around the ring are later than all queries.
             earlier = jax.lax.axis_index(self.axis) >= number
             return jax.lax.cond(earlier, visited, lambda *sums: sums, stays, travels)
 
@@ -330,6 +331,8 @@ class Ring:
             arriving = self._hand_on(keys)
             return (*step(stays, travels, keys, number=number, band=None), arriving), None
 
+        # Steps that see whole parts are alike and run in a loop; the others have bands and are
+        # unrolled.
         carry = (*first, self._hand_on(keys))
         if in_loop:
             carry, _ = jax.lax.scan(loop, carry, jnp.arange(1, in_loop + 1))
@@ -338,30 +341,31 @@ class Ring:
             arriving = self._hand_on(keys) if number < last else keys
             stays, travels = step(stays, travels, keys, number=number, band=band)
             keys = arriving
+        # Send the sums of the keys back to the devices that own the keys.
         return stays, self._hand_on(travels, -last)
 
     def _later_steps(self, length: int) -> tuple[int, list[Band]]:
-        """Returns the number of steps that see whole parts, and the bands of those after them."""
+        """Returns the number of steps that see whole parts, and the bands of the later ones."""
         if self.window is None:
             return self.size - 1, []
         alike, seen = window_steps(length, self.window, self.size)
         return alike, [Band(i * length, self.window) for i in range(alike + 1, seen + 1)]
 
     def _hand_on(self, tree: T, by: int = 1) -> T:
-        """Sends arrays to the device that is `by` steps further."""
+        """Sends arrays `by` devices further along the ring."""
         pairs = [(i, (i + by) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
 
     def _cut(
         self, mine: _Queries, keys: _Keys, step: Array | int
     ) -> tuple[tuple[_Queries, Halves], tuple[_Keys, Halves]]:
-        """Returns the queries and keys of a later step that see each other, and what they are.
+        """Returns the visible queries and keys of a later step, and which halves they are.
 
-        In causal order these are two pairs of halves, one after the other along the batch.
+        In causal order these are two pairs of halves, stacked along the batch.
         """
         if not self.is_zigzag:
             return (mine, None), (keys, None)
-        # Keys that went round the end come from a later device.
+        # Keys that wrapped around the ring come from a later device.
         is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
@@ -370,10 +374,10 @@ class Ring:
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
-        """Joins what a later step gave with the sums of all tokens."""
+        """Joins the result of a later step with the sums of all tokens."""
         if halves is None:
             return join(total, part)
-        # The two halves may be one: each is read only after the other was written.
+        # Both halves may be the same, so the second is read after the first is written.
         for half, of_half in zip(halves, _two(part), strict=True):
             total = _put(total, join(_half(total, half), of_half), half)
         return total
@@ -390,13 +394,13 @@ def _half(tree: T, half: Half) -> T:
 
 
 def _halves(tree: T, halves: tuple[Half, Half]) -> T:
-    """Returns two halves of the tokens, one after the other along the batch."""
+    """Stacks two halves of the tokens along the batch."""
     a, b = (_half(tree, half) for half in halves)
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 
 def _two(tree: T) -> tuple[T, T]:
-    """Returns what `_halves` put one after the other."""
+    """Splits what `_halves` stacked."""
 
     def of_index(index: int) -> T:
         return jax.tree.map(lambda x: jnp.split(x, 2)[index], tree)
@@ -445,6 +449,7 @@ def _on_ring_forward(
 ) -> tuple[Array, _Residuals]:
     attended = ring.attend(*_placed(ring, inputs, segments, head_keys))
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
+    # The name lets a remat policy keep these residuals, so that the ring does not run twice.
     attended = checkpoint_name(attended, KERNEL_RESIDUALS)
     return attended.output, (inputs, segments, head_keys, attended)
 

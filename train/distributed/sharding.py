@@ -1,14 +1,12 @@
 """The mesh, and how parameters and batches are sharded over it.
 
 The rules of a model's family (`models.registry.Family.parameter_axes`) name the logical axis of
-each dimension of a parameter; `MESH_AXES` says over which axis of the mesh a logical axis is
-sharded.
-Models know nothing of the mesh.
+each dimension of a parameter; `MESH_AXES` maps logical axes to mesh axes. Models are independent of
+the mesh.
 
 The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. An attention
-kernel then passes keys and values round (`ring_attention`). For attention by XLA the compiler
-gathers them, layer by layer, for the queries of each part, and nothing else of a sequence is whole
-on any device.
+kernel then rotates keys and values (`ring_attention`). For XLA attention the compiler all-gathers
+keys and values in each layer; nothing else of a sequence is gathered.
 """
 
 import dataclasses
@@ -37,7 +35,7 @@ LogicalAxes = tuple[str | None, ...]
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
-    """Makes the mesh of all devices, or of those given, with the sizes of `config`.
+    """Makes the mesh of all or of the given devices, with the sizes of `config`.
 
     Raises:
         UserError: the sizes do not multiply to the number of devices.
@@ -47,7 +45,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     devices = in_order if devices is None else devices
     sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
     try:
-        grid = np.asarray(devices).reshape(sizes)  # -1: all that are left
+        grid = np.asarray(devices).reshape(sizes)  # -1: all remaining devices
     except ValueError:
         given = [
             f"mesh.{name} {size}"
@@ -68,25 +66,27 @@ def parameter_spec(
 ) -> PartitionSpec:
     """Returns the mesh axes that a parameter's dimensions are sharded over.
 
-    The factors of an adapter are sharded as the kernel beside them; their rank is not.
+    The factors of an adapter are sharded like their kernel; their rank is not sharded.
 
     Args:
         name: the parameter's path.
         shape: its shape.
         mesh: from `make_mesh`.
-        model: the model's configuration, whose family has the rules; None: those of all families.
+        model: the model's configuration, whose family has the rules; if None, the rules of all
+          families.
 
     Raises:
         UserError: not exactly one rule matches the path, or a dimension cannot
           be divided evenly.
     """
-    if name.startswith("further/"):  # of a second model, which may be of any family: not sharded
+    if name.startswith("further/"):  # a second model of any family
         return PartitionSpec()
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
     matches = [axes for pattern, axes in rules if re.fullmatch(pattern, stored)]
+    # An adapter's factor has fewer axes than its kernel.
     matches = [_factor_axes(own, axes, len(shape)) for axes in matches]
     if len(matches) != 1 or len(matches[0]) != len(shape):
         remedy = "" if model is not None else "; or say which by the model's configuration"
@@ -97,7 +97,7 @@ def parameter_spec(
         )
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, matches[0], strict=True):
-        # An axis of the mesh shards only the first dimension that asks for it.
+        # A mesh axis shards only the first dimension that requests it.
         axes = tuple(a for a in MESH_AXES[logical] if a not in itertools.chain(*spec))
         spec.append(tuple(a for a in axes if mesh.shape[a] > 1) or axes[:1])
         if size % math.prod(mesh.shape[a] for a in spec[-1]):
@@ -127,8 +127,8 @@ def parameter_shardings(
     Args:
         params: the parameters, or their shapes.
         mesh: from `make_mesh`.
-        model: the model's configuration, whose family names the axes of each parameter. None: all
-          families together must name them, in one way.
+        model: the model's configuration, whose family names the axes of each parameter. If None,
+          the families together must name them uniquely.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
@@ -149,17 +149,16 @@ def moment_spec(
     """Returns the mesh axes that a moment is sharded over.
 
     Args:
-        field: what of the moment the array is: "" or "codes", an array of the parameter's shape;
-          "scales" of its blocks along the last axis; "rows" or "columns", means over its output or
-          its input axes.
+        field: the kind of array: "" or "codes", of the parameter's shape; "scales" of blocks along
+          the last axis; "rows" or "columns", means over the output or the input axes.
         shape: the array's shape.
-        whole: the mesh axes of the parameter.
+        whole: the spec of the parameter.
         mesh: from `make_mesh`.
         axes: the axes of the parameter's matrix.
 
     Returns:
-        The parameter's, without those of axes that the array lacks. The scales of a last axis that
-        has fewer blocks than shards are on all devices.
+        The parameter's spec without the axes that the array lacks. Scales are replicated along a
+        last axis that has fewer blocks than shards.
     """
     if field in ("rows", "columns") and axes is not None:
         gone = axes.outputs if field == "rows" else axes.inputs
@@ -177,9 +176,9 @@ def state_shardings(
 ) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
-    Moments are sharded as their parameter, also in fewer bytes (`moment_spec`), frozen parameters
-    as those that are trained. The paths of the optimizer's state say which of its arrays are
-    moments, and whose.
+    Moments, also quantized ones (`moment_spec`), are sharded like their parameter, and frozen
+    parameters like trained ones. The paths of the optimizer state identify moments and their
+    parameters.
 
     Args:
         state: arrays or shapes.
@@ -196,7 +195,7 @@ def state_shardings(
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         parts = path.split("/")
-        # A moment's path ends in its parameter's, or in that and a field of what it is kept as.
+        # A moment's path ends with its parameter's path, or with that and a field of its format.
         for first in range(len(parts)):
             for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
                 name = "/".join(parts[first:end])
@@ -215,15 +214,15 @@ def state_shardings(
 def has_virtual_devices() -> bool:
     """Returns whether the devices are virtual ones of a CPU, which share its threads.
 
-    A device of XLA's CPU client takes a limited number of programs at once, and those that wait for
-    the result of a collective count: with many behind it, the collective itself may never start.
-    So a caller that starts several programs one after the other waits for each of them there.
+    A device of XLA's CPU client runs a limited number of programs at once, including those that
+    wait for a collective. With many queued programs, the collective itself may never start. A
+    caller that starts several programs therefore waits for each.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """Returns the number of parts that the sequences of a batch are divided into."""
+    """Returns the number of parts into which the sequences of a batch are divided."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
@@ -250,21 +249,22 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 @functools.cache
 def process_shard(mesh: Mesh) -> tuple[int, int]:
-    """Returns the index of the part of each batch that this process reads, and how many there are.
+    """Returns the index of this process's part of each batch, and the number of parts.
 
     Processes that hold the same sequences, sharded over `context` or `tensor`, read the same part.
 
     Raises:
-        UserError: the sequences of some process are not one of equal parts.
+        UserError: a process would not hold one of several equal parts.
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    held: dict[int, set[int]] = {}  # by process, the parts that its devices hold
+    held: dict[int, set[int]] = {}  # process → the parts on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         held.setdefault(device.process_index, set()).add(rows.indices(number)[0])
     wide = len(held[jax.process_index()])
     for process, rows in held.items():
         first = min(rows)
+        # A part is an aligned range of consecutive shards.
         if first % wide or rows != set(range(first, first + wide)):
             sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
             raise UserError(
@@ -287,7 +287,7 @@ def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
-    """Places this process's part of a batch on its devices; all processes make the global batch."""
+    """Places this process's part of a batch on its devices, and returns the global batch."""
     parts = process_shard(mesh)[1]
 
     def put(rows: np.ndarray | jax.Array) -> jax.Array:
