@@ -1,1 +1,1 @@
-"""The run folder on disk."""
+"""Run folders on disk."""

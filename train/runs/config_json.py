@@ -14,9 +14,10 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration that `train.config.to_dict` wrote.
 
     Raises:
-        UserError: A field is missing or unknown; `naming_writer` of models/loading.py adds the file
-            to the message, and the version of flaxzoo that wrote it.
+        UserError: A field is missing or unknown. `naming_writer` of models/loading.py adds the
+            file and the version of flaxzoo that wrote it to the message.
     """
+    # The class of these sections depends on their content; `make_record` reads the others.
     sections = {
         "model": config_from_dict(_section(fields, "model")),
         "data": _of_kind(fields, "data", data_class),
@@ -26,7 +27,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], type]) -> Any:
-    """Returns the record of a section whose class its field `kind` names."""
+    """Returns a section as a record of the class that its field `kind` names."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
     try:

@@ -1,4 +1,4 @@
-"""Own objectives, examples and callbacks, which a caller gives to `train.train`."""
+"""Custom objectives, examples, rewards and callbacks, passed to `train.train`."""
 
 import dataclasses
 import hashlib
@@ -14,21 +14,21 @@ from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, reward_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
-"""From the tokenizer of a run to its training and validation examples."""
+"""Maps the tokenizer of a run to its training and validation examples."""
 
 CUSTOM = "custom"
-"""Key in a run's `config.json`: the names of its own objective, examples and rewards."""
+"""Key in a run's `config.json`: the names of its custom objective, examples and rewards."""
 HASHED = 64
-"""The number of examples that the fingerprint of own examples covers."""
+"""The number of examples that the fingerprint of custom examples covers."""
 
 
 class Callback:
-    """Called as a run proceeds; a subclass overrides what it needs.
+    """Receives events of a run. Subclasses override the methods that they need.
 
-    Callbacks are called on the primary process only, in the thread of the loop, which waits for
-    them. They see numbers and files, and cannot change a run: it is bit for bit the same without
-    them. If one raises an exception, the run stops after the step that is being taken, saves a
-    checkpoint, and raises it; the same call resumes from there.
+    Callbacks run only on the primary process, in the thread of the training loop, which waits for
+    them. They see numbers and files, and cannot change the run, which is bitwise identical without
+    them. If a callback raises an exception, the run finishes the current step, saves a checkpoint,
+    and raises the exception. The same call resumes from there.
 
     Example::
 
@@ -40,21 +40,21 @@ class Callback:
     """
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step: `loss`, its terms, and `gradient_norm`.
+        """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.
 
-        The next step may run already. Skipped steps, whose loss was not finite, are left out.
+        The next step may already be running. Steps skipped for a non-finite loss are not reported.
         """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the scores of an evaluation after `step` steps: `loss`, and others by name."""
+        """Receives the scores of an evaluation after `step` steps: `loss` and others by name."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Takes the folder of a checkpoint, which is complete on disk."""
+        """Receives the folder of a checkpoint, which is complete on disk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Custom:
-    """The objective, examples and rewards of a run that are not those of its configuration."""
+    """The custom objective, examples and rewards of a run, which its configuration lacks."""
 
     objective: Objective | None = None
     examples: MakeExamples | None = None
@@ -62,9 +62,9 @@ class Custom:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each, as `config.json` has it: that of the function that makes it.
+        """The names for `config.json`: the names of the Python functions.
 
-        An objective's coefficients follow its name. The code of a function is not compared.
+        An objective's coefficients follow its name. The code of the functions is not compared.
         """
         names: dict[str, str] = {}
         if self.objective is not None:
@@ -77,14 +77,14 @@ class Custom:
         return names
 
     def check_same(self, stored: object, folder: Path) -> None:
-        """Checks that a run is resumed with what it was begun with.
+        """Checks that a run is resumed with the same custom parts that it started with.
 
         Args:
-            stored: The entry `CUSTOM` of its `config.json`, if there is one.
+            stored: The entry `CUSTOM` of its `config.json`, if any.
             folder: The run folder, for messages.
 
         Raises:
-            RunError: The objective or the examples are missing, or others.
+            RunError: The objective, the examples or the rewards are missing or different.
         """
         begun = stored if isinstance(stored, dict) else {}
         for what in ("objective", "examples", "rewards"):
@@ -99,10 +99,10 @@ class Custom:
                 raise RunError(f"{folder} was begun {was}: give the same {what}, or another folder")
 
     def splits(self, tokenizer: Tokenizer) -> tuple[DataSplit, DataSplit] | None:
-        """Returns the splits for training and validation; None if the examples are not own ones.
+        """Returns the training and validation splits, or None without custom examples.
 
         Raises:
-            RunError: The examples are not as `ExampleSource` says.
+            RunError: The examples violate the contract of `ExampleSource`.
         """
         if self.examples is None:
             return None
@@ -122,6 +122,7 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
     first = examples.example(0, 0)
     arrays = {key: (np.shape(x), np.asarray(x).dtype) for key, x in first.items()}
     digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
+    # Check and hash examples that are spread evenly over the source.
     for index in sorted({i * number // HASHED for i in range(HASHED)}):
         example, again = examples.example(0, index), examples.example(0, index)
         for key, (shape, dtype) in arrays.items():
@@ -136,7 +137,8 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
                     f"{name}: example {index} has other arrays than example 0 ({key} {dtype} "
                     f"{shape}): give the same names, shapes and types in every example"
                 )
-            if x.tobytes() != np.asarray(again[key]).tobytes():  # NaN is not equal to itself
+            # Compare bytes, because NaN is not equal to itself.
+            if x.tobytes() != np.asarray(again[key]).tobytes():
                 raise RunError(
                     f"{name}: {key} of example {index} is another when it is made again: let it "
                     "depend on the epoch and the index alone, random numbers too"

@@ -1,4 +1,4 @@
-"""Initializes a run from another run's parameters: the body, and what the heads have in common."""
+"""Initializes a run from another run's parameters: the body and the shared parts of the heads."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -17,27 +17,27 @@ from ...models.registry import create
 from ..optim.parameters import map_named, named
 
 HEAD = "head/"
-"""Prefix of the parameters that belong to an objective; all others are the body."""
+"""Prefix of the parameters of the head. All others belong to the body."""
 
 SHOWN = 3
-"""Number of parameters that a message names; the others are counted."""
+"""Number of parameters that a message names. The others are counted."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
-"""The fields of a model on which the shapes of its body most often depend."""
+"""The fields that most often cause different shapes of the body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InitFromPlan:
-    """Which parameters of which checkpoint initialize a run."""
+    """The checkpoint that initializes a run, and the parameters to copy from it."""
 
     folder: Path
     step: int | None
-    """None for a folder in Hugging Face's form."""
+    """None for a folder in Hugging Face's format."""
     source: TransformerConfig
     """The configuration of the model in the folder."""
     source_shapes: Params
     """Shapes of all parameters in the checkpoint."""
     copied: frozenset[str]
-    """Names of the parameters that are copied."""
+    """Names of the parameters to copy."""
 
     def new(self, model: TransformerConfig) -> list[str]:
         """Returns the names of a model's parameters that are not copied."""
@@ -48,19 +48,20 @@ class InitFromPlan:
 def plan_init_from(
     folder: Path, step: int | None, source: TransformerConfig, model: TransformerConfig
 ) -> InitFromPlan:
-    """Plans which parameters a model copies from a run, and reads none of them yet.
+    """Plans which parameters a model copies from a run, without reading them.
 
     Args:
         folder: The folder to initialize from.
-        step: One of its checkpoints; None for a folder in Hugging Face's form.
+        step: One of its checkpoints, or None for a folder in Hugging Face's format.
         source: The configuration of its model.
         model: The configuration of the model to initialize.
 
     Raises:
-        RunError: A parameter of the body has another shape.
+        RunError: A parameter of the body has a different shape.
     """
     source_shapes = parameter_shapes(create(source))
     wanted = dict(named(parameter_shapes(create(model))))
+    # Head parameters that depend on the labels are copied only for the same head and labels.
     same = (source.head, source.labels) == (model.head, model.labels)
     own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied, other = set(), []
@@ -69,6 +70,7 @@ def plan_init_from(
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
+        # A head of another shape is initialized randomly, but the body must match.
         elif not name.startswith(HEAD):
             other.append(f"{name} {x.shape} where this run has {wanted[name].shape}")
     if other:
@@ -81,14 +83,14 @@ def plan_init_from(
 
 
 def head_parameters(model: TransformerConfig) -> list[str]:
-    """Returns the names of the parameters that are of use only to the same head and labels."""
+    """Returns the names of the parameters that only the same head and labels can use."""
     own = tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
     shapes = parameter_shapes(create(model)) if own else {}
     return [name for name, _ in named(shapes) if name.startswith(own)]
 
 
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
-    """Returns the fields that give two models parameters of different shapes, for a message."""
+    """Returns the differing fields that explain different shapes, for a message."""
     theirs, ours = (dataclasses.asdict(config) for config in (source, model))
     wrong = [
         f"model.{field} is {theirs[field]} there and {ours[field]} here"
@@ -99,18 +101,19 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
 
 
 def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) -> Params:
-    """Returns the parameters of another run, with fresh ones where nothing is copied.
+    """Returns the initial parameters: copied from another run, or fresh if not copied.
 
     Args:
-        plan: Which parameters to copy from where.
-        fresh: The run's own initial parameters; of those that are copied, shapes are enough.
+        plan: The parameters to copy and their source.
+        fresh: The run's random initial parameters. Shapes suffice for the copied ones.
         shardings: The sharding of each parameter, a tree like `fresh`.
-        log: Called with a line each for what was copied, what is new and what was left behind.
+        log: Called with one line each for copied, new and unused parameters.
     """
     sharding_of, own = dict(named(shardings)), dict(named(fresh))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        # All parameters of the checkpoint are read, so put the unused ones on a single device.
         if name not in plan.copied:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
         return jax.ShapeDtypeStruct(x.shape, own[name].dtype, sharding=sharding_of[name])
@@ -130,7 +133,7 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
 
 
 def _summary(names: Iterable[str], params: Params) -> str:
-    """Returns the first parts of names (two for a head), and the number of their parameters."""
+    """Returns the first part of each name (two for a head) and the number of parameters."""
     names = list(names)
     parts = sorted({"/".join(n.split("/")[: 2 if n.startswith(HEAD) else 1]) for n in names})
     return f"{', '.join(parts)} ({sum(params[n].size for n in names):,} parameters)"

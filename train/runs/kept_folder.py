@@ -1,4 +1,4 @@
-"""Whether a run folder is still what a run was begun in: someone may delete or replace it."""
+"""Checks that a run folder was not deleted or replaced during training."""
 
 import dataclasses
 import shutil
@@ -13,24 +13,24 @@ from ...models.loading import CHECKPOINTS, CONFIG_FILE, numbered
 
 @dataclasses.dataclass(frozen=True)
 class KeptFolder:
-    """A run folder, and the content of its `config.json`."""
+    """A run folder with the content of its `config.json`, which identifies it."""
 
     folder: Path
     content: bytes
 
     @classmethod
     def of(cls, folder: Path) -> "KeptFolder":
-        """Returns the folder as it is now."""
+        """Records the current state of a folder."""
         return cls(folder, (folder / CONFIG_FILE).read_bytes())
 
     def check(self, saved: int | None = None) -> None:
-        """Checks that the folder is as it was, and has what was saved in it.
+        """Checks that the folder is unchanged and contains what was saved.
 
         Args:
-            saved: the step of a checkpoint that it must have, or a later one.
+            saved: a step. The folder must have its checkpoint or a later one.
 
         Raises:
-            RunError: the folder is gone or another one is in its place, or the checkpoint is gone.
+            RunError: the folder was deleted or replaced, or the checkpoint is missing.
         """
         try:
             found = (self.folder / CONFIG_FILE).read_bytes()
@@ -50,11 +50,12 @@ class KeptFolder:
         )
 
     def remove_rest(self) -> None:
-        """Removes what was still being written into a folder that was deleted meanwhile."""
+        """Removes partial checkpoints from a folder that was deleted while they were written."""
         if (self.folder / CONFIG_FILE).exists():
             return
         for folder in (self.folder / CHECKPOINTS).glob(f"*{TMP_DIR_SUFFIX}"):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.folder / CHECKPOINTS, self.folder):
-            with suppress(OSError):  # it is not there, or holds other files
+            # The folder may be missing, or contain other files, which are kept.
+            with suppress(OSError):
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""Reads the configuration of a run from a folder: a run's own, or one for a published model."""
+"""Reads the configuration of a run folder, or derives one for a published model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,19 +28,19 @@ TARGETS: Mapping[str, Target] = {
     "regression": "regression",
     "multi_label_classification": "multi_label",
 }
-"""The kind of labels for each `problem_type` of a classifier; any other is single_label."""
+"""`problem_type` of a classifier → kind of labels. Any other type is single_label."""
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-        folder: A run folder; or a folder in Hugging Face's form, or a name on the hub, whose
-          configuration is that of a run that would have made such a model.
+        folder: A run folder, a folder in Hugging Face's format, or a name on the hub. For the
+          latter two the configuration is derived from the model.
 
     Raises:
         FileNotFoundError: The folder is neither.
-        UserError: It is broken, or its model or tokenizer is not supported.
+        UserError: The folder is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
     model, tokenizer = open_folder(folder)
@@ -54,7 +54,7 @@ def config_of_run(folder: Path) -> TrainConfig:
     """Returns the configuration in the `config.json` of a run.
 
     Raises:
-        UserError: It is broken, or that of something else.
+        UserError: The file is broken, or does not describe a run.
     """
     fields = read_fields(folder)
     check_run(fields, folder)
@@ -64,12 +64,12 @@ def config_of_run(folder: Path) -> TrainConfig:
 
 
 def config_of_model(model: TransformerConfig, problem_type: object = None) -> TrainConfig:
-    """Returns the configuration of a run that would have made a model.
+    """Returns the configuration of a run that could have trained a model.
 
     Args:
         model: The configuration of the model.
-        problem_type: The kind of a classifier's labels, as transformers names it; by default one
-          label is a number, and several exclude each other.
+        problem_type: The kind of a classifier's labels in transformers' terms. By default a single
+          label is a regression, and several labels are mutually exclusive.
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))

@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
+"""Writes metrics to `metrics.jsonl`, TensorBoard and, if requested, Weights & Biases."""
 
 import contextlib
 import hashlib
@@ -20,18 +20,18 @@ from ...models.loading import CONFIG_FILE
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 SECONDS_BETWEEN_FLUSHES = 30.0
-"""The least time between two flushes of TensorBoard's file."""
+"""The minimum time between two flushes of TensorBoard's file."""
 
 
 class MetricsLog:
-    """Writes one line of numbers per logged step.
+    """Writes one line of metrics per logged step.
 
-    A run that is taken up at step n forgets what was logged after n, so that
-    its file reads like that of a run never stopped.
+    A run that resumes at step n removes later lines, so that its file equals that of an
+    uninterrupted run.
     """
 
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
-        # First, so that nothing is open if it cannot be had.
+        # Start it first, so that no file is open if it fails.
         self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
         self._file = run / METRICS_FILE
         _forget_after(self._file, first_step)
@@ -47,7 +47,7 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes all of them; if a fault ends the run, it is the one to be told."""
+        """Closes all outputs. An error that ends the run takes precedence over one of closing."""
         try:
             with contextlib.closing(self._board), contextlib.closing(self._lines):
                 pass
@@ -70,7 +70,7 @@ class MetricsLog:
                 "from the newest checkpoint"
             )
         try:
-            # JSON has neither NaN nor infinity: null stands for a number that there is not.
+            # JSON has neither NaN nor infinity, so write null.
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
             self._lines.write(to_json({"step": step, "split": group, **finite}) + "\n")
             self._lines.flush()
@@ -89,7 +89,7 @@ class MetricsLog:
 
 @contextlib.contextmanager
 def _absent(package: str) -> Iterator[None]:
-    """Has what is imported here do without a package, unless it is there already."""
+    """Hides a package from imports in the `with` block, unless it is already loaded."""
     if package in sys.modules:
         yield
         return
@@ -101,24 +101,26 @@ def _absent(package: str) -> Iterator[None]:
 
 
 class _Board:
-    """TensorBoard's file of events.
+    """TensorBoard's event file.
 
-    Written at once: tensorboardX's `SummaryWriter` has a thread for it, which a full disk
-    ends, and the run then waits for it for ever.
+    It is written synchronously: the thread of tensorboardX's `SummaryWriter` dies on a full disk,
+    and the run then waits for it forever.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        with _absent("torch"):  # of which tensorboardX wants the name of a type: two seconds
+        # tensorboardX imports torch only for the name of a type, which takes two seconds.
+        with _absent("torch"):
             from tensorboardX.proto import event_pb2
             from tensorboardX.record_writer import RecordWriter
 
-        protocol: Any = event_pb2  # its names are made at run time
+        # The names of this module are created at run time, which a type checker cannot see.
+        protocol: Any = event_pb2
         self._event = protocol.Event
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._records = RecordWriter(str(folder / name))
         self._next_flush = 0.0
-        # Tells TensorBoard to forget what an earlier process logged after this step.
+        # Tells TensorBoard to discard what an earlier process logged after this step.
         start = protocol.SessionLog(status=protocol.SessionLog.START)
         self._write(file_version="brain.Event:2")
         self._write(session_log=start, step=first_step + 1)
@@ -141,7 +143,7 @@ class _Board:
 
 
 def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
-    """The logged lines of a group, in order."""
+    """Returns the logged lines of a group, in order."""
     file = run / METRICS_FILE
     lines = file.read_text().split("\n") if file.is_file() else []
     return [row for row in map(json.loads, filter(None, lines)) if row["split"] == group]
@@ -150,17 +152,17 @@ def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
 def _forget_after(file: Path, step: int) -> None:
     if not file.is_file():
         return
-    # A process killed in mid-line leaves one without its end.
+    # A process that was killed while writing leaves an incomplete last line.
     lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     kept = [line for line in lines if json.loads(line)["step"] <= step]
     write_file(file, "".join(kept).encode())
 
 
 def wandb_of(project: str) -> Any:
-    """Returns the package of Weights & Biases.
+    """Returns the `wandb` package.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the package is not installed.
     """
     try:
         import wandb  # pyright: ignore[reportMissingImports]  (an extra)
@@ -173,7 +175,7 @@ def wandb_of(project: str) -> Any:
 
 def _start_wandb(project: str, run: Path) -> Any:
     wandb = wandb_of(project)
-    # The same folder is the same run there, however often it is taken up.
+    # Derive the id from the folder, so that a resumed run continues the same W&B run.
     identity = hashlib.blake2b((run / CONFIG_FILE).read_bytes(), digest_size=8).hexdigest()
     return wandb.init(
         project=project, name=run.name, id=f"{run.name}-{identity}", dir=str(run), resume="allow"

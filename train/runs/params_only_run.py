@@ -1,4 +1,4 @@
-"""Makes run folders with a model but without an optimizer state: imported, averaged, or saved."""
+"""Creates run folders without an optimizer state: imported, averaged or saved models."""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from ...models.loading import CHECKPOINTS, CONFIG_FILE, IMPORTED_FROM, PARAMS, T
 from ...models.nn.typing import Params
 
 AVERAGED_STEPS = "averaged_steps"
-"""Key in its `config.json`: the steps of the checkpoints that were averaged."""
+"""Key in `config.json`: the steps of the averaged checkpoints."""
 SAVED_FROM_PYTHON = "saved_from_python"
-"""Key in its `config.json`: whether `save_run` was told what the data of the model are."""
+"""Key in `config.json`: whether `save_run` was given the data of the model."""
 ORIGINS = {
     AVERAGED_STEPS: "averaged checkpoints",
     IMPORTED_FROM: "an imported model",
@@ -23,13 +23,13 @@ ORIGINS = {
 
 
 def check_not_existing(output: Path) -> None:
-    """Raises RunError if the output exists."""
+    """Raises RunError if `output` exists."""
     if output.exists():
         raise RunError(f"{output} exists: give a folder that does not")
 
 
 def check_trainable(fields: JsonObject, folder: Path) -> None:
-    """Raises RunError if a folder with this `config.json` has no optimizer state to resume from."""
+    """Raises RunError if the `config.json` is that of a run without an optimizer state."""
     for name, what in ORIGINS.items():
         if name in fields:
             raise RunError(
@@ -47,10 +47,10 @@ def make_params_only_run(
     step: int,
     params: Params,
 ) -> None:
-    """Makes a folder with one checkpoint, completely or not at all.
+    """Creates a folder with one checkpoint, completely or not at all.
 
     Args:
-        output: The folder to make; it may exist if it is empty.
+        output: The folder to create. It may exist if it is empty.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
         save_more: Writes further files into the run folder.
@@ -58,10 +58,11 @@ def make_params_only_run(
         params: The parameters of the model.
 
     Raises:
-        DataError: The folder holds something, or cannot be written.
+        DataError: The folder is not empty, or cannot be written.
     """
 
     def fill(folder: Path) -> None:
+        # Imported late, because orbax is slow to load.
         import orbax.checkpoint as ocp
 
         save_tokenizer(folder / TOKENIZER)

@@ -1,9 +1,9 @@
 """Selects documents with a trained classifier of text quality.
 
-Brown et al. 2020, appendix A, trained a classifier to predict whether a document is from a corpus
-of high quality or from the unfiltered crawl, and kept documents with a high score. Here the
-classifier is any run of sequence classification, and a document is kept if the probability of the
-good label is at least a threshold.
+Brown et al. 2020, appendix A, trained a classifier to predict whether a document is from a
+high-quality corpus or from the unfiltered crawl, and kept documents with a high score. Here the
+classifier is any run of sequence classification. A document is kept if the probability of the good
+label is at least a threshold.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ from ..losses.eval_step import rows_at_once, whole_rows
 from .load_run import open_run
 
 GOOD = "good"
-"""The label of documents to keep, if the classifier has it; otherwise the second of its two."""
+"""The label of documents to keep, if the classifier has it. Otherwise the second of two labels."""
 THRESHOLD = 0.5
-"""The minimum probability of the good label, unless another is given."""
+"""The default minimum probability of the good label."""
 _ROWS_AT_ONCE = 64
 
 
@@ -40,7 +40,7 @@ class QualityClassifier(PickledByFields):
 
     Attributes:
         folder: The run folder of a classifier of single texts with two labels, or with a label
-          ``good``; or such a folder in the Hugging Face format.
+          ``good``, or an equivalent folder in the Hugging Face format.
         threshold: The minimum probability of the good label for a document to be kept.
 
     Example::
@@ -58,7 +58,7 @@ class QualityClassifier(PickledByFields):
 
     @property
     def name(self) -> str:
-        """The reason why documents are left out, for the log."""
+        """The reason for dropping documents, for the log."""
         return f"the classifier {self.folder} below {self.threshold}"
 
     @property
@@ -88,16 +88,16 @@ class QualityClassifier(PickledByFields):
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the probability that each text is good, float64 [n].
 
-        A text is truncated to the length of the classifier's sequences.
+        Texts are truncated to the classifier's sequence length.
 
         Raises:
-            RunError: The folder has no classifier of this kind, or its outputs are not finite.
+            RunError: The folder does not have a suitable classifier, or its outputs are not finite.
         """
         config, tokenizer = self._opened
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)
         params = self._loaded[1]
         rows = rows_at_once(config.data.length, _ROWS_AT_ONCE)
-        # Imported late: it needs grain, which `flaxzoo bench` does without.
+        # Imported late: it needs grain, which `flaxzoo bench` does not require.
         from ...data.batching import evaluation_batches
 
         batches = evaluation_batches(split.examples, batch_size=rows)
@@ -120,6 +120,7 @@ class QualityClassifier(PickledByFields):
                 "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
                 "crawl=text:crawl/*.txt'"
             )
+        # Only the name of a label says which of them to keep. Reject ambiguous cases.
         if data.target == "binary" and GOOD not in labels:
             raise RunError(
                 f"{self.folder} tells {labels[0]!r} from all else, and of a binary target nothing "

@@ -1,4 +1,4 @@
-"""The reference of DPO: log-probabilities of answers under a model that does not change."""
+"""The reference model of DPO: log-probabilities of completions under a frozen model."""
 
 import hashlib
 import io
@@ -25,20 +25,20 @@ from ..losses.pairs import pair_inputs
 from ..objectives.dpo import answer_log_probs
 
 FOLDER = "reference"
-"""The folder, in that of the cache, of log-probabilities that were computed before."""
+"""The cache subfolder for computed log-probabilities."""
 
 
 @dataclass(frozen=True)
 class ReferenceModel(PickledByFields):
-    """Computes log-probabilities of answers; see ``data.DPOData.with_reference``.
+    """Computes log-probabilities of completions; see ``data.DPOData.with_reference``.
 
-    They are kept in the cache under a checksum of the model and of all tokens, so that a run
-    that is resumed, or another one with the same reference and data, does not compute them again.
+    They are cached under a checksum of the model and of all tokens, so that a resumed run, or
+    another run with the same reference and data, does not compute them again.
 
     Attributes:
         folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
-        step: The checkpoint; None: the newest.
-        log: Told how many there are to compute.
+        step: The checkpoint. Defaults to the newest.
+        log: Called with a line that says how many pairs will be scored.
 
     Example::
 
@@ -52,10 +52,10 @@ class ReferenceModel(PickledByFields):
     log: LogFn = print
 
     def __call__(self, pairs: PairExamples) -> np.ndarray:
-        """Returns the log-probability of both answers of each pair, in nats, float32 [n, 2].
+        """Returns the log-probabilities of both completions of each pair, in nats, float32 [n, 2].
 
         Raises:
-            RunError: The model is no causal language model, or its parameters are not finite.
+            RunError: The model is not a causal language model, or its parameters are not finite.
         """
         model, params = load_finite(local_folder(self.folder), step=self.step)
         if model.config.head != "causal_lm":
@@ -73,7 +73,7 @@ class ReferenceModel(PickledByFields):
             outputs = model.apply({"params": params}, **pair_inputs(batch))
             return answer_log_probs(outputs, batch)
 
-        # Imported late: it needs grain, which `flaxzoo bench` does without.
+        # Imported late: it needs grain, which `flaxzoo bench` does not require.
         from ...data.batching import evaluation_batches
 
         rows = rows_at_once(2 * pairs.length, pairs.num_examples)
@@ -81,6 +81,7 @@ class ReferenceModel(PickledByFields):
             np.asarray(log_probs(params, batch))
             for batch in evaluation_batches(pairs, batch_size=rows)
         ]
+        # The last batch is padded with further rows.
         result = np.concatenate(found)[: pairs.num_examples]
         stored = io.BytesIO()
         np.save(stored, result)
@@ -89,9 +90,10 @@ class ReferenceModel(PickledByFields):
 
 
 def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) -> str:
-    """Returns a hash of the model and of the tokens, which tokenizer and template made.
+    """Returns a hash of the model and of the tokens, which depend on tokenizer and template.
 
-    The same parameters are another model with other heads, positions or norms.
+    It covers the configuration, because equal parameters with a different configuration are a
+    different model.
     """
     whole = hashlib.blake2b(f"{pairs.length} {config!r}".encode(), digest_size=16)
     for leaf in jax.tree.leaves(params):
@@ -103,11 +105,11 @@ def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) ->
 
 
 def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
-    """Returns the data of a run with what its objective adds to them, such as an open reference.
+    """Returns the data of a run with the additions of its objective, such as an open reference.
 
     Raises:
-        RunError: The objective needs the model that the run starts from, and there is none, or
-            adapters are trained to a rounded copy of it.
+        RunError: The objective needs an initial model and the run has none, or adapters are
+            trained on a rounded copy of it.
     """
     source, lora = config.init_from, config.lora
     if source is None and config.objective.needs_init_from:

@@ -1,4 +1,4 @@
-"""`report.md`: what a finished run was, and its loss curve as a picture."""
+"""`report.md`: a summary of a finished run, with a plot of its loss."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +21,12 @@ def write_report(
     """Writes `report.md` and `loss.png` into a run folder.
 
     Args:
-        folder: the run folder, whose `metrics.jsonl` is drawn.
+        folder: the run folder, whose `metrics.jsonl` is plotted.
         facts: rows of the table at the top.
-        validation: loss and scores of the last evaluation.
-        sample: what the model made of a prompt.
-        samples: answers of a policy with their rewards, as `read_samples` returns them; those of
-          the first and of the last evaluation are shown.
+        validation: loss and metrics of the last evaluation.
+        sample: the model's output for a prompt.
+        samples: completions of a policy with their rewards, from `read_samples`. The report shows
+          the first and the last evaluation.
     """
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
@@ -35,6 +35,7 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
+    # One section for the first evaluation and one for the last, unless they are the same.
     for step in sorted({row["step"] for row in (*samples[:1], *samples[-1:])}):
         text += f"\n## Answers after {step:,} steps\n\n"
         text += "| prompt | answer | reward |\n| --- | --- | --- |\n"
@@ -46,7 +47,7 @@ def write_report(
 
 
 def _cell(value: object) -> str:
-    """Returns a value for a row of a table, without what would end the cell."""
+    """Returns a value for a table cell, with pipes and line feeds escaped."""
     return str(value).replace("|", "\\|").replace("\n", "⏎")
 
 
@@ -56,7 +57,7 @@ def _shown(value: float | int) -> str:
 
 def draw_curve(folder: Path, file: Path) -> None:
     """Draws training and validation loss over steps, as a PNG."""
-    # Not pyplot: it would choose a window system, and is not thread-safe.
+    # Do not use pyplot, which selects a window system and is not thread-safe.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")

@@ -1,7 +1,7 @@
-"""Makes and checks run folders, which are made before training and suffice to resume the run.
+"""Creates and checks run folders, which contain everything that is needed to resume a run.
 
 A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
-`tensorboard/` and, in the end, `report.md`.
+`tensorboard/` and, after training, `report.md`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from .params_only_run import check_trainable
 from .reference import prepared_data
 
 SHOWN_CHANGES = 3
-"""Number of differences that a message names; the others are counted."""
+"""Number of differences that a message names. The others are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Run:
 
     folder: Path
     stated: TrainConfig
-    """The configuration as requested, and as stored in the folder."""
+    """The requested configuration, as stored in the folder."""
     tokenizer: Tokenizer
     train: DataSplit
     validation: DataSplit
     init_from: InitFromPlan | None = None
-    """The source of the initial parameters, if they are not random."""
+    """The source of the initial parameters, or None if they are random."""
     custom: Custom = Custom()
-    """The objective and the examples that the caller gave."""
+    """The caller's custom objective, examples and rewards."""
 
     @property
     def base(self) -> Base | None:
-        """The model that the run trains adapters to, if it does."""
+        """The base model of the run's adapters, or None without adapters."""
         if self.stated.lora is None or self.stated.init_from is None:
             return None
         return Base.describe(self.stated.init_from, self.stated.init_step, self.folder)
@@ -63,22 +63,22 @@ class Run:
 
 
 def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = Custom()) -> Run:
-    """Reads the data, makes the tokenizer, and inspects the run folder.
+    """Reads the data, creates the tokenizer, and inspects the run folder.
 
-    Every error in data, tokenizer and folder is found here, before training starts; nothing is
-    written to the folder yet.
+    Finds every error in data, tokenizer and folder before training starts. Writes nothing to the
+    folder.
 
     Args:
         config: The configuration from the recipe and the command line.
-        folder: The run folder; it may exist if it contains the same run.
-        log: Called with a line for each thing done.
-        custom: The objective and the examples that the caller gave. With own examples the source
-            of the configuration is read for a new vocabulary only, and the model keeps its head
-            and its labels.
+        folder: The run folder. It may exist if it contains the same run.
+        log: Called with a line for each completed part.
+        custom: The caller's custom objective, examples and rewards. With custom examples, the
+            configured source is read only for a new vocabulary, and the model keeps its head and
+            labels.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
-        RunError: The folder contains another run, or something that is not a run.
+        RunError: The folder contains a different run, or is not a run folder.
     """
     if config.lora is not None and config.init_from is None:
         raise RunError(
@@ -90,7 +90,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         if writer not in (None, own):
             log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
         config, tokenizer = _existing_run(config, folder, custom)
-        # A run of adapters reads their base whenever it starts.
+        # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
         begins = not steps(folder) or config.lora is not None
         plan = _init_from_plan(config) if begins else None
     else:
@@ -108,7 +108,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    # The configuration that is stored has no open model.
+    # Keep these data out of `config`, which is stored, because they may hold an open model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
@@ -134,13 +134,15 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 def _existing_run(
     config: TrainConfig, folder: Path, custom: Custom
 ) -> tuple[TrainConfig, Tokenizer]:
-    """Returns the run in `folder`, after checking that `config` requests the same run."""
+    """Returns the run in `folder` after checking that `config` requests the same run."""
     check_trainable(read_config(folder), folder)
     custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
+    # The folder may have newer checkpoints by now; the run keeps the one that it started from.
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
+    # Compare the configurations after the same adjustments that the stored one received.
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
         Base.from_fields(read_config(folder), folder).find(folder)
@@ -160,9 +162,10 @@ def _existing_run(
 
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
-    """Returns a new run, with its own vocabulary or that of the run it is initialized from."""
+    """Returns a new run with a new vocabulary, or with that of its initial model."""
     model = tokenizer = None
-    if config.init_from is not None:  # before data are read, which may take long
+    # Open the initial model before the data, which may take long, to fail fast.
+    if config.init_from is not None:
         source, tokenizer = open_run(config.init_from)
         model = source.model
         step = chosen_step(local_folder(config.init_from), config.init_step)
@@ -175,7 +178,7 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
-    """Returns the source of a new run's initial parameters, if they are not random."""
+    """Returns the source of a run's initial parameters, or None if they are random."""
     if config.init_from is None:
         return None
     folder = local_folder(config.init_from)
@@ -184,20 +187,21 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Returns a run whose adapters name what it trains whole: classifiers, and all that is new."""
+    """Adds classifiers and new parameters to those that an adapter run trains fully."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
     also = dict.fromkeys((*config.lora.also_trained, *new))
     lora = dataclasses.replace(config.lora, also_trained=tuple(also))
-    make_lora(lora, create(config.model))  # refuses patterns that fit nothing, before data are read
+    # This rejects patterns that match nothing, before the data are read.
+    make_lora(lora, create(config.model))
     return dataclasses.replace(config, lora=lora)
 
 
 def _check_sample_prompt(
     model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
 ) -> None:
-    """Raises RunError if the trained model could not use the prompt."""
+    """Raises RunError if the trained model cannot use the prompt."""
     if prompt is None:
         return
     head = model.head
@@ -225,13 +229,13 @@ def fit_model(
     vocab_size: int,
     labels: tuple[str, ...] | None,
 ) -> TrainConfig:
-    """Returns a run whose model has the sizes, the vocabulary and the head that it needs.
+    """Returns a run whose model has the required sizes, vocabulary and head.
 
     Args:
         config: The configuration of the run.
-        initial_model: The model whose parameters initialize it, if it is not new.
+        initial_model: The model that initializes it, or None for a new model.
         vocab_size: Number of tokens in the vocabulary.
-        labels: Names of the labels in the data; None: the head is that of the configuration.
+        labels: Names of the labels in the data. If None, keeps the configured head and labels.
 
     Raises:
         RunError: The model has no head for this kind of data.
@@ -239,6 +243,7 @@ def fit_model(
     model = config.model
     if config.init_from is not None and initial_model is not None:
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
+    # A model may have more rows than the vocabulary, for example a padded embedding table.
     size = max(model.vocab_size, vocab_size)
     if labels is None:
         head, labels = config.model.head, config.model.labels
@@ -267,10 +272,10 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def create_folder(run: Run) -> None:
-    """Makes the run folder unless it exists. Call it after all other checks.
+    """Creates the run folder unless it exists. Call it after all other checks.
 
     Raises:
-        RunError: Another process has made it meanwhile, for another run.
+        RunError: Another process has meanwhile created it for a different run.
     """
     fields = to_dict(run.stated)
     content = {
@@ -292,9 +297,9 @@ def create_folder(run: Run) -> None:
             content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
-    # `prepare_run` refuses any folder that is neither a run nor empty.
+    # `prepare_run` has rejected any folder that is neither a run nor empty.
     build_folder(run.folder, fill)
-    # Another process may have made it since it was looked for, and now has the lock or had it.
+    # Another process may have created the folder since `prepare_run` looked for it.
     made, _ = open_run(run.folder)
     if differences(made, run.stated):
         raise RunError(
@@ -306,7 +311,7 @@ def create_folder(run: Run) -> None:
 
 
 def _check_same_data(run: Run) -> None:
-    """Refuses to resume with other data."""
+    """Raises RunError if the data differ from those that the run started with."""
     if read_config(run.folder).get("data_fingerprints") == _fingerprints(run):
         return
     source = run.custom.names.get("examples", run.stated.data.source_name)

@@ -1,8 +1,8 @@
-"""The lock of a run folder: one process at a time trains in it.
+"""Locks a run folder, so that only one process at a time trains in it.
 
-The process that trains holds a record lock of the operating system on the file `lock.json` in the
-folder. The system releases such a lock when its process ends, `kill -9` included, and NFS shares
-it between machines. The file names the holder, for the message to others.
+The training process holds a record lock of the operating system on the file `lock.json` in the
+folder. The system releases the lock when the process ends, even after `kill -9`, and NFS shares it
+between machines. The file names the holder, for messages of other processes.
 """
 
 import contextlib
@@ -25,14 +25,20 @@ from ...data.common.progress import LogFn
 LOCK_FILE = "lock.json"
 
 _HELD: dict[Path, str] = {}
-"""The entries of the files that this process has locked, which the system lets it lock twice."""
+"""Path → entry of each file that this process has locked. The system does not refuse a second lock
+of the same process, so this table does."""
 
 
 class RunLock:
-    """The right to train in a run folder, from `acquire` to the end of the `with` block."""
+    """The lock of a run folder, held from `acquire` to the end of the `with` block."""
 
     def __init__(self, folder: Path, log: LogFn) -> None:
-        """Takes nothing yet; `log` is called with a line if the file system has no locks."""
+        """Creates a lock without acquiring it.
+
+        Args:
+            folder: The run folder.
+            log: Called with a line if the file system does not support locks.
+        """
         self._folder = folder
         self._path = folder.resolve() / LOCK_FILE
         self._log = log
@@ -42,7 +48,7 @@ class RunLock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Releases the lock, if this object has it."""
+        """Releases the lock if this object holds it."""
         if self._file is None:
             return
         # Unlink before unlocking: a waiting process checks that its file is still there.
@@ -54,16 +60,17 @@ class RunLock:
         del _HELD[self._path]
 
     def acquire(self) -> None:
-        """Takes the lock, unless this object has it already.
+        """Acquires the lock, unless this object already holds it.
 
         Raises:
-            RunError: Another process or another object of this process has it.
+            RunError: Another process, or another object of this process, holds it.
             DataError: The folder is not writable, or its disk is full.
         """
         if self._file is not None:
             return
         if self._path in _HELD:
-            raise self._refusal(_HELD[self._path])  # reading the file would end the lock
+            # Do not read the file: closing it would release the lock of this process.
+            raise self._refusal(_HELD[self._path])
         started = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
         entry = json.dumps(holder)
@@ -72,7 +79,8 @@ class RunLock:
                 file = opened.enter_context(self._open())
                 file.truncate()
                 file.write(entry.encode())
-                opened.pop_all()  # keeps the file open, and with it the lock
+                # Keep the file open, which keeps the lock.
+                opened.pop_all()
         except OSError as error:
             raise DataError(
                 f"the folder {self._folder} is not writable: choose another folder "
@@ -82,23 +90,25 @@ class RunLock:
         _HELD[self._path] = entry
 
     def _open(self) -> io.FileIO:
-        """Returns the open and locked file; raises RunError if another process has locked it."""
+        """Opens and locks the file. Raises RunError if another process holds the lock."""
         while True:
-            # Unbuffered, so that others read the entry as soon as it is written.
+            # Unbuffered, so that other processes can read the entry as soon as it is written.
             file = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
             try:
-                # Not flock: forked processes inherit such a lock and outlive a killed parent.
+                # Not flock: forked processes inherit a flock and may outlive a killed parent.
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                time.sleep(0.2)  # the holder writes its entry just after it takes the lock
+                # The holder writes its entry shortly after it acquires the lock.
+                time.sleep(0.2)
                 with file:
                     raise self._refusal(file.read().decode()) from None
             except OSError as error:
                 self._log(f"{self._path} cannot be locked ({error.strerror}): train in one process")
             if _is_at(self._path, file):
                 return file
-            file.close()  # its holder has just removed it: make another
+            # The previous holder has just removed this file, so create a new one.
+            file.close()
 
     def _refusal(self, entry: str) -> RunError:
         try:

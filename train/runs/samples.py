@@ -1,4 +1,4 @@
-"""`samples.jsonl`: some answers of each evaluation of a policy, with their rewards."""
+"""`samples.jsonl`: some completions of each evaluation of a policy, with their rewards."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ...data.tokenizers.base import Tokenizer
 
 SAMPLES_FILE = "samples.jsonl"
 NUM_SAMPLES = 8
-"""The number of answers that are kept of an evaluation."""
+"""The number of completions to keep per evaluation."""
 
 
 def write_samples(
@@ -25,15 +25,16 @@ def write_samples(
     predictions: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
 ) -> None:
-    """Adds the answers to the first prompts of an evaluation, in place of later ones.
+    """Adds the completions of the first prompts of an evaluation, and removes later samples.
 
     Args:
         folder: the run folder.
         step: the step of the evaluation.
         examples: the prompts.
-        predictions: `labels`, `answer_mask` and `reward` of each, from the evaluation.
-        tokenizer: of the policy.
+        predictions: `labels`, `answer_mask` and `reward` of each prompt, from the evaluation.
+        tokenizer: the tokenizer of the policy.
     """
+    # A resumed run repeats steps, so samples from this step on are replaced.
     earlier = [sample for sample in read_samples(folder) if sample["step"] < step]
     new = [
         {

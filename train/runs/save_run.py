@@ -1,4 +1,4 @@
-"""Saves a model that was trained in a loop of one's own as a run folder."""
+"""Saves a model from a custom training loop as a run folder."""
 
 import dataclasses
 from pathlib import Path
@@ -34,36 +34,36 @@ def save_run(
     embedding: EmbeddingSettings | None = None,
     step: int = 0,
 ) -> None:
-    """Saves a model that was trained by hand as a run folder, for all commands and `--init-from`.
+    """Saves a model from a custom training loop as a run folder.
 
-    `models.load`, `train.open_run`, `flaxzoo generate`, `predict`, `embed`, `fill-mask`,
-    `translate`, `evaluate`, `export` and `average` take the folder. Training cannot be resumed
-    from it, because it has no optimizer state.
+    `models.load`, `train.open_run`, `--init-from`, `flaxzoo generate`, `predict`, `embed`,
+    `fill-mask`, `translate`, `evaluate`, `export` and `average` accept the folder. Training cannot
+    be resumed from it, because it has no optimizer state.
 
     Example::
 
-        state, metrics = step(state, batch, key)  # a loop of one's own
+        state, metrics = step(state, batch, key)  # a custom loop
         train.save_run("runs/mine", model, state.params, tokenizer)
 
     Args:
-        folder: The folder to make, completely or not at all; it may exist if it is empty.
+        folder: The folder to create, completely or not at all. It may exist if it is empty.
         model: The model, from `models.create` or `models.load`.
-        params: Its parameters, a nested dict of arrays of any floating type, layers stacked; they
-            are stored as float32.
-        tokenizer: Its tokenizer; for translation one with two sides where the model has two
-            vocabularies.
-        data: The data of the model: `flaxzoo evaluate` then validates on them without being told,
-            and `predict` reads its input likewise. By default those of a recipe for such a model:
-            a classifier of several labels per text, or of scores, needs its own, for example
-            `SequenceClassificationData(…, target="multi_label")`.
-        embedding: How `embed` and an export make the vector of a text, as in `models.save`; by
-            default the mean of the hidden states.
+        params: The parameters, a nested dict of arrays of any floating type, with stacked layers.
+            They are stored as float32.
+        tokenizer: The tokenizer. A translation model with two vocabularies needs one with two
+            sides.
+        data: The data of the model. `flaxzoo evaluate` validates on them by default, and `predict`
+            reads its input in their format. Defaults to the data of a recipe for this kind of
+            model. A classifier with several labels per text, or a regression, must pass it, for
+            example `SequenceClassificationData(…, target="multi_label")`.
+        embedding: How `embed` and an export compute the vector of a text, as in `models.save`.
+            Defaults to the mean of the hidden states.
         step: The number of steps taken, which names the checkpoint.
 
     Raises:
-        UserError: The folder holds something, a parameter does not fit the model (the message
-            names its path) or is not finite, the tokenizer has more tokens than the model, the
-            data are not for such a model, or there are several processes.
+        UserError: The folder is not empty, a parameter does not fit the model (the message names
+            its path) or is not finite, the tokenizer has more tokens than the model, the data do
+            not suit the model, or there are several processes.
     """
     if jax.process_count() > 1:
         raise RunError(
@@ -72,12 +72,14 @@ def save_run(
         )
     if step < 0:
         raise RunError(f"step {step} must be at least 0")
+    # Check everything before the folder is created.
     params = fitting_params(model, params)
     check_finite(params, "the model", "save the parameters of an earlier step")
     check_vocabulary(tokenizer, model.config)
     config = config_of_model(model.config)
     if data is not None:
         objective = default_objective(data)
+        # The data decide how the folder is evaluated, so they must suit the model's head.
         heads = objective.heads(data)
         if model.config.head not in heads:
             raise RunError(
@@ -99,7 +101,8 @@ def save_run(
             )
 
     if embedding is not None:
-        embedding.width(model.config.d_model)  # raises if a layer does not fit
+        # This raises UserError if a layer does not fit.
+        embedding.width(model.config.d_model)
     make_params_only_run(
         Path(folder),
         fields,
