@@ -1,4 +1,4 @@
-"""A trained model's loss and scores on any data of the kind it was trained on."""
+"""Computes a trained model's loss and metrics on data of the kind that it was trained on."""
 
 import dataclasses
 import functools
@@ -42,28 +42,28 @@ def score_run(
     max_length: int | None = None,
     log: LogFn = print,
 ) -> dict[str, float | int]:
-    """Evaluates a model on every row of a source, cut as in its training.
+    """Evaluates a model on every row of a source, truncated as in training.
 
     Args:
         folder: a run folder.
-        source: a source such as the run was trained on, or a list of examples; by default what
-          it validates on.
-        step: which checkpoint; by default the newest.
-        num_beams: of the search for translations, by default 4; no other kind of data has one.
-        max_length: the number of tokens that rows are cut to, in training and beyond it; positions
-          that are a table end with it. By default as in training.
-        log: told what is in the data, in a line.
+        source: a source of the kind that the run was trained on, or a list of examples. Defaults
+          to the run's validation data.
+        step: the checkpoint. Defaults to the newest.
+        num_beams: the number of beams for translation, by default 4. Only for translation data.
+        max_length: the number of tokens to truncate rows to, which may exceed the length in
+          training unless positions are a table. Defaults to the length in training.
+        log: called with a line that describes the data.
 
     Returns:
-        `loss` (nats), and the scores of this kind of data: perplexity and bits per byte, accuracy,
-        F1, exact match, BLEU …; of a policy its mean reward.
+        `loss` (nats) and the metrics of this kind of data: perplexity and bits per byte, accuracy,
+        F1, exact match, BLEU …. For a policy, the mean reward.
 
     Raises:
-        RunError: `num_beams` is given for a model that translates nothing.
-        UserError: `num_beams` is below 1, or the model's table of positions does not have
+        RunError: `num_beams` is given for a model that does not translate.
+        UserError: `num_beams` is below 1, or the model's table of positions has fewer than
           `max_length` rows.
-        FileNotFoundError: it is not a run folder, or has no such checkpoint.
-        DataError: the data cannot be had or read.
+        FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
+        DataError: the data cannot be downloaded or read.
     """
     config, tokenizer = _open_config(folder, max_length)
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
@@ -73,9 +73,10 @@ def score_run(
         GenerationRequest.ranges["num_beams"].check("num_beams", num_beams)
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
+    # A policy is scored by its rewards on sampled completions, not by a loss on given ones.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
-    # Before the losses, so that a source that cannot be translated is told first.
+    # Translate before computing losses, so that an invalid source fails first.
     written = {}
     if generation is not None:
         if missing := generation.missing():
@@ -108,7 +109,7 @@ def _rows_at_once(config: TrainConfig, number: int) -> int:
 
 
 class Opened(NamedTuple):
-    """A trained model and the data that it is scored on."""
+    """A trained model and the data to evaluate it on."""
 
     model: Model
     params: Params
@@ -116,7 +117,7 @@ class Opened(NamedTuple):
 
 
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
-    """Opens a run's configuration, with model and data of another length if one is given."""
+    """Opens a run's configuration, and changes the length of model and data if one is given."""
     config, tokenizer = open_run(folder)
     config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
@@ -134,11 +135,12 @@ def _opened(
     *,
     max_length: int | None = None,
 ) -> Opened:
-    """Opens a run's model and its data; raises what `score_run` raises."""
+    """Opens a run's model and its data. Raises the same exceptions as `score_run`."""
     config, tokenizer = _open_config(folder, max_length)
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
+    # An imported or averaged model does not say which data to validate on.
     if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
         raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
     custom = fields.get(CUSTOM)
@@ -157,6 +159,7 @@ def _opened(
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:
         split = data.validation_split(tokenizer, labels)
+        # Scores are comparable with the run's metrics only on the same data.
         if recorded is not None and split.fingerprint != recorded.get("validation"):
             log("the validation data has changed since this run was made")
     else:
@@ -175,21 +178,22 @@ def losses_without_heads(
 ) -> dict[str, np.ndarray]:
     """Computes the loss of a trained model without each of its attention heads, one at a time.
 
-    A head whose loss is that of the whole model is one that the model does not depend on.
+    The model does not depend on a head if the loss without it equals the loss of the whole model.
 
     Args:
         folder: a run folder.
-        source: a source such as the run was trained on; by default what it validates on.
-        step: which checkpoint; by default the newest.
-        log: told what is in the data, in a line.
+        source: a source of the kind that the run was trained on. Defaults to the run's validation
+          data.
+        step: the checkpoint. Defaults to the newest.
+        log: called with a line that describes the data.
 
     Returns:
-        The loss of the whole model under `loss`, and the losses without head n of layer l under the
-        name of the model's argument that takes the head out, float32 [L, N]: `head_mask`, and for
+        The loss of the whole model as `loss`, and tables float32 [L, N] of the loss without head n
+        of layer l, under the name of the model argument that masks the head: `head_mask`, and for
         an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
 
     Raises:
-        UserError: The data cannot be had or read, or the loss is not a number.
+        UserError: The data cannot be downloaded or read, or the loss is not finite.
     """
     config, _ = open_run(folder)
     model, params, split = _opened(folder, source, step, log)
@@ -199,6 +203,7 @@ def losses_without_heads(
     if sizes.head == "seq2seq_lm":
         shape = decoder.num_layers, decoder.num_heads
         shapes |= {"decoder_head_mask": shape, "cross_attn_head_mask": shape}
+    # Pass all masks as arguments, so that one compiled program serves every head.
     masks = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
 
     @jax.jit
@@ -217,6 +222,7 @@ def losses_without_heads(
     with Progress().counter("heads", sum(mask.size for mask in masks.values())) as advance:
         for name, mask in masks.items():
             losses[name] = table = np.zeros_like(mask)
+            # Remove one head of one layer at a time.
             for head in np.ndindex(mask.shape):
                 without = mask.copy()
                 without[head] = 0

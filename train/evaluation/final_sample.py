@@ -1,4 +1,4 @@
-"""The sample that a finished run prints."""
+"""The sample output of a finished run."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ..runs.load_run import open_run
 
 
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
-    """Returns a continuation of `prompt`, its translation, or the candidates for its gap."""
+    """Returns a continuation of `prompt`, its translation, or the candidates for its masks."""
     config = open_run(folder)[0]
     if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)

@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model for inputs that have no labels yet."""
+"""Predictions of a fine-tuned model for unlabeled inputs."""
 
 import functools
 from collections.abc import Callable
@@ -24,24 +24,24 @@ from ..runs.load_run import open_run
 def predict(
     folder: str | Path, path: SourceLike, *, step: int | None = None, log: LogFn = print
 ) -> list[Any]:
-    """Predicts for each example of a file.
+    """Returns a prediction for each example of a file.
 
     Args:
         folder: the run folder of a model with a classification, tagging, span or choice head.
-        path: the file, in the form that this kind of data reads; "-" is standard input; or a list
-          of examples.
-        step: which checkpoint; by default the newest.
-        log: told what is in the file, in a line.
+        path: a file in the format of this kind of data, "-" for standard input, or a list of
+          examples.
+        step: the checkpoint. Defaults to the newest.
+        log: called with a line that describes the file.
 
     Returns:
-        One JSON-ready prediction for each example, in the order of the file. The score of a
-        regression or of a cross-encoder is the model's output, without the activation that
-        sentence-transformers' CrossEncoder applies (a sigmoid, if its folder names no other one).
+        One JSON-ready prediction per example, in the order of the file. The score of a regression
+        or of a cross-encoder is the raw output of the model, without the activation that
+        sentence-transformers' CrossEncoder applies (a sigmoid, unless its folder names another).
 
     Raises:
-        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
         RunError: the model has no head, or its parameters or outputs are NaN or infinite.
-        DataError: the file cannot be read, or the run has nothing of this kind to predict.
+        DataError: the file cannot be read, or this kind of run does not predict.
     """
     config, tokenizer = open_run(folder)
     note = vocabulary_note(folder, config.model, tokenizer)
@@ -70,23 +70,31 @@ def predict(
 def _by_length(
     predictions: Callable[[Batch], dict[str, jax.Array]], examples: ExampleSource
 ) -> dict[str, np.ndarray]:
-    """Returns the predictions for all examples; those for padding that was left out are 0."""
+    """Returns the predictions for all examples, computed in batches of similar length.
+
+    Predictions for trailing padding, which is not computed, are 0.
+    """
     rows = [examples.example(0, i) for i in range(examples.num_examples)]
     whole = {name: x[None] for name, x in rows[0].items()}
+    # Shapes of the full-length predictions, found without computing them.
     found = {
         name: np.zeros((len(rows), *x.shape[1:]), x.dtype)
         for name, x in jax.eval_shape(predictions, whole).items()
     }
     shape = rows[0]["input_ids"].shape
+    # Trailing padding is not part of a row's length.
     lengths = [1 + int(np.nonzero(row["attention_mask"])[-1].max(initial=0)) for row in rows]
     for batch, num_rows in padded_batches(lengths, shape[-1]):
         length = padded_length(lengths[batch[0]], shape[-1])
+        # Pad the batch to `num_rows` and the bucket's length, so that few programs are compiled.
         given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in rows[0].items()}
         for name, array in given.items():
             array[: len(batch)] = [rows[i][name] for i in batch]
-            if array.shape[1:] == shape:  # one number for each token
+            # Truncate only arrays with one value per token.
+            if array.shape[1:] == shape:
                 given[name] = array[..., :length]
         for name, part in predictions(given).items():
+            # Predictions per token are shorter than the full length.
             own = tuple(slice(size) for size in part.shape[1:])
             found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
     return found

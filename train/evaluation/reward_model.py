@@ -1,4 +1,4 @@
-"""A reward model as a reward: scores of answers by a trained model of a single number."""
+"""A trained reward model as a reward function that scores completions."""
 
 import functools
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ from ..runs.load_run import open_run
 class RewardModel:
     """The score of a trained reward model, as `reward(begun, completions)`.
 
-    It reads a prompt and its completion as `RewardData` writes them: by its own tokenizer and chat
-    template, up to as many tokens as its run was trained on; longer ones are an error.
+    It encodes a prompt and its completion like `RewardData`, with the reward model's tokenizer and
+    chat template. Texts that exceed the length in its training are an error.
 
     Args:
         model: the model, whose head has a single label.
         params: its parameters.
-        tokenizer: its own.
-        length: the number of tokens that it reads at most.
-        mesh: the devices that it is divided over; None: it is on one.
+        tokenizer: the tokenizer of the reward model, which may differ from that of the policy.
+        length: the maximum number of tokens.
+        mesh: the devices to shard the model over. If None, it is on one device.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class RewardModel:
         """Opens a reward model.
 
         Args:
-            folder: a run folder, one in Hugging Face's form, or a name on the hub.
-            mesh: the devices that it is divided over; None: it is on one.
+            folder: a run folder, a folder in Hugging Face's format, or a name on the hub.
+            mesh: the devices to shard the model over. If None, it is on one device.
 
         Raises:
-            FileNotFoundError: there is no such folder.
-            RunError: the model has no head of a single number.
+            FileNotFoundError: the folder does not exist.
+            RunError: the model does not have a head with a single label.
         """
         config, tokenizer = open_run(folder)
         if config.model.head != "sequence_classification" or len(config.model.labels) != 1:
@@ -85,10 +85,11 @@ class RewardModel:
         """Scores completions.
 
         Args:
-            begun: the prompt of each.
+            begun: the prompt of each completion.
             completions: the completions.
         """
-        # No process may wait in a computation that another one, which fails, does not begin.
+        # If encoding fails in one process, `barrier` stops all of them. Otherwise the others would
+        # wait forever in a computation that this process does not start.
         together = nullcontext if self._mesh is None else barrier
         with together():
             rows = [
@@ -96,7 +97,8 @@ class RewardModel:
                 for one, completion in zip(begun, completions, strict=True)
             ]
         longest, number = max(map(len, rows)), len(rows)
-        if self._mesh is not None:  # all processes compute together, on equal shapes
+        # All processes compute together, so their shapes must be equal.
+        if self._mesh is not None:
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
         if longest > self._length:
             raise RunError(
@@ -106,11 +108,13 @@ class RewardModel:
             )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
         if jax.process_count() > 1:
+            # Every process must run the same number of batches, so score all rows in one batch.
             size, length = round_up(power_of_two(number), shards), self._length
             given = pad_rows(rows, num_rows=size, length=padded_length(longest, length))
             found = self._of_batch(*given)[: len(rows)]
         else:
             found = np.zeros(len(rows), np.float32)
+            # A single process may batch rows of similar length.
             for batch, number in padded_batches([len(row) for row in rows], self._length):
                 chosen = [rows[i] for i in batch]
                 given = pad_batch(chosen, round_up(number, shards), self._length)
@@ -125,13 +129,15 @@ class RewardModel:
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
         scores = self._scores(self._params, batch["input_ids"], batch["attention_mask"])
+        # Replicated shards have the same start, so keep one of each, in the order of the rows.
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )
         return np.concatenate([np.asarray(part) for _, part in parts])
 
     def _encoded(self, begun: Demonstration, completion: str) -> list[int]:
-        completion = completion if completion.strip() else " "  # an answer that is not empty
+        # The encoders reject an empty answer.
+        completion = completion if completion.strip() else " "
         if isinstance(begun, Dialogue):
             answer = {"role": "assistant", "content": completion}
             return Dialogue((*begun.messages, answer), begun.tools).encode(self._tokenizer).ids
@@ -156,6 +162,9 @@ class RewardModel:
 
 
 def _placed(x: Array, sharding: Sharding) -> Array:
-    """Returns an array over devices, also those of processes that open the model later."""
+    """Returns an array over devices, including devices of other processes.
+
+    Unlike `jax.device_put`, this does not wait for processes that open the model later.
+    """
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)

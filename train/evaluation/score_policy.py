@@ -26,19 +26,19 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""The number of the key of evaluations, which no step has."""
+"""Folded into the key of evaluations, so that they share no random numbers with a step."""
 
 
 def evaluation_key(seed: int) -> Key[Array, ""]:
-    """Returns the key of the answers of an evaluation; that of a row follows from its number."""
+    """Returns the key for sampling in evaluations. The keys of rows are derived from it."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _EVALUATION)
 
 
 def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
-    """Returns the tokens that end an answer: that of a text, and in a dialogue that of a turn.
+    """Returns the tokens that end a completion: end of text and, in dialogues, end of turn.
 
     Raises:
-        RunError: the tokenizer has no token that ends a text.
+        RunError: the tokenizer has no end-of-text token.
     """
     end = tokenizer.special_ids.eos
     if end is None:
@@ -54,7 +54,7 @@ def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int
 def score_policy(
     model: Model, params: Params, split: DataSplit, *, config: TrainConfig, tokenizer: Tokenizer
 ) -> dict[str, float | int]:
-    """Samples an answer to each prompt and rewards it, as the evaluations of a run do.
+    """Samples a completion for each prompt and rewards it, like the evaluations of a run.
 
     Args:
         model: the policy.
@@ -64,11 +64,11 @@ def score_policy(
         tokenizer: its tokenizer.
 
     Returns:
-        `loss`, the mean reward negated, `reward`, the mean of each reward under TRL's names, and
-        the lengths of the answers.
+        `loss` (the negated mean reward), `reward`, the mean of each reward under TRL's names, and
+        the lengths of the completions.
 
     Raises:
-        RunError: the run was rewarded by functions that were given in Python.
+        RunError: the rewards of the run are Python functions, which its folder does not contain.
     """
     objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
     examples = cast(PolicyExamples, split.examples)
@@ -81,6 +81,7 @@ def score_policy(
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
     size = rows_at_once(data.length, part, number)
+    # Decoding is faster with separate layers than with stacked ones.
     model, params = unstack_layers(model, params)
 
     @jax.jit
@@ -98,6 +99,7 @@ def score_policy(
             sampling=Sampling(temperature=objective.temperature),
         )
 
+    # Sample all completions in batches of one shape.
     texts: list[str] = []
     lengths: list[int] = []
     ended: list[bool] = []
@@ -111,6 +113,7 @@ def score_policy(
             texts.append(tokenizer.decode([token for token in answer if token not in ends]))
             lengths.append(len(answer))
             ended.append(any(end in answer for end in ends))
+    # The last batch may contain padding rows, which are dropped.
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts[:number])  # [number, F]
     penalty = objective.missing_end_penalty * ~np.asarray(ended[:number])
