@@ -1,1 +1,1 @@
-"""Moving weights in and out."""
+"""Imports, exports and averages weights."""

@@ -26,22 +26,22 @@ from ..runs.params_only_run import AVERAGED_STEPS, check_not_existing, make_para
 
 
 def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) -> list[int]:
-    """Makes a run folder whose only checkpoint is the mean of another run's last checkpoints.
+    """Creates a run folder whose only checkpoint is the mean of another run's last checkpoints.
 
-    The folder can be evaluated, used and initialized from as any run, but training cannot be
-    resumed from it, for it has no optimizer state.
+    The folder can be evaluated, used and initialized from like any run, but training cannot be
+    resumed from it, because it has no optimizer state.
 
     Args:
         folder: A run folder.
-        output: The folder to make, completely or not at all.
-        last: Number of checkpoints to average, the newest ones; at least 1.
+        output: The folder to create, completely or not at all.
+        last: The number of newest checkpoints to average, at least 1.
 
     Returns:
         The steps of these checkpoints, in ascending order.
 
     Raises:
         FileNotFoundError: `folder` is not a run folder.
-        RunError: It kept fewer checkpoints, `output` exists, or a parameter of the mean is
+        RunError: The run kept fewer checkpoints, `output` exists, or a parameter of the mean is
           NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
@@ -76,7 +76,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
 
 def _without_adapters(config: JsonObject) -> JsonObject:
-    """Returns the content of a `config.json` for a model into which adapters are merged."""
+    """Returns the content of `config.json` for a model with merged adapters."""
     train = config["train"]
     assert isinstance(train, dict)
     kept: JsonObject = {name: value for name, value in config.items() if name != BASE}
@@ -84,10 +84,11 @@ def _without_adapters(config: JsonObject) -> JsonObject:
 
 
 def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
-    """Sums the checkpoints in float64 on the host, one at a time, and returns their mean."""
+    """Returns the mean of the checkpoints, summed in float64 on the host, one at a time."""
     shapes = target_shapes(create(config))
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in taken:
         params = read_params(folder, step, config, shapes)
+        # Add in place, so that the host holds only one sum and one checkpoint.
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
     return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)

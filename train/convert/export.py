@@ -1,6 +1,6 @@
-"""Exports a trained model: in Hugging Face's form, as plain arrays, or as a program.
+"""Exports a trained model in Hugging Face's format, as plain arrays, or as a program.
 
-Each output appears completely or not at all.
+Each output is written completely or not at all.
 """
 
 import dataclasses
@@ -53,12 +53,12 @@ PROBLEM_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A model to export, and how to write it."""
+    """A model to export, with the settings of the export."""
 
     folder: Path
     """The folder that the model was loaded from."""
     step: int | None
-    """Its checkpoint; None for a folder in Hugging Face's form."""
+    """Its checkpoint, or None for a folder in Hugging Face's format."""
     config: TrainConfig
     tokenizer: Tokenizer
     model: nn.Module
@@ -66,10 +66,10 @@ class Exported:
     dtype: Precision
     """The precision of the written parameters."""
     file_bytes: int
-    """The largest size of a file in Hugging Face's form."""
+    """The maximum size of a file in Hugging Face's format, in bytes."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the parameters by their paths, in the precision to write."""
+        """Returns the parameters by path, in the requested precision."""
         flat: Params = flatten_dict(self.params, sep="/")
         return {path: in_precision(path, np.asarray(x), self.dtype) for path, x in flat.items()}
 
@@ -83,25 +83,25 @@ def export_model(
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
 ) -> list[str]:
-    """Writes a model in a form that other programs read.
+    """Writes a model in a format for other programs.
 
     Args:
-        source: A run folder, a folder in Hugging Face's form, or a name on the hub.
-        output: The folder to make for the forms "huggingface", "stablehlo" and "peft", else the
+        source: A run folder, a folder in Hugging Face's format, or a name on the hub.
+        output: The folder to create for the forms "huggingface", "stablehlo" and "peft", else the
             file.
         form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-          transformers. safetensors, npz: the arrays by flaxzoo's own paths, layers stacked.
-          stablehlo: the forward pass as a program that needs jax alone, and its parameters.
+          transformers. safetensors, npz: the arrays by flaxzoo's parameter paths, layers stacked.
+          stablehlo: the forward pass as a program that needs only jax, with its parameters.
           peft: the adapters of a run that trained them, without their base, for the package peft.
-        step: The checkpoint; by default the newest.
+        step: The checkpoint. Defaults to the newest.
         dtype: The precision of the written parameters.
-        file_bytes: The largest size of a file in Hugging Face's form; no tensor is split.
+        file_bytes: The maximum size of a file in Hugging Face's format. Tensors are not split.
 
     Returns:
-        Notes on the exported model, a line each.
+        Notes on the exported model, one line each.
 
     Raises:
-        FileNotFoundError: `source` does not exist, or has no such checkpoint.
+        FileNotFoundError: `source` does not exist, or does not have the checkpoint.
         RunError: `output` exists, or a parameter is NaN or infinite.
         UserError: The form cannot express the model.
     """
@@ -130,14 +130,14 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
     is_embedder = head == "none" or (embedding is not None and not HEADS[head].needs_labels)
-    # Without these files sentence-transformers would pool the last token of a causal model.
+    # Without explicit settings sentence-transformers would pool the last token of a causal model.
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
     settings = FolderSettings(
         dtype=exported.dtype,
         file_bytes=exported.file_bytes,
-        # Those that were imported with the model.
+        # The generation settings that were imported with the model.
         generation=generation_defaults(exported.folder),
         problem_type=PROBLEM_TYPES[data.target]
         if classifies and isinstance(data, SequenceClassificationData)
@@ -146,6 +146,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     )
 
     def fill(folder: Path) -> None:
+        # The card repeats the notes, so write it last.
         config, params = exported.config.model, exported.params
         notes.extend(write_model(folder, config, params, exported.tokenizer, settings=settings))
         card = model_card(
@@ -175,7 +176,8 @@ def _write_npz(exported: Exported, output: Path) -> list[str]:
     if exported.dtype == "bfloat16":
         raise RunError("npz has no bfloat16: choose float16 or float32, or the form safetensors")
     content = io.BytesIO()
-    arrays: dict[str, Any] = exported.arrays()  # a checker cannot know that none is a keyword
+    # `Any`, because a type checker cannot know that no array is named like a keyword of `savez`.
+    arrays: dict[str, Any] = exported.arrays()
     np.savez(content, **arrays)
     write_file(output, content.getvalue())
     return []
@@ -205,16 +207,18 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
 
 
 def _write_peft(folder: Path, output: Path, step: int | None, dtype: Precision) -> list[str]:
-    """Writes the adapters of a run; the model as a whole is not needed."""
+    """Writes the adapters of a run, without reading the base model's parameters."""
     if dtype != "float32":
         raise RunError(f"adapters are written in float32, not {dtype}: leave the dtype out")
     run = load_adapters(folder, step)
     check_finite(run.trained, folder)
-    # A model that transformers does not have is refused before anything is written.
+    # This rejects a model that transformers lacks before anything is written.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     base, name = Path(run.base.folder), run.base.folder
     is_run = (base / CONFIG_FILE).is_file() and not is_foreign(read_fields(base))
-    if is_run:  # peft needs the base in Hugging Face's form: the one that was imported, or none yet
+    # peft needs a base in Hugging Face's format. Name the folder that the base was imported from,
+    # if it has one.
+    if is_run:
         origin = read_fields(base).get(IMPORTED_FROM)
         named = isinstance(origin, str) and not is_peft_folder(Path(origin))
         name = str(origin) if named else None

@@ -1,4 +1,4 @@
-"""Imports a model in Hugging Face's form as a run folder, from which other runs can start."""
+"""Imports a model in Hugging Face's format as a run folder, for use with `--init-from`."""
 
 import dataclasses
 from pathlib import Path
@@ -28,20 +28,20 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def import_model(source: str | Path, output: str | Path, *, base: str | Path | None = None) -> str:
-    """Makes a run folder of a folder in Hugging Face's form.
+    """Creates a run folder from a folder in Hugging Face's format.
 
     Args:
-        source: A folder with `config.json`, safetensors and the tokenizer's files; one with an
-          adapter of the package peft, which is merged into its base; or a name on the hub.
-        output: The folder to make, completely or not at all.
-        base: For an adapter the folder or the name of its base; by default the one that it names.
+        source: A folder with `config.json`, safetensors and the tokenizer's files, a folder with a
+          PEFT adapter, which is merged into its base, or a name on the hub.
+        output: The folder to create, completely or not at all.
+        base: For an adapter, the folder or name of its base. Defaults to the one that it names.
 
     Returns:
         A description of the model, in one line.
 
     Raises:
         FileNotFoundError: `source` has no `config.json`.
-        UserError: It is broken, or its model or tokenizer is not supported.
+        UserError: The folder is broken, or its model or tokenizer is not supported.
         RunError: `output` exists, `source` is a run folder, the tokenizer does not match the
           model, or a parameter is NaN or infinite.
     """
@@ -53,10 +53,12 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         folder = local_folder(adapter.base(base))
         config, tokenizer = open_run(folder)
         tuned = adapter.model_config(config.model)
-        if (adapted / TOKENIZER_FILE).is_file():  # with a chat template of its own, perhaps
+        # The adapter's tokenizer may have further tokens or a different chat template.
+        if (adapted / TOKENIZER_FILE).is_file():
             tokenizer = load_tokenizer(adapted)
             check_vocabulary(tokenizer, tuned, f"the tokenizer of {adapted}")
-        config = dataclasses.replace(config, lora=None)  # those of a base are merged, too
+        # The adapters of a base that is a run are also merged.
+        config = dataclasses.replace(config, lora=None)
         config = config if tuned == config.model else config_of_model(tuned)
     else:
         if base is not None:
@@ -64,15 +66,16 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         if not is_foreign(read_fields(folder)):
             raise RunError(f"{folder} is a run folder already: copy it")
         config, tokenizer = open_run(folder)
-    # The order of the fields is that of config.json: model, train, origin, generation settings.
+    # config.json keeps this order of the fields: model, train, origin, generation settings.
     train = to_dict(config)
     origin = str(adapted.resolve() if Path(source).exists() else source)
     fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
-    beam_search_defaults(folder, tokenizer)  # refuses unsupported settings
+    # Reading these settings rejects unsupported ones before the parameters are loaded.
+    beam_search_defaults(folder, tokenizer)
     settings = generation_defaults(folder)
     if settings is not None and HEADS[config.model.head].generates:
         fields[GENERATION] = settings
-    read_embedding_settings(folder)  # refuses unsupported ones
+    read_embedding_settings(folder)
     model = config.model
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)

@@ -36,17 +36,17 @@ def model_card(
     embeds: bool,
     notes: Sequence[str],
 ) -> str:
-    """Returns the text of the card.
+    """Returns the text of the model card.
 
     Args:
         name: The name of the model.
         config: The configuration of the run that trained it.
         stored_fields: The `config.json` of its folder.
-        folder: The folder, whose `metrics.jsonl` has its scores.
-        step: The exported checkpoint; None: the model was not trained here.
+        folder: The folder, whose `metrics.jsonl` contains its scores.
+        step: The exported checkpoint, or None if flaxzoo did not train the model.
         num_parameters: The number of its parameters.
-        embeds: Whether the folder has the files of sentence-transformers.
-        notes: Further notes, a line each.
+        embeds: Whether the export has the files of sentence-transformers.
+        notes: Further notes, one line each.
     """
     model = config.model
     head = HEADS[model.head]
@@ -55,6 +55,7 @@ def model_card(
     library, task = "transformers", head.hub_task
     if embeds:
         library, task = "sentence-transformers", "sentence-similarity"
+    # The metadata of the hub, the title, and how to load the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
@@ -65,6 +66,7 @@ def model_card(
         *(f"{note}\n" for note in notes),
         *([_EMBEDS.format(name)] if embeds else []),
     ]
+    # Imported and saved models have no run of flaxzoo to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         custom = stored_fields.get(CUSTOM)
         own = custom if isinstance(custom, dict) else {}
@@ -76,7 +78,7 @@ def model_card(
 
 
 def _origin(stored_fields: JsonObject, step: int | None) -> str:
-    """Returns a sentence on how the model came to be."""
+    """Returns a sentence on the origin of the model."""
     version = stored_fields.get("flaxzoo", importlib.metadata.version("flaxzoo"))
     if IMPORTED_FROM in stored_fields:
         source = _without_folders(str(stored_fields[IMPORTED_FROM]))
@@ -93,7 +95,8 @@ def _origin(stored_fields: JsonObject, step: int | None) -> str:
 def _data(config: TrainConfig) -> str:
     """Returns the section on the training data."""
     data = to_dict(config)["data"]
-    left_out = {"num_workers", "tokenizer"}  # the tokenizer is exported with the model
+    # The tokenizer is exported with the model.
+    left_out = {"num_workers", "tokenizer"}
     if data["validation"] is not None:
         left_out.add("validation_fraction")
     return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in left_out})
@@ -102,7 +105,8 @@ def _data(config: TrainConfig) -> str:
 def _settings(config: TrainConfig) -> str:
     fields = to_dict(config)
     del fields["data"], fields["model"]
-    del fields["epochs" if fields["steps"] else "steps"]  # only one of the two is set
+    # Only one of the two is set.
+    del fields["epochs" if fields["steps"] else "steps"]
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
     return "## Recipe\n\n" + _table(settings)
 
@@ -128,5 +132,5 @@ def _table(rows: Mapping[str, object]) -> str:
 
 
 def _without_folders(text: str) -> str:
-    """Returns a source or a path without the folders of the machine that it was on."""
+    """Removes the folders of absolute paths, which reveal the machine, from a text."""
     return re.sub(r"(?<![\w.])/(?:[^/\s,#]+/)*", "", text)
