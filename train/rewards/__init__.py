@@ -1,1 +1,1 @@
-"""Rewards of answers: functions of texts, and reward models."""
+"""Rewards of completions: functions of texts, and reward models."""

@@ -1,9 +1,10 @@
-"""Rewards that are functions of texts, and the table of those that have a name.
+"""Rewards that are functions of texts, and a table of the named ones.
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
-each completion, or None for one that it does not judge. All arguments are lists of the same length;
-`fields` are the other fields of the prompts' records, such as `answer`, and `begun`, the prompts as
-conversations where they are such. A function need not take arguments that it does not use.
+each completion, or None for a completion that it does not judge. All arguments are lists of the
+same length. `fields` are the other fields of the prompts' records, such as `answer`, and `begun`,
+the prompts before encoding (conversations in dialogues). A function may omit arguments that it does
+not use.
 """
 
 import inspect
@@ -23,19 +24,20 @@ from ..objectives.online import OnlineConfig
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
 
-# A sign after a digit is that of an operation.
+# A sign after a digit is an operator, not part of the number.
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?\d+(?:\.\d+)?")
+# Commas between groups of three digits are separators.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def exact_match(
     completions: Sequence[str], answer: Sequence[object], **_: object
 ) -> list[float | None]:
-    """Rewards a completion that is the answer, but for white space around it, with 1, else 0.
+    """Returns 1 for a completion that equals the answer up to surrounding white space, else 0.
 
     Args:
         completions: the completions.
-        answer: the right answer to each; None: it is not judged.
+        answer: the right answer for each completion. A completion with None is not judged.
     """
     return [
         None if right is None else float(completion.strip() == str(right).strip())
@@ -46,11 +48,12 @@ def exact_match(
 def arithmetic(
     completions: Sequence[str], answer: Sequence[object], **_: object
 ) -> list[float | None]:
-    """Rewards a completion whose last number equals the answer with 1, else 0.
+    """Returns 1 for a completion whose last number equals the answer, else 0.
 
     Args:
         completions: the completions.
-        answer: the right answer to each, a number or its text; None: it is not judged.
+        answer: the right answer for each completion, a number or a text with a number. A completion
+          with None is not judged.
     """
     return [
         None if right is None else float(_last_number(completion) == _last_number(str(right)))
@@ -60,17 +63,18 @@ def arithmetic(
 
 def _last_number(text: str) -> float:
     found = _NUMBER.findall(_THOUSANDS.sub("", text))
-    return float(found[-1]) if found else math.nan  # which equals nothing
+    # NaN equals nothing, so a text without a number is never right.
+    return float(found[-1]) if found else math.nan
 
 
 def of_format(pattern: str) -> RewardFunction:
-    """Returns the reward of a form: 1 for a completion that the whole of a pattern describes.
+    """Returns a reward of 1 for a completion that matches a pattern as a whole, else 0.
 
     Args:
-        pattern: a regular expression, in which `.` is also a line feed.
+        pattern: a regular expression. Its `.` also matches a line feed.
 
     Raises:
-        UserError: it is none.
+        UserError: the pattern is not a regular expression.
     """
     try:
         form = re.compile(pattern, re.DOTALL)
@@ -84,13 +88,13 @@ def of_format(pattern: str) -> RewardFunction:
 
 
 def of_length(target: str) -> RewardFunction:
-    """Returns the reward of a length: 1 for that many characters, 0 for none or twice as many.
+    """Returns a reward that falls linearly from 1 at the target length to 0 at zero or twice it.
 
     Args:
         target: the number of characters, as text.
 
     Raises:
-        UserError: it is no number above 0.
+        UserError: the target is not a number above 0.
     """
     if not target.isdecimal() or int(target) < 1:
         raise UserError(f"the reward length:{target} needs a number of characters: length:40")
@@ -103,16 +107,17 @@ def of_length(target: str) -> RewardFunction:
 
 
 def of_word(word: str) -> RewardFunction:
-    """Returns the reward of a word: 1 for a completion that contains it as a word, else 0.
+    """Returns a reward of 1 for a completion that contains a whole word, else 0.
 
     Args:
-        word: the word, or several.
+        word: a word, or several consecutive words.
 
     Raises:
-        UserError: it is empty.
+        UserError: the word is empty.
     """
     if not word.strip():
         raise UserError("the reward contains: names no word: write contains:WORD")
+    # Not `\b`, which fails for a word that begins or ends with punctuation.
     found = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
 
     def reward(completions: Sequence[str], **_: object) -> list[float | None]:
@@ -122,13 +127,13 @@ def of_word(word: str) -> RewardFunction:
 
 
 BUILT_IN: Mapping[str, RewardFunction] = {"exact_match": exact_match, "arithmetic": arithmetic}
-"""Rewards with a name of their own."""
+"""Reward name → function, for rewards without a value."""
 PARAMETRIC: Mapping[str, Callable[[str], RewardFunction]] = {
     "format": of_format,
     "length": of_length,
     "contains": of_word,
 }
-"""Rewards whose name ends in a colon and a value: `contains:cat`."""
+"""Reward name → factory, for rewards with a colon and a value: `contains:cat`."""
 
 
 def named_reward(name: str) -> RewardFunction:
@@ -138,7 +143,7 @@ def named_reward(name: str) -> RewardFunction:
         name: `exact_match`, `arithmetic`, `format:REGEX`, `length:N` or `contains:WORD`.
 
     Raises:
-        UserError: there is no such reward, or its value does not suit it.
+        UserError: the reward is unknown, or its value is invalid.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -153,7 +158,7 @@ def named_reward(name: str) -> RewardFunction:
 
 
 def reward_name(function: RewardFunction) -> str:
-    """Returns the name of an own reward in metrics and run folders: that of the function."""
+    """Returns the name of a custom reward in metrics and run folders: its function's name."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -163,16 +168,16 @@ def rewards_of(
     *,
     open_model: Callable[[str], RewardFunction] | None = None,
 ) -> "Rewards":
-    """Returns the rewards of a run: those that its settings name, and the caller's own.
+    """Returns the rewards of a run: the rewards that its settings name, then the caller's.
 
     Args:
-        settings: name built-in rewards, or folders of reward models.
-        own: further ones.
-        open_model: opens a reward model.
+        settings: the names of built-in rewards, or folders of reward models.
+        own: the caller's functions.
+        open_model: opens the reward model in a folder.
 
     Raises:
-        UserError: there is none, one is unknown, two have the same name, or there is not a weight
-          for each.
+        UserError: there are no rewards, one is unknown, or the number of weights differs from the
+          number of rewards.
     """
     named: list[tuple[str, RewardFunction]] = []
     models: list[RewardFunction] = []
@@ -191,6 +196,7 @@ def rewards_of(
         )
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
+        # Two rewards may have the same name; the metrics need distinct ones.
         while name in functions:
             name += "_"
         functions[name] = function
@@ -210,19 +216,20 @@ class Rewards:
     functions: Mapping[str, RewardFunction]
     """Each reward by its name in the metrics."""
     weights: tuple[float, ...]
-    """The factor of each in their sum."""
+    """The weight of each reward in the sum."""
     models: tuple[RewardFunction, ...] = ()
-    """Those that are reward models, in which all processes compute together."""
+    """The reward models among the functions. All processes compute them together."""
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Returns the rewards float32 `[R, F]` of R completions by F functions; NaN for none.
+        """Returns the rewards float32 `[R, F]` of R completions by F functions, NaN if not judged.
 
         Raises:
             UserError: a record lacks a field that a function needs, or a function returns
               something other than a number or None for each completion.
         """
+        # Records may have different fields; a missing one becomes None.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
         given: dict[str, list[Any]] = {
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
@@ -231,7 +238,7 @@ class Rewards:
             "begun": [prompt.begun for prompt in prompts],
         }
         columns = {}
-        # Models first: a function that fails in one process must not keep others waiting in them.
+        # Call models first: if a function failed in one process, the others would wait in a model.
         for name in sorted(
             self.functions, key=lambda name: self.functions[name] not in self.models
         ):
@@ -247,13 +254,13 @@ class Rewards:
 def weighted(
     rewards: np.ndarray[Any, np.dtype[np.float32]], weights: Sequence[float]
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns the sum of rewards `[R, F]` of each completion; NaN where no function judges it."""
+    """Returns the weighted sum of rewards `[R, F]` per completion, NaN if no function judges it."""
     total = np.nansum(rewards * np.asarray(weights, np.float32), axis=1)
     return np.where(np.isnan(rewards).all(axis=1), np.float32(np.nan), total)
 
 
 def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -> object:
-    """Calls a reward with those arguments that it takes."""
+    """Calls a reward with the arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     missing = [
