@@ -1,7 +1,7 @@
-"""Configurations of Hugging Face as those of flaxzoo, and back: a table of fields and its engine.
+"""Converts Hugging Face configurations to flaxzoo's and back, driven by a table of fields.
 
-Every field that a `config.json` contains is converted, or known to change nothing, or refused by
-name. A dotted name such as `rope_parameters.rope_theta` is that of a field in a nested object.
+Every field of a `config.json` is converted, known to have no effect, or rejected by name. A dotted
+name such as `rope_parameters.rope_theta` denotes a field in a nested object.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from ..config import TransformerConfig
 from .tensor_mapping import WeightsError
 
 HFConfig: TypeAlias = Mapping[str, JsonValue]
-"""The content of a `config.json`, or fields of it."""
+"""The content of a `config.json`, or part of it."""
 Settings: TypeAlias = dict[str, Any]
 """Arguments of a configuration class, by name."""
 
@@ -28,8 +28,8 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""For each name of a non-linearity in Hugging Face the one here; the first of several is
-exported."""
+"""Hugging Face names of non-linearities and their names here. On export, the first match is
+written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Field:
     hf: str
     flax: str
     default: JsonValue
-    """The value that transformers takes where a file has no such field."""
+    """The value that transformers uses if a file lacks the field."""
     values: Mapping[str, str] | None = None
-    """For each supported value of Hugging Face the one here; None: any value, the same here."""
+    """Supported Hugging Face values and their values here. If None, values are copied."""
     kind: type | None = None
-    """The type of a value other than null; None: that of the default, or any if it is null."""
+    """The type of a non-null value. If None, the default's type, or any type if that is null."""
     omit_default: bool = False
     """Whether the default is left out on export: for fields that only some models have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
-    """A field of Hugging Face that has no counterpart here, and must have one of few values."""
+    """A field of Hugging Face without a counterpart here, which must have one of a few values."""
 
     hf: str
     values: tuple[JsonValue, ...]
@@ -60,7 +60,7 @@ class FixedField:
 def with_defaults(
     rows: Iterable[Field | FixedField], **defaults: JsonValue
 ) -> tuple[Field | FixedField, ...]:
-    """Returns rows with other defaults, given by the fields' names in transformers."""
+    """Returns the rows with the given defaults, keyed by the fields' names in transformers."""
     return tuple(
         dataclasses.replace(row, default=defaults.get(row.hf, row.default))
         if isinstance(row, Field)
@@ -71,13 +71,13 @@ def with_defaults(
 
 @dataclasses.dataclass(frozen=True)
 class ConfigMapping:
-    """Everything that the configurations of a family may contain."""
+    """All fields that the configurations of a family may contain."""
 
     fields: tuple[Field | FixedField, ...]
     ignored: frozenset[str] = frozenset()
-    """Fields that do not change the forward pass, beside those of `IGNORED`."""
+    """Fields that do not change the forward pass, in addition to `IGNORED`."""
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Other names of fields, and of the objects in which fields are nested."""
+    """Other names of fields, and of objects that contain fields."""
 
 
 IGNORED = frozenset(
@@ -96,7 +96,7 @@ IGNORED = frozenset(
     use_cache
     """.split()
 )
-"""Fields of any family that do not change the forward pass, or that other code reads."""
+"""Fields of any family that do not change the forward pass or are read elsewhere."""
 
 UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "add_cross_attention": (False, None),
@@ -105,8 +105,8 @@ UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "pruned_heads": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-"""Fields that every configuration of transformers has, and files that state all of them; the
-values, that of the default first, with which they change nothing. A family may have more."""
+"""Fields that every transformers configuration has, and the values, default first, that
+have no effect. A family may support more values."""
 
 
 def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:
@@ -118,9 +118,10 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
       source: The path of the file, for messages.
 
     Raises:
-      WeightsError: A field is unknown, has an unsupported value, or stands there twice, under
-        two names.
+      WeightsError: A field is unknown, has an unsupported value, or is given under two names with
+        different values.
     """
+    # Reject unknown fields, so that no setting is lost silently.
     hf_config = _with_full_names(mapping, hf_config, source)
     known = {field.hf for field in mapping.fields} | mapping.ignored | IGNORED
     for name in hf_config.keys() & (UNUSED.keys() - known):
@@ -130,6 +131,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             f"{source} has fields that nothing here honours: {', '.join(unknown)}; take them out "
             "if the model does not depend on them"
         )
+    # Convert the known fields, with transformers' defaults for missing ones.
     settings: Settings = {}
     for field in mapping.fields:
         if isinstance(field, FixedField):
@@ -145,7 +147,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 
 
 def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> JsonObject:
-    """Returns all fields under their own, dotted names, without nesting and aliases."""
+    """Returns all fields under their full dotted names, with nesting and aliases resolved."""
     names = {field.hf for field in mapping.fields} | mapping.ignored | set(mapping.aliases)
     parents = {name.split(".")[0] for name in names if "." in name}
     parents |= {alias for alias, name in mapping.aliases.items() if name in parents}
@@ -158,7 +160,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             written += [(f"{parent}.{key}", nested) for key, nested in value.items()]
         elif value is not None:  # null is an object without fields
             raise WeightsError(f"{source}: {name} {value!r} is not an object")
-    # A field's own name comes before its aliases, whose null says nothing.
+    # A field's main name takes precedence over its aliases; a null alias is ignored.
     named = {name: value for name, value in written if name not in mapping.aliases}
     for alias, value in written:
         name = mapping.aliases.get(alias, alias)
@@ -174,7 +176,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 
 
 def _check_type(field: Field, value: JsonValue, source: str) -> None:
-    """Raises WeightsError unless a value has the type of its field; an integer is also a float."""
+    """Raises WeightsError unless a value has the type of its field; integers count as floats."""
     kind = field.kind or type(field.default)
     kinds = (int, float) if kind is float else (kind,)
     is_null = value is None and field.default is None
@@ -193,7 +195,7 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
 
     Args:
       hf_config: The content of a `config.json`.
-      classes: The supported classes; the first is assumed where the file does not say.
+      classes: The supported classes; the first is the default.
       source: The path of the file, for messages.
 
     Raises:
@@ -228,6 +230,7 @@ def settings_to_hf(
                 value = next(hf for hf, flax in field.values.items() if flax == value)
             if field.omit_default and value == field.default:
                 continue
+        # A dotted name is written into nested objects.
         *parents, name = field.hf.split(".")
         target = hf_config
         for parent in parents:
@@ -248,22 +251,23 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "num_shared_experts": (0,),
     "expert_capacity": (None,),
 }
-"""Settings that no family of Hugging Face varies, and the values that all of them have."""
+"""Settings that no Hugging Face family can vary, and the values that all of them have."""
 
 
 def check_exportable(
     config: TransformerConfig, allowed: Mapping[str, tuple[object, ...]], family: str
 ) -> None:
-    """Checks the settings that a family of Hugging Face cannot vary, and those of `ONLY_HERE`.
+    """Checks the settings that a Hugging Face family cannot vary, including `ONLY_HERE`.
 
     Args:
-      config: The configuration that is to be exported.
-      allowed: For each of the former the values that the family has.
+      config: The configuration to export.
+      allowed: The values that the family supports, by setting.
       family: Its name, for messages.
 
     Raises:
       WeightsError: The configuration has another value; the message names all such settings.
     """
+    # A family's table overrides the general one.
     own = {
         **ONLY_HERE,
         "d_k": (None, config.head_dim),

@@ -1,11 +1,11 @@
 """Rewrites a model with other parameters that compute the same function.
 
-transformers does not have every variant that flaxzoo has, but it has equivalent ones:
+transformers lacks some variants of flaxzoo but has equivalent ones:
 
 - A bias of zeros is equivalent to no bias.
-- Positions that are computed or given are a table, which can be stored as a learned one.
-- A Transformer treats all D dimensions of its residual stream alike, so these can be permuted if
-  all arrays are: for example from interleaved sines and cosines to all sines before the cosines.
+- Computed positions can be stored as a learned table.
+- A Transformer treats all D dimensions of its residual stream alike, so they can be permuted if
+  all arrays are, for example from interleaved sines and cosines to all sines before the cosines.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from ..registry import create
 FROM_STREAM = tuple(
     f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("kernel", "lora_a")
 )
-"""Ends of the paths of arrays whose first axis after that of layers is D."""
+"""Path suffixes of arrays whose first axis (after the axis of layers) is D."""
 WITHIN = (
     *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
-"""Ends of the paths of arrays without an axis of size D; in all others it is the last."""
+"""Path suffixes of arrays without an axis of size D; in all other arrays it is the last."""
 POSITIONS = "position_embedding/embedding"
 
 
 def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
-    """Rewrites a GPT with biases and learned positions.
+    """Rewrites a GPT as one with biases and learned positions.
 
     Args:
       config: The configuration of the model.
@@ -52,7 +52,7 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
 
 
 def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDecoderConfig, Params]:
-    """Rewrites a model with biases in attention and output, and all sines before the cosines.
+    """Rewrites a model as one with attention and output biases and all sines before the cosines.
 
     Args:
       config: The configuration of the model.
@@ -65,6 +65,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     layout = config.position_layout
     if config.positions == "sinusoidal" and layout == "interleaved":
         layout = "halves"
+        # Permute the residual stream: even dimensions (sines) first, then odd ones (cosines).
         order = np.arange(config.d_model)
         order = np.concatenate([order[0::2], order[1::2]])
         for path, x in flat.items():
@@ -78,7 +79,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
 
 def with_zeros(config: TransformerConfig, params: Params) -> Params:
-    """Returns all parameters of a model, zeros where none are given, and adapters if there are."""
+    """Returns all parameters of a model, with zeros for missing ones, and any adapters."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {

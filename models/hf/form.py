@@ -1,4 +1,4 @@
-"""What families of one kind share in Hugging Face's form; the kinds derive their own `Form`."""
+"""The base class of a family's Hugging Face form; each kind of model derives from `Form`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -25,21 +25,21 @@ Config = TypeVar("Config", bound=TransformerConfig)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
-    """The differences between one family and the others of its kind in Hugging Face's form."""
+    """How one family differs from the others of its kind in Hugging Face's form."""
 
     config: type[Config]
     model_type: str
     classes: Mapping[str, str]
-    """For each head the class of transformers; "none": the class without a head."""
+    """The transformers class of each head; "none" is the class without a head."""
     fields: ConfigMapping
     allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
-    """Settings that the family cannot vary, and the values that it has. Without values: a setting
-    that it can vary, in contrast to the others of its kind."""
+    """Allowed values of settings that the family cannot vary. An empty tuple marks a setting that
+    the family can vary although the others of its kind cannot."""
     own_settings: Callable[[JsonObject, Settings, str], None] | None = None
-    """Completes the settings by fields that are no plain rows of a table, and takes these out of
-    the fields. Arguments: fields, settings, path for messages."""
+    """Reads fields that do not fit a table row: removes them from the fields and completes the
+    settings. Arguments: fields, settings, path for messages."""
     own_fields: Callable[[Config], JsonObject] | None = None
-    """The same for export: further fields of a configuration."""
+    """The inverse for export: returns further fields for a configuration."""
     generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def mapping(self) -> HFMapping[Config]:
@@ -77,21 +77,21 @@ class Form(Generic[Config]):
         raise NotImplementedError
 
     def read_own_settings(self, fields: JsonObject, source: str) -> Settings:
-        """Returns the settings of `own_settings`, and takes their fields out."""
+        """Returns the settings of `own_settings` and removes their fields."""
         settings: Settings = {}
         if self.own_settings is not None:
             self.own_settings(fields, settings, source)
         return settings
 
     def read_head(self, hf_config: HFConfig, settings: Settings, source: str) -> str:
-        """Returns the head of the class that wrote a model; sets its labels and `tie_output`.
+        """Returns the head of the class that wrote a model; sets labels and `tie_output`.
 
         Raises:
           WeightsError: The class, or the labels, are not supported.
         """
         heads = {name: head for head, name in self.classes.items()}
         head = heads[model_class(hf_config, tuple(heads), source)]
-        # A body without token logits is given the projection that needs no tensor.
+        # Without token logits, assume a tied output, which needs no tensor.
         settings["tie_output"] |= not HEADS[head].has_token_logits
         if HEADS[head].needs_labels:
             settings |= {"head": head, "labels": labels_from_hf(hf_config, source)}
@@ -109,13 +109,14 @@ class Form(Generic[Config]):
 
         Args:
           config: The configuration.
-          head: Its head, or the one that stands for it in transformers.
-          fixed: Settings that families of this kind cannot vary; those of `allowed` come first.
-          explicit: Settings that the file states where the configuration leaves them out.
+          head: Its head, or the corresponding one in transformers.
+          fixed: Settings that families of this kind cannot vary; `allowed` overrides them.
+          explicit: Values to write for settings that the configuration leaves at None.
 
         Raises:
           WeightsError: transformers has no such model.
         """
+        # An empty tuple in `allowed` lifts the restriction of `fixed`.
         allowed = {name: values for name, values in {**fixed, **self.allowed}.items() if values}
         check_exportable(config, allowed, self.model_type)
         if head not in self.classes:

@@ -1,7 +1,7 @@
-"""Generation from any model that writes, with the arguments and the output of transformers.
+"""Generates with any generative model, with the arguments and the output of transformers.
 
-Names, their meaning and their defaults are those of transformers' `generate`; what is not supported
-is refused by name. `Generator` does the work.
+Names, meanings and defaults follow transformers' `generate`; unsupported arguments are rejected by
+name. `Generator` does the work.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf
 from .tensor_mapping import WeightsError
 
 WHERE = "models.generate"
-# Arguments that make transformers return more than tokens.
+# Arguments that make transformers return more than tokens, which is not supported.
 BESIDE = (
     "output_attentions",
     "output_hidden_states",
@@ -36,7 +36,7 @@ BESIDE = (
     "return_dict_in_generate",
 )
 UNSEEN = 0
-"""Pads rows where no argument says which token does; the model does not see it."""
+"""Pads rows if no padding token is given; the model does not see it."""
 
 
 def generate(
@@ -50,7 +50,7 @@ def generate(
     num_assistant_tokens: int | None = None,
     **requested: object,
 ) -> np.ndarray:
-    """Continues prompts, or generates the targets of sources, as transformers' `generate` does.
+    """Continues prompts, or generates targets from sources, like transformers' `generate`.
 
     Example::
 
@@ -62,36 +62,36 @@ def generate(
       model: a causal language model or an encoder-decoder.
       params: its parameters.
       input_ids: prompts, or sources with their end token: int[B, T], or rows of token ids. Rows of
-        different lengths are padded as a tokenizer does it, prompts on the left.
-      attention_mask: `[B, T]`, 1 where there is a token and 0 where padding, on either side. By
-        default padding of a causal model is where `pad_token_id` stands, if that is no end token;
-        elsewhere there is none.
-      seed: the seed of the random choices.
-      assistant_model: a smaller causal model with the same tokens, and its parameters, a pair, for
-        speculative decoding without beams (`Draft`): greedy tokens stay the same, and sampled ones
-        have the same distributions.
-      num_assistant_tokens: the number of tokens that it proposes at a time (by default 4, always
-        the same).
-      **requested: `max_new_tokens` (by default 20) or `max_length` (with the prompt);
-        `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; of
+        different lengths are padded, prompts on the left.
+      attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on either side. If None, a causal
+        model takes `pad_token_id` as padding unless it is an end token; otherwise all are tokens.
+      seed: the seed for sampling.
+      assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
+        speculative decoding without beams (`Draft`). Greedy tokens stay the same, and sampled
+        tokens keep their distribution.
+      num_assistant_tokens: the number of tokens that it proposes at a time; constant. Defaults to
+        4.
+      **requested: `max_new_tokens` (default 20) or `max_length` (including the prompt);
+        `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; for
         encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`, `min_length`,
         `min_new_tokens`, `no_repeat_ngram_size`;
         `bad_words_ids`, `suppress_tokens`; `num_beams`, `length_penalty`, `early_stopping`,
         `renormalize_logits`; `num_return_sequences`; for causal models without beams also
-        `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (by default 50; None or
-        0: all), `top_p` and `min_p`. None: the default.
+        `repetition_penalty`, and `do_sample` with `temperature`, `top_k` (default 50; None or
+        0: all), `top_p` and `min_p`. Other arguments use their default if None.
 
     Returns:
-      int32[B · num_return_sequences, T']: the prompt (after its padding), or the start token; the
-      new tokens, the end token included; and `pad_token_id`, or the end token, up to the longest.
-      A search ends where the model has no more positions (`max_length` of the configuration); rows
-      without beams go on, and their oldest tokens fall out. RoBERTa's positions are numbered from
-      0, as transformers' `generate` does, unlike its forward pass and `Generator`.
+      int32[B · num_return_sequences, T']: the prompt (after its padding) or the start token; the
+      new tokens, including the end token; and padding to the longest row with `pad_token_id` or
+      the end token. At the context limit (`max_length` of the configuration), a search stops;
+      sampling drops the oldest tokens and continues. RoBERTa's positions are numbered from 0, as in
+      transformers' `generate`, unlike in its forward pass and `Generator`.
 
     Raises:
       UserError: an argument is not supported or out of range, an id is not in the vocabulary, a
-        row is empty, or the model writes no text.
+        row is empty, or the model is not generative.
     """
+    # Read the prompts and the requested settings.
     num_readable = beams_of(model).vocab_size
     model = counting_from_zero(model)
     causal = model.config.head in CAUSAL_HEADS
@@ -100,7 +100,7 @@ def generate(
     for number, row in enumerate(given):
         check_token_ids(row, num_readable, f"row {number} of input_ids")
     rows = _read(given, attention_mask, fields, causal)
-    # Where padding has positions, too, that on the left moves the tokens behind it.
+    # If padding tokens count as positions, padding on the left shifts the tokens after it.
     counts_padding = attention_mask is not None and not getattr(model, "skip_padding", True)
     positions = _places(attention_mask) if counts_padding else None
     request = request_from_hf(
@@ -112,6 +112,7 @@ def generate(
     )
     names = ("eos_token_id", "pad_token_id", "forced_bos_token_id", "decoder_start_token_id")
     request.check_tokens(model.config.vocab_size, *names)
+    # Encoder-decoders always use a search, also with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if request.num_beams > 1 or not causal:
         written = [
@@ -122,10 +123,11 @@ def generate(
     else:
         written = _sample(generator, rows, request, seed)
     fill = next(iter(request.eos_token_id), UNSEEN)
+    # Join prompts and new tokens, padded as transformers pads them.
     start, pad = request.decoder_start_token_id, request.pad_token_id
     before = given if causal else [[] if start is None else [start]] * len(rows)
     prompts, _ = pad_rows(before, fill=fill if pad is None else pad, left=True)
-    # transformers' beam search takes a pad_token_id of 0 for none.
+    # transformers' beam search treats a pad_token_id of 0 as missing.
     if pad or (pad == 0 and request.num_beams == 1):
         fill = pad
     prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
@@ -133,7 +135,7 @@ def generate(
 
 
 def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
-    """Returns the draft model of a call, if it has one."""
+    """Returns the draft model of a call, or None."""
     if assistant is None:
         if num_tokens is not None:
             raise UserError(
@@ -152,10 +154,10 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
 
 
 def counting_from_zero(model: Model) -> Model:
-    """Returns a RoBERTa that numbers positions from 0; other models as they are.
+    """Returns a RoBERTa whose positions start at 0; returns other models unchanged.
 
-    transformers' `generate` numbers RoBERTa's positions from 0; its forward pass, like the one
-    here, starts after the rows of the padding.
+    transformers' `generate` numbers RoBERTa's positions from 0. Its forward pass, like ours, starts
+    after the rows of the padding.
     """
     config = model.config
     if not isinstance(config, RobertaConfig) or config.head not in CAUSAL_HEADS:
@@ -169,7 +171,7 @@ def counting_from_zero(model: Model) -> Model:
 
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Returns the arguments as a file would hold them, without those that are None."""
+    """Returns the arguments as JSON values, without those that are None."""
     for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
         raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
     for name in BESIDE:
@@ -181,14 +183,14 @@ def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns numbers and lists of Python for those of numpy, jax or torch."""
+    """Converts arrays of numpy, jax or torch to Python numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _rows(input_ids: object) -> list[list[Any]]:
-    """Returns rows, of which none is empty."""
+    """Returns the rows after checking that none is empty."""
     given = _plain(input_ids)
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
         raise UserError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
@@ -204,6 +206,7 @@ def _read(
     end, pad = fields.get("eos_token_id", []), fields.get("pad_token_id")
     ends = end if isinstance(end, list) else [end]
     if attention_mask is None:
+        # Guess the padding as transformers does.
         ragged = len(set(map(len, given))) > 1  # rows of different lengths are not padded yet
         if ragged or not causal or not isinstance(pad, int) or pad in ends:
             return given
@@ -223,7 +226,7 @@ def _read(
 
 
 def _places(mask: object) -> list[list[int]]:
-    """Returns the columns of the tokens of each row, those where a mask is not 0."""
+    """Returns the columns of the tokens of each row, where the mask is not 0."""
     return [np.flatnonzero(row).tolist() for row in _plain(mask)]
 
 
@@ -236,7 +239,7 @@ def search_all(
     """Returns the `num_return_sequences` best hypotheses of each row.
 
     Raises:
-      UserError: there are not so many, or a row is not the model's.
+      UserError: the search finds fewer, or a row does not fit the model.
     """
     found = generator.search(rows, request, positions=positions)
     if (least := min(map(len, found))) < request.num_return_sequences:
@@ -250,7 +253,7 @@ def search_all(
 def _sample(
     generator: Generator, rows: Sequence[Sequence[int]], request: GenerationRequest, seed: int
 ) -> list[list[int]]:
-    """Continues each row `num_return_sequences` times; returns the tokens up to the end."""
+    """Continues each row `num_return_sequences` times; returns the tokens up to the end token."""
     prompts = [row for row in rows for _ in range(request.num_return_sequences)]
     written: list[list[int]] = [[] for _ in prompts]
     for new in generator.stream(prompts, request, seed=seed):
@@ -258,6 +261,7 @@ def _sample(
             row.extend(tokens)
         if all(request.end(row) is not None for row in written):
             break
+    # Like transformers, replace the last token of a text that reached the limit.
     for row in written:
         if request.forced_eos_token_id is not None and len(row) == request.max_new_tokens:
             row[-1] = request.forced_eos_token_id

@@ -1,6 +1,6 @@
-"""Generation settings under the names of transformers: arguments, or a `generation_config.json`.
+"""Generation settings under transformers' names: arguments, or a `generation_config.json`.
 
-Every field is honored, or known to change nothing, or refused by name. Older folders have the same
+Every field is honored, known to have no effect, or rejected by name. Older folders have the same
 fields in their `config.json`.
 """
 
@@ -28,7 +28,7 @@ UNSUPPORTED_SAMPLING = ConfigMapping(
         FixedField("eta_cutoff", (0.0,)),
     )
 )
-"""Other ways to sample; beam search ignores them."""
+"""Unsupported sampling methods, which beam search ignores."""
 UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING.fields)
 TOKENS = frozenset(
     """
@@ -75,8 +75,8 @@ FIELDS = ConfigMapping(
         FixedField("stop_strings", (None,)),
         FixedField("max_time", (None,)),
     ),
-    # Fields that `request_from_hf` reads one by one, fields of the tokens' computation, and fields
-    # of what is returned beside tokens.
+    # Fields that `request_from_hf` reads itself, and fields that concern only how tokens are
+    # computed or what else is returned.
     TOKENS
     | SEQUENCES
     | UNSUPPORTED_NAMES
@@ -93,18 +93,17 @@ FIELDS = ConfigMapping(
 )
 _NAMES = frozenset(field.hf for field in FIELDS.fields)
 NAMES = (_NAMES | FIELDS.ignored) - TOKENS
-"""Fields of a `config.json` that are generation settings, and do not change the forward pass."""
+"""Fields of a `config.json` that are generation settings and do not affect the forward pass."""
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
-"""Fields on which the generated tokens depend."""
+"""Fields that affect the generated tokens."""
 EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
-"""The fields among `ARGUMENTS` that may have more than one value here."""
+"""The fields of `ARGUMENTS` that support more than one value here."""
 
 GENERATION = "generation"
-"""The key in a run's `config.json` with the generation settings of the folder it was imported
-from."""
+"""The key in a run's `config.json` that holds the imported folder's generation settings."""
 
 NEW_TOKENS = 20
-"""The number of new tokens by default."""
+"""Default number of new tokens."""
 
 
 def request_from_hf(
@@ -115,19 +114,20 @@ def request_from_hf(
     prompt_length: int = 1,
     longest: int | None = None,
 ) -> GenerationRequest:
-    """Converts generation settings to a request, as transformers understands them.
+    """Converts generation settings to a request with the same meaning as in transformers.
 
     Args:
-      fields: settings by name; those that are missing have transformers' default.
-      where: the file or function they are from, for messages.
-      causal: whether the model continues prompts; else it is an encoder-decoder.
-      prompt_length: the number of tokens before the first new one; `max_length` counts them.
-      longest: the number of tokens that the model has positions for.
+      fields: settings by name; missing ones have transformers' defaults.
+      where: the file or function they come from, for messages.
+      causal: whether the model is a causal language model; else it is an encoder-decoder.
+      prompt_length: the number of prompt tokens, which `max_length` includes.
+      longest: the number of positions of the model.
 
     Raises:
       WeightsError: a field is not supported or out of range.
     """
     settings = settings_from_hf(FIELDS, fields, where)
+    # Special tokens. The forced end must be an end token, so that the text counts as finished.
     eos_ids = _token_ids(fields, "eos_token_id", where)
     forced = _token_id(fields, "forced_eos_token_id", where)
     if forced is not None and forced not in eos_ids:
@@ -149,6 +149,7 @@ def request_from_hf(
             f"{where} has no decoder_start_token_id: give it, one token's id, or all that the "
             "model's folder says (models.generation_arguments)"
         )
+    # Build the request; its range checks report the file or function.
     _refuse_unsupported(settings, fields, where, causal)
     try:
         return GenerationRequest(
@@ -174,10 +175,10 @@ def request_from_hf(
 
 
 def _sampling(settings: Settings) -> Settings:
-    """Returns the fields of a `Sampling`, of which greedy search and beams have the penalty alone.
+    """Returns the fields of a `Sampling`; greedy and beam search use the penalty only.
 
     Raises:
-      UserError: a value is out of range, whether it is used or not.
+      UserError: a value is out of range; without beams, unused values are checked as well.
     """
     names = [field.name for field in dataclasses.fields(Sampling)]
     given: Settings = {name: settings[name] for name in names}
@@ -190,19 +191,22 @@ def _sampling(settings: Settings) -> Settings:
 
 
 def _min_new_tokens(settings: Settings) -> int:
-    """Returns the least number of new tokens: `min_length` yields to it, and counts the start."""
+    """Returns the minimum number of new tokens.
+
+    `min_new_tokens` overrides `min_length`, which includes the start token.
+    """
     number = settings["min_new_tokens"]
     return max((settings["min_length"] or 0) - 1, 0) if number is None else number
 
 
 def _refuse_unsupported(settings: Settings, fields: HFSettings, where: str, causal: bool) -> None:
-    """Refuses fields that the way of decoding does not support.
+    """Rejects fields that the decoding method does not support.
 
     Args:
-      settings: the settings, converted.
-      fields: the same as they were given, for messages.
-      where: the file or function they are from, for messages.
-      causal: whether the model continues prompts; an encoder-decoder is always searched.
+      settings: the converted settings.
+      fields: the original settings, for messages.
+      where: the file or function they come from, for messages.
+      causal: whether the model is a causal language model; encoder-decoders always use a search.
 
     Raises:
       WeightsError: a field is not supported.
@@ -211,6 +215,7 @@ def _refuse_unsupported(settings: Settings, fields: HFSettings, where: str, caus
     kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
     refused: list[str] = []
     if causal:
+        # Constraints on new tokens are implemented for encoder-decoders only.
         names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
         refused += [name for name in names if fields.get(name)]
         kind = "a model that continues prompts" if refused else kind
@@ -227,14 +232,14 @@ def _refuse_unsupported(settings: Settings, fields: HFSettings, where: str, caus
 
 
 def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:
-    """Returns the request that a folder's translation model comes with, as in transformers.
+    """Returns the stored request of a folder's translation model, as transformers would use it.
 
     Args:
-      folder: as `generation_arguments` takes it.
-      longest: the number of tokens that the model has positions for.
+      folder: as in `generation_arguments`.
+      longest: the number of positions of the model.
 
     Raises:
-      WeightsError: a field is not supported or out of range, or there is not one end token.
+      WeightsError: a field is not supported or out of range, or there is not exactly one end token.
     """
     fields, _, where = _stored_fields(local_folder(folder))
     request = request_from_hf(fields, where, causal=False, longest=longest)
@@ -247,18 +252,17 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
 def generation_arguments(folder: str | Path) -> JsonObject:
     """Returns the arguments of `models.generate` that are stored in a folder.
 
-    `models.generate(model, params, input_ids, **models.generation_arguments(folder))` returns what
-    transformers' `model.generate(input_ids)` does.
+    `models.generate(model, params, input_ids, **models.generation_arguments(folder))` returns the
+    same as transformers' `model.generate(input_ids)`.
 
     Args:
-      folder: in Hugging Face's form, with `config.json`, and `generation_config.json` unless it is
-        from the time when `config.json` had these fields; or its name on the hub; or a run imported
-        from it.
+      folder: a folder in Hugging Face's form, its name on the hub, or a run imported from it. It
+        has `config.json` and `generation_config.json`; in old folders `config.json` has all fields.
 
     Raises:
-      FileNotFoundError: there is no such folder.
-      WeightsError: a file is broken, a field is not supported, or it is a run that was trained
-        here, which has no such settings.
+      FileNotFoundError: the folder does not exist.
+      WeightsError: a file is broken, a field is not supported, or the folder is a run that was not
+        imported, which has no such settings.
     """
     fields, causal, where = _stored_fields(local_folder(folder))
     request_from_hf(fields, where, causal=causal)
@@ -266,11 +270,12 @@ def generation_arguments(folder: str | Path) -> JsonObject:
 
 
 def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
-    """Returns a folder's settings, whether its model is causal, and the file they are from."""
+    """Returns a folder's settings, whether its model is causal, and the file they come from."""
     source, config = (
         folder / "generation_config.json",
         read_object(folder / "config.json", WeightsError),
     )
+    # A run folder keeps the settings of the folder it was imported from.
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
@@ -284,6 +289,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         return given, not family.is_encoder_decoder, str(source)
     model_type = str(config["model_type"])
     family = mapping_of_type(model_type, str(folder / "config.json"))
+    # Without generation_config.json, the model's config.json has the settings.
     if source.is_file():
         given = read_object(source, WeightsError)
     else:
@@ -297,9 +303,9 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
 
 
 def _leave_out(fields: JsonObject, vocab_size: JsonValue) -> None:
-    """Removes end and padding tokens beyond the vocabulary, as some published folders have.
+    """Removes end and padding tokens beyond the vocabulary, which some published folders have.
 
-    They end nothing, and pad nothing that the model reads.
+    The model never generates or reads them.
     """
     for name in ("eos_token_id", "pad_token_id"):
         value = fields.get(name)
@@ -328,7 +334,7 @@ def _max_new_tokens(fields: HFSettings, where: str, prompt_length: int, longest:
 
 
 def _token_ids(fields: HFSettings, name: str, where: str) -> tuple[int, ...]:
-    """Returns the tokens of a field, one or a list of them; none where it is missing."""
+    """Returns the tokens of a field that holds one id or a list; empty if it is missing."""
     value = fields.get(name, [])
     tokens = _ids(value if isinstance(value, list) else [value])
     if tokens is None:
@@ -337,7 +343,7 @@ def _token_ids(fields: HFSettings, name: str, where: str) -> tuple[int, ...]:
 
 
 def _token_id(fields: HFSettings, name: str, where: str) -> int | None:
-    """Returns the one token of a field, which may be a list of it; None where it is missing."""
+    """Returns the only token of a field, an id or a list of one; None if it is missing."""
     tokens = _token_ids(fields, name, where)
     if name in fields and len(tokens) != 1:
         raise WeightsError(
@@ -347,7 +353,7 @@ def _token_id(fields: HFSettings, name: str, where: str) -> int | None:
 
 
 def _banned(fields: HFSettings, eos_ids: Sequence[int], where: str) -> tuple[tuple[int, ...], ...]:
-    """Returns the sequences that are never written, of one token or more."""
+    """Returns the banned sequences of one or more tokens."""
     given = fields.get("bad_words_ids", [])
     sequences = [_ids(sequence) for sequence in given] if isinstance(given, list) else [None]
     found = [sequence for sequence in sequences if sequence]
@@ -367,7 +373,7 @@ def _banned(fields: HFSettings, eos_ids: Sequence[int], where: str) -> tuple[tup
 
 
 def _ids(value: JsonValue) -> tuple[int, ...] | None:
-    """Returns a list of ids as a tuple; None: it is something else."""
+    """Returns a list of ids as a tuple, or None if the value is not such a list."""
     if not isinstance(value, list):
         return None
     ids = tuple(token for token in value if type(token) is int)

@@ -18,7 +18,7 @@ from .safetensors_files import TensorFiles
 from .tensor_mapping import Index, WeightsError, locate, read_parameter
 
 MAX_THREADS = 8
-"""Largest number of threads that copy; memory bandwidth limits more of them."""
+"""Maximum number of copying threads; more would be limited by memory bandwidth."""
 
 
 def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
@@ -36,7 +36,7 @@ def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
         return mapping.config_from_hf(hf_config, source)
     except WeightsError:
         raise
-    except UserError as error:  # the configuration knows its own names, and not the file
+    except UserError as error:  # the configuration's message does not name the file
         raise WeightsError(f"{source}: {error}") from error
 
 
@@ -47,7 +47,7 @@ def config_of_folder(folder: Path, hf_config: HFConfig) -> TransformerConfig:
 
 
 def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Params:
-    """Reads the parameters of a model tensor by tensor, each shard to its device.
+    """Reads the parameters of a model tensor by tensor, each shard directly to its device.
 
     Args:
       folder: A folder with `model.safetensors`, or with several files and their index.
@@ -55,12 +55,13 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-      WeightsError: The files are broken, or contain another model.
+      WeightsError: The files are broken or contain another model.
     """
     targets: Params = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
     mapping = mapping_of(config).tensor_mapping(config)
+    # Compare names and shapes before any tensor is read.
     file = folder / "config.json"
     stored = read_object(file) if file.is_file() else {}
     locations = locate(mapping, flax, tensors, str(folder), stored=stored)
@@ -76,7 +77,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
 
         return jax.make_array_from_callback(target.shape, target.sharding, read_shard)
 
-    # The largest first, so that all threads end at about the same time.
+    # Start with the largest, so that all threads finish at about the same time.
     order = sorted(targets, key=lambda path: -targets[path].size)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         params = dict(zip(order, pool.map(read, order), strict=True))

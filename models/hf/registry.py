@@ -1,7 +1,7 @@
 """The families that can be read and written in Hugging Face's form.
 
-The list of families is `models.registry.FAMILIES`; a family's record names its file of this room
-(`Family.hf_module`), and that file has a record, `MAPPING`.
+The list of families is `models.registry.FAMILIES`. A family's record names its module in this
+package (`Family.hf_module`), which defines `MAPPING`.
 """
 
 import dataclasses
@@ -27,32 +27,30 @@ def _unchanged(config: Config, params: Params) -> tuple[Config, Params]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HFMapping(Generic[Config]):
-    """A family's configurations in either form, and its tensors."""
+    """Converts a family's configurations and tensors from and to Hugging Face's form."""
 
     model_types: tuple[str, ...]
-    """The names of the family in the `model_type` of a `config.json`."""
+    """The values of `model_type` in `config.json` that denote the family."""
     config_from_hf: Callable[[HFConfig, str], Config]
-    """From the fields of a `config.json`, and its path for messages, to a configuration."""
+    """Converts the fields of a `config.json` (and its path, for messages) to a configuration."""
     config_to_hf: Callable[[Config], JsonObject]
-    """From a configuration to the fields of a `config.json`."""
+    """Converts a configuration to the fields of a `config.json`."""
     tensor_mapping: Callable[[Config], TensorMapping]
-    """From a configuration to the mapping of parameters and tensors."""
+    """Returns the mapping of parameters and tensors for a configuration."""
     to_hf_equivalent: Callable[[Config, Params], tuple[Config, Params]] = _unchanged
-    """Rewrites a configuration and its parameters as those of the same model in the form that
-    transformers knows."""
+    """Rewrites a configuration and its parameters as an equivalent model that transformers has."""
     generation_defaults: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    """For a model type, the tokens of a `config.json` that does not state them: the defaults of
-    transformers' configuration class."""
+    """Default token ids of each model type, from transformers' configuration class."""
     is_encoder_decoder: bool = False
-    """Whether models generate a target for a source, beginning with a start token."""
+    """Whether models generate a target from a source, beginning with a start token."""
     as_stored: Callable[[Config, Callable[[], TensorSource]], Config] = lambda config, tensors: (
         config
     )
-    """Completes a configuration with what only the stored tensors say."""
+    """Completes a configuration with facts that only the stored tensors show."""
 
 
 AnyMapping: TypeAlias = HFMapping[Any]
-"""The mapping of a family that is known only when the program runs."""
+"""The mapping of a family that is not known statically."""
 
 
 @functools.cache
@@ -61,7 +59,7 @@ def _mapping(module: str) -> AnyMapping:
 
 
 def mapping_of(config: TransformerConfig) -> AnyMapping:
-    """Returns the mapping that writes models of a configuration.
+    """Returns the mapping for a configuration.
 
     Raises:
       WeightsError: The family has no Hugging Face form.
@@ -96,7 +94,7 @@ def mapping_of_type(model_type: object, source: str) -> AnyMapping:
     Raises:
       WeightsError: No family has this model type.
     """
-    # Many types are the names of their families: the files of others are not imported then.
+    # Try the family of that name first, so that the modules of other families are not imported.
     types: list[str] = []
     for name in sorted(families(), key=lambda name: name != model_type):
         if (module := families()[name].hf_module) is not None:

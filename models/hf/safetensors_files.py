@@ -1,7 +1,7 @@
 """Reads the tensors of a folder: one safetensors file, or several with an index.
 
-Files are mapped to memory, so that each requested tensor is read once, directly to its
-destination. Nothing is ever unpickled.
+Files are memory-mapped, so that each requested tensor is read once, directly to its destination.
+Nothing is ever unpickled.
 """
 
 import json
@@ -30,14 +30,14 @@ DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-"""The types by their names in the header of a file."""
+"""The supported types, by their names in a file's header."""
 
 
 class TensorFiles:
     """Names, shapes and values of a folder's tensors.
 
     Raises:
-      WeightsError: There are no such files, or they are broken; the message names the file.
+      WeightsError: The files are missing or broken; the message names the file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class TensorFiles:
         return self._files[name].view(name)
 
     def release(self) -> None:
-        """Releases the pages that were read, which can be read again at a small cost."""
+        """Releases the pages that were read; reading them again is cheap."""
         for file in set(self._files.values()):
             file.memory.madvise(mmap.MADV_DONTNEED)
 
@@ -72,14 +72,14 @@ def open_tensors(file: Path) -> dict[str, np.ndarray]:
 
 
 class _File:
-    """A safetensors file in memory: the length of the header, the header, and the numbers."""
+    """A memory-mapped safetensors file: the length of the header, the header, and the data."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
         self.path = path
         with _errors_of(path):
-            safe_open(path, framework="np")  # validates all that the next lines rely on
+            safe_open(path, framework="np")  # validates what the next lines rely on
             with path.open("rb") as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._start = 8 + int.from_bytes(self.memory[:8], "little")
@@ -131,7 +131,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
             f"{index} is not an index of safetensors files (no object weight_map of names to "
             "files): download it again"
         ) from error
-    # Every file that the index names is there, beside the index.
+    # Check that every file that the index names exists in the same folder.
     files: dict[str, _File] = {}
     for name in sorted(set(wanted.values())):
         file = path_inside(folder, name)
@@ -141,7 +141,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
             raise WeightsError(f"{index} names {name}, which is missing: download it again")
         opened = _File(file)
         files |= dict.fromkeys(opened.names(), opened)
-    # Every tensor is in the file that the index names.
+    # Check that every tensor is in the file that the index names.
     for name, file in wanted.items():
         if name not in files or files[name].path != folder / file:
             raise WeightsError(f"{index} says that {name} is in {file}, but it is not there")
@@ -150,7 +150,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
 
 @contextmanager
 def _errors_of(file: Path) -> Iterator[None]:
-    """Names the file in errors of the library."""
+    """Converts errors of the library to WeightsErrors that name the file."""
     from safetensors import SafetensorError
 
     try:

@@ -1,4 +1,4 @@
-"""Saves a model, with its tokenizer, as a folder that transformers loads."""
+"""Saves a model and its tokenizer as a folder that transformers loads."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ NOTE_ON_SEARCH = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderSettings:
-    """The content of a folder in the Hugging Face format besides the model and its tokenizer."""
+    """Settings of a saved folder in the Hugging Face format."""
 
     dtype: Precision = "float32"
     """The precision of the written parameters."""
     file_bytes: int = FILE_BYTES
     """The largest size of a file; no tensor is split."""
     generation: Mapping[str, JsonValue] | None = None
-    """The content of `generation_config.json`, as `generation_arguments` returns it. By default
+    """The content of `generation_config.json`, as `generation_arguments` returns it. Defaults to
     the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
     problem_type: str | None = None
-    """The kind of labels of a classifier, under the names of transformers."""
+    """The kind of labels of a classifier, as transformers names it."""
     embedding: EmbeddingSettings | None = None
-    """How sentence-transformers makes a vector of a text with the model, if it does."""
+    """How sentence-transformers embeds texts with the model. If None, its files are omitted."""
 
 
 def save(
@@ -55,8 +55,8 @@ def save(
 ) -> list[str]:
     """Saves a model in Hugging Face's form: `config.json`, safetensors, the tokenizer's files.
 
-    `from_pretrained` of transformers and `models.load` read the folder, and so do all commands if
-    the tokenizer is given. `flaxzoo export` writes the same files, and a model card.
+    `from_pretrained` of transformers and `models.load` read the folder; all commands read it if the
+    tokenizer is given. `flaxzoo export` writes the same files and a model card.
 
     Example::
 
@@ -64,26 +64,24 @@ def save(
         models.save("copy", model, params, data.load_tokenizer("gpt2"))
 
     Args:
-      folder: The folder to make, completely or not at all; it may exist if it is empty.
+      folder: The folder to create, atomically; it may exist if it is empty.
       model: The model, from `create` or `load`.
       params: Its parameters, a nested dict of arrays, layers stacked.
-      tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`; its files
-        and the ids of special tokens are written, too.
+      tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`. If given, its
+        files and the ids of special tokens are written.
       dtype: The precision to write: float32, float16 or bfloat16.
       file_bytes: The largest size of a file; no tensor is split.
-      generation: Settings for `generation_config.json`, such as those that
-        `generation_arguments` returns of the folder from which the model was loaded.
-      embedding: How the package sentence-transformers makes a vector of a text; by default, for
-        a model with a tokenizer and without a head or for the next token, the mean of the hidden
-        states.
+      generation: Settings for `generation_config.json`, for example the `generation_arguments` of
+        the folder that the model was loaded from.
+      embedding: How the package sentence-transformers embeds a text. For a model with a tokenizer
+        and without a head or with a causal one, defaults to the mean of the hidden states.
 
     Returns:
-      Notes on the saved model, a line each: what is not exact in transformers.
+      Notes on the saved model, one line each: what differs in transformers.
 
     Raises:
-      UserError: The folder holds something, a parameter does not fit the model (the message
-        names its path), the tokenizer has more tokens than the model, or transformers has no
-        such model.
+      UserError: The folder is not empty, a parameter does not fit the model (the message names its
+        path), the tokenizer has more tokens than the model, or transformers has no such model.
     """
     params = fitting_params(model, params)
     if tokenizer is not None:
@@ -106,7 +104,7 @@ def save(
 def check_vocabulary(
     tokenizer: Vocabulary, config: TransformerConfig, name: str = "the tokenizer"
 ) -> None:
-    """Checks that a model has an embedding for each token; it may have more.
+    """Checks that a model has an embedding for each token of a tokenizer.
 
     Args:
       tokenizer: The tokenizer.
@@ -136,24 +134,26 @@ def write_model(
     *,
     settings: FolderSettings,
 ) -> list[str]:
-    """Writes all files of a model but a model card into a folder; returns notes, a line each.
+    """Writes all files of a model except a model card; returns notes, one line each.
 
     Args:
       folder: The folder to write to; it exists.
       config: The configuration of the model.
       params: Its parameters, layers stacked.
-      tokenizer: Its tokenizer, if it is to be written.
-      settings: What else the files say.
+      tokenizer: The tokenizer to write, or None.
+      settings: Further content of the files.
 
     Raises:
       WeightsError: The model has no counterpart in transformers.
       UserError: A translation model's tokenizer has no token that starts or ends a text.
     """
     notes: list[str] = []
+    # transformers has no value head, so save the language model without it.
     if config.head == "causal_lm_with_value":
         config = config.with_head("causal_lm", ())
         params = {name: x for name, x in params.items() if name != "head"}
         notes.append("the head of values is for training alone: it is left out")
+    # Collect notes on what a reader of the folder should know.
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"
     if config.labels and not head.needs_labels:
@@ -163,7 +163,7 @@ def write_model(
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
-    # The ids that generation goes by come before the tokenizer's: a model may end its texts with
+    # Ids in the generation settings override the tokenizer's: a model may end its texts with
     # another token.
     stated = settings.generation or {}
     ids |= {name: stated[name] for name in ids if stated.get(name) is not None}
@@ -177,6 +177,7 @@ def write_model(
         fields={**ids, **problem},
     )
     generation = settings.generation
+    # The tokenizer. Translation models also store the published search, unless settings are given.
     if tokenizer is not None:
         length = config.max_length
         side = "left" if head.name in CAUSAL_HEADS else "right"  # unless its folder says so
@@ -190,6 +191,7 @@ def write_model(
         write_embedding_settings(
             folder, settings.embedding, d_model=config.d_model, max_length=config.max_length
         )
+    # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation
     given: JsonObject = {name: value for name, value in generation.items() if value is not None}
     if head.generates and given:
@@ -209,5 +211,5 @@ def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) ->
         target = tokenizer.target.special_ids
         ids |= {"decoder_start_token_id": target.bos, "eos_token_id": target.eos}
     if generates and ids["pad_token_id"] is None:
-        ids["pad_token_id"] = ids["eos_token_id"]  # padding is masked, so that any token serves
+        ids["pad_token_id"] = ids["eos_token_id"]  # padding is masked, so any token will do
     return ids

@@ -26,7 +26,7 @@ DTYPES: Mapping[Precision, DTypeLike] = {
     "bfloat16": ml_dtypes.bfloat16,
 }
 FILE_BYTES = 5_000_000_000
-"""Default limit of the size of a safetensors file."""
+"""Default maximum size of a safetensors file."""
 
 
 def write_weights(
@@ -41,7 +41,7 @@ def write_weights(
     """Writes `config.json` and the tensors of a model.
 
     Args:
-      folder: The folder to write to; it exists.
+      folder: The existing folder to write to.
       config: The configuration of the model.
       params: Its parameters, layers stacked.
       dtype: The precision to write.
@@ -59,6 +59,7 @@ def write_weights(
     hf_config = _merged(mapping.config_to_hf(config), fields or {})
     flat: Params = flatten_dict(params, sep="/")
     tensors = export_tensors(mapping.tensor_mapping(config), flat)
+    # Tensors are made when their file is written, so that one file at a time is in memory.
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
     if len(groups) == 1:
@@ -68,6 +69,7 @@ def write_weights(
         save_file(arrays, folder / name, metadata={"format": "pt"})
         (folder / name).chmod(0o644)  # the library's 0600 would hide the file from the group
     if len(groups) > 1:
+        # Several files need an index from tensors to files.
         weight_map: JsonObject = {
             tensor.name: name for name, group in zip(names, groups, strict=True) for tensor in group
         }
@@ -78,7 +80,7 @@ def write_weights(
 
 
 def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
-    """Returns the fields of both; where the model has a special token, both must agree."""
+    """Merges both; special tokens that the model states must agree with the tokenizer's."""
     merged = dict(of_model)
     for name, value in of_tokenizer.items():
         known = merged.get(name)
@@ -110,7 +112,7 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
 def _grouped(
     tensors: Iterable[ExportedTensor], dtype: DTypeLike, file_bytes: int
 ) -> Iterator[Sequence[ExportedTensor]]:
-    """Yields the tensors of one file after the other, in their order."""
+    """Yields the tensors of each file, in order."""
     group, size = [], 0
     for tensor in tensors:
         num_bytes = _num_bytes(tensor, dtype)
@@ -127,17 +129,17 @@ def _num_bytes(tensor: ExportedTensor, dtype: DTypeLike) -> int:
 
 
 def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
-    """Returns the fields of `generation_config.json` for a beam search, without ids of tokens.
+    """Returns the fields of `generation_config.json` for a beam search, without token ids.
 
     Args:
-      request: The search of a run trained here: all its banned sequences are single tokens.
+      request: The search of a run trained here; its banned sequences are all single tokens.
       max_length: The longest target of the model, in tokens.
     """
     return {
         "num_beams": request.num_beams,
         "length_penalty": request.length_penalty,
         "early_stopping": request.early_stopping,
-        "max_length": max_length + 1,  # the start token is counted
+        "max_length": max_length + 1,  # includes the start token
         "suppress_tokens": [token for (token,) in request.bad_words_ids] or None,
     }
 

@@ -1,12 +1,12 @@
-"""Settings of sentence vectors: the modules of a folder of the package sentence-transformers.
+"""Settings of sentence embeddings: reads and writes folders of sentence-transformers.
 
-Such a folder is one in Hugging Face's form with some more files. `modules.json` lists the modules
-in their order: the transformer, `1_Pooling`, and perhaps `2_Dense` or `2_Normalize`, each with a
-`config.json` in a folder of its own. `sentence_bert_config.json` says how texts are tokenized, and
-`config_sentence_transformers.json` which prompts stand before them. Every setting is honored or
-refused by name, for the vectors would be wrong without it.
+Such a folder is in Hugging Face's form with a few more files. `modules.json` lists the modules in
+order: the transformer, `1_Pooling`, and optionally `2_Dense` or `2_Normalize`, each with a
+`config.json` in a subfolder. `sentence_bert_config.json` has the tokenizer's options, and
+`config_sentence_transformers.json` the prompts that precede texts. Every setting is honored or
+rejected by name, because vectors would be wrong without it.
 
-A run folder that was imported from such a folder keeps these files in a folder of their own.
+A run folder that was imported from such a folder keeps these files in a subfolder.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from .save_weights import write_json
 from .tensor_mapping import WeightsError
 
 IN_RUN = "sentence_transformers"
-"""The folder in a run folder with the files of the folder that was imported."""
+"""The subfolder of a run folder that holds the imported files."""
 MODULES = "modules.json"
 TRANSFORMER = "sentence_bert_config.json"
 WHOLE_MODEL = "config_sentence_transformers.json"
@@ -38,7 +38,7 @@ CLASSES = {
     "Dense": "sentence_transformers.models.Dense",
     "Normalize": "sentence_transformers.models.Normalize",
 }
-"""The classes of the modules that are written, under the names that all versions know."""
+"""The classes of written modules, under names that all versions of the package know."""
 ACTIVATIONS = {
     "Identity": lambda x: x,
     "Tanh": jnp.tanh,
@@ -56,7 +56,7 @@ _KEYS: Mapping[PoolingMode, str] = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""The fields of the ways to pool before version 6 of the package."""
+"""The fields of the pooling modes before version 6 of the package."""
 _ON_SENTENCES = (
     FixedField("module_input_name", ("sentence_embedding",)),
     FixedField("module_output_name", ("sentence_embedding", None)),
@@ -115,7 +115,7 @@ class Normalize:
     """Divides each vector by its Euclidean norm."""
 
     def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """Returns vectors of norm 1; those of norm 0 stay."""
+        """Returns vectors of norm 1; vectors of norm 0 are unchanged."""
         return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
@@ -128,7 +128,7 @@ class Dense:
     bias: np.ndarray | None
     """b, float32 `[E]`."""
     activation: str
-    """The last part of the name of its class in torch; a key of `ACTIVATIONS`."""
+    """The last part of its class name in torch; a key of `ACTIVATIONS`."""
 
     def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
         """Returns the mapped vectors."""
@@ -138,28 +138,28 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingSettings:
-    """How the vector of a text is made from a model's hidden states; by default their mean.
+    """How a text's vector is computed from a model's hidden states; by default their mean.
 
     Raises:
-      WeightsError: There is no way to pool, or no prompt named `default_prompt`.
+      WeightsError: `pooling` is empty, or no prompt is named `default_prompt`.
     """
 
     pooling: tuple[PoolingMode, ...] = ("mean",)
-    """The ways to pool, of which the vectors are concatenated; see `models.nn.pooling.pool`."""
+    """The pooling modes, whose vectors are concatenated; see `models.nn.pooling.pool`."""
     layers: tuple[Dense | Normalize, ...] = ()
-    """The maps that follow, in their order."""
+    """The maps that follow, in order."""
     num_dimensions: int | None = None
-    """How many of the first dimensions are kept in the end; None: all."""
+    """Number of leading dimensions to keep at the end. If None, all."""
     max_length: int | None = None
-    """The number of tokens that texts are truncated to, if the model does not read fewer."""
+    """Number of tokens that texts are truncated to, at most the model's maximum."""
     lowercase: bool = False
-    """Whether texts are lowercased before the tokenizer, which may do so itself."""
+    """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Texts to stand before each text, by name."""
+    """Prompts, which are prepended to each text, by name."""
     default_prompt: str | None = None
-    """The name of the prompt to use where none is requested; None: no prompt."""
+    """The name of the default prompt. If None, no prompt is used by default."""
     pool_prompt: bool = True
-    """Whether the tokens of the prompt are pooled too."""
+    """Whether the tokens of the prompt are pooled."""
 
     def __post_init__(self) -> None:
         if not self.pooling:
@@ -168,10 +168,10 @@ class EmbeddingSettings:
             self.prompt(self.default_prompt)
 
     def prompt(self, name: str | None) -> str:
-        """Returns the text of a prompt, by default that of `default_prompt`.
+        """Returns the text of a prompt, by default of `default_prompt`.
 
         Raises:
-          WeightsError: There is no prompt of this name.
+          WeightsError: No prompt has this name.
         """
         name = self.default_prompt if name is None else name
         if name is None:
@@ -182,10 +182,10 @@ class EmbeddingSettings:
         return self.prompts[name]
 
     def width(self, d_model: int) -> int:
-        """Returns the number of dimensions of a vector, from those of a hidden state.
+        """Returns the number of dimensions of a vector, given that of a hidden state.
 
         Raises:
-          WeightsError: A layer takes another number than it gets.
+          WeightsError: A layer expects another number of inputs.
         """
         width = d_model * len(self.pooling)
         for layer in self.layers:
@@ -199,13 +199,13 @@ class EmbeddingSettings:
         return width if self.num_dimensions is None else min(width, self.num_dimensions)
 
     def normalized(self, wanted: bool) -> "EmbeddingSettings":
-        """Returns settings whose vectors have norm 1, or are not normalized at all."""
+        """Returns settings that normalize vectors at the end, or not at all."""
         layers = tuple(layer for layer in self.layers if not isinstance(layer, Normalize))
         return dataclasses.replace(self, layers=(*layers, Normalize()) if wanted else layers)
 
 
 def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
-    """Reads the settings of a folder of sentence-transformers, or of a run imported from one.
+    """Reads the settings of a sentence-transformers folder, or of a run imported from one.
 
     Args:
       folder: The folder.
@@ -221,6 +221,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     file = folder / MODULES
     if not file.is_file() or is_cross_encoder(folder):
         return None
+    # The first two modules are always the transformer and its pooling; maps may follow.
     modules = _modules(file)
     (first, path), (second, pooling_path), *further = modules + 2 * [("nothing", "")]
     if (first, second) != ("Transformer", "Pooling"):
@@ -238,6 +239,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             layers.append(Normalize())
         elif kind != "Dropout":  # which does nothing outside training
             raise WeightsError(f"{file}: the module {path} ({kind}) is not supported")
+    # The pooling modes: one field since version 6, a flag for each mode before.
     pooled = _settings(_POOLING, folder / pooling_path / "config.json")
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
@@ -248,6 +250,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "
             f"only {', '.join(POOLING_MODES)}"
         )
+    # The tokenizer's options and the prompts.
     tokenized = _settings(_TRANSFORMER, folder / TRANSFORMER, optional=True)
     with_tokenizer = folder / "tokenizer_config.json"
     if tokenized["max_length"] is None and with_tokenizer.is_file():  # since version 6
@@ -260,13 +263,13 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Returns whether sentence-transformers (since version 6) saved a folder that scores pairs."""
+    """Returns whether a folder scores pairs of texts (sentence-transformers 6 and later)."""
     file = folder / WHOLE_MODEL
     return file.is_file() and read_object(file, WeightsError).get("model_type") == "CrossEncoder"
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
-    """Returns the class and the folder of each module in a `modules.json`, in their order."""
+    """Returns the class and the folder of each module in a `modules.json`, in order."""
     content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
     modules = []
     for module in content if isinstance(content, list) else [content]:
@@ -278,19 +281,19 @@ def _modules(file: Path) -> list[tuple[str, str]]:
         if path_inside(file.parent, path) is None:
             raise WeightsError(f"{file} points to {path!r}: its modules must lie beside it")
         package, _, name = kind.rpartition(".")
-        # A class of another package may do anything.
+        # Keep the full name of a class of another package, so that it is rejected.
         modules.append((name if package.startswith("sentence_transformers") else kind, path))
     return modules
 
 
 def _settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
-    """Returns the settings in a file; the defaults if the file is optional and missing."""
+    """Returns the settings in a file, or the defaults if the file is optional and missing."""
     fields = {} if optional and not file.is_file() else read_object(file, WeightsError)
     return settings_from_hf(mapping, fields, str(file))
 
 
 def _read_dense(folder: Path) -> Dense:
-    """Reads the map of a module Dense."""
+    """Reads the map of a Dense module."""
     file = folder / "config.json"
     *package, activation = str(_settings(_DENSE, file)["activation"]).split(".")
     if package[:1] != ["torch"] or activation not in ACTIVATIONS:
@@ -312,13 +315,13 @@ def _read_dense(folder: Path) -> Dense:
 def write_embedding_settings(
     folder: Path, settings: EmbeddingSettings, *, d_model: int, max_length: int
 ) -> None:
-    """Writes the files that sentence-transformers reads beside those of transformers.
+    """Writes the additional files that sentence-transformers reads.
 
     Args:
-      folder: The folder to write to; made if it does not exist.
+      folder: The folder to write to; created if it does not exist.
       settings: The settings.
       d_model: The size of the hidden states.
-      max_length: The number of tokens that texts are truncated to if the settings do not say.
+      max_length: The truncation length if the settings have none, in tokens.
     """
     folder.mkdir(exist_ok=True)
     names = ["Transformer", "Pooling", *(type(layer).__name__ for layer in settings.layers)]
@@ -329,7 +332,7 @@ def write_embedding_settings(
     ]
     write_json(folder / MODULES, modules)
     length = settings.max_length or max_length
-    # The package counts positions from the first token of a batch, padding or not.
+    # The package counts positions from the first column, padding or not, so pad on the right.
     tokenized: JsonObject = {
         "max_seq_length": length,
         "do_lower_case": settings.lowercase,
@@ -343,10 +346,11 @@ def write_embedding_settings(
     if settings.num_dimensions is not None:
         whole["truncate_dim"] = settings.num_dimensions
     write_json(folder / WHOLE_MODEL, whole)
+    # Flags lose the order of modes, so write them only if the order is the usual one.
     pooled: JsonObject = {"word_embedding_dimension": d_model}
     if settings.pooling == tuple(mode for mode in POOLING_MODES if mode in settings.pooling):
         pooled |= {key: mode in settings.pooling for mode, key in _KEYS.items()}
-    else:  # an order that only version 6 can say
+    else:  # an order that only version 6 can express
         pooled["pooling_mode"] = list(settings.pooling)
     pooled["include_prompt"] = settings.pool_prompt
     for path, layer in zip(paths[1:], (None, *settings.layers), strict=True):
@@ -358,13 +362,13 @@ def write_embedding_settings(
 
 
 def keep_embedding_settings(source: Path, run: Path, *, d_model: int, max_length: int) -> None:
-    """Writes the settings of a model's folder, if it has any, into a run that is made from it.
+    """Copies the settings of a model's folder, if it has any, into a run created from it.
 
     Args:
-      source: The folder of the model: one of sentence-transformers, or another run.
+      source: The folder of the model: a sentence-transformers folder or another run.
       run: The run folder.
       d_model: The size of the hidden states.
-      max_length: The number of tokens that texts are truncated to if the settings do not say.
+      max_length: The truncation length if the settings have none, in tokens.
     """
     settings = read_embedding_settings(source)
     if settings is not None:

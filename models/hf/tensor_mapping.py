@@ -1,12 +1,12 @@
-"""Maps parameters to the tensors of Hugging Face files that hold them, and to their layouts.
+"""Maps parameters to the tensors of Hugging Face files and their layouts.
 
-A mapping is data, a list of `TensorRule`. A tensor name with `{i}` is that of layer i; the
+A mapping is data, a list of `TensorRule`. A tensor name with `{i}` means layer i; the
 parameter is then the stack of all layers. The same rules import and export, so that each direction
-undoes the other.
+inverts the other.
 
-Before anything is read, `locate` compares both sides and reports every difference in one error:
-parameters that no rule fills, rules that match no parameter, tensors that the files lack, and
-tensors that no rule reads.
+Before anything is read, `locate` compares both sides and reports all differences in one error:
+parameters that no rule fills, rules that match no parameter, missing tensors, and tensors that no
+rule reads.
 """
 
 import collections
@@ -31,7 +31,7 @@ Index: TypeAlias = tuple[slice, ...]
 HostOrDeviceArray: TypeAlias = np.ndarray | jax.Array
 
 ALIGNMENT = 64
-"""Alignment in bytes of memory that jax uses without a copy."""
+"""Alignment, in bytes, of memory that jax uses without a copy."""
 BLOCK = 2**18
 """Number of bytes of a file that are copied at a time."""
 BLOCKS_KEPT = 16
@@ -44,10 +44,10 @@ class WeightsError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a Hugging Face tensor holds one or several parameters, side by side along its outputs.
+    """How a Hugging Face tensor holds one or several parameters, concatenated along its outputs.
 
-    A parameter is `[*inputs, *outputs]`, the tensor a matrix `[outputs, inputs]` with the axes of
-    each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
+    A parameter is `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]` with the axes
+    of each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
     `[K·H, D]` in the layout `LINEAR`.
     """
 
@@ -58,8 +58,8 @@ class Layout:
     flat: bool = False
     """Whether the tensor is a vector, without an axis for the inputs."""
     by_head: bool = False
-    """Whether the parameters, all with outputs `[N, H]`, take turns head by head (GPT-NeoX's and
-    BLOOM's queries, keys and values) instead of one following the other."""
+    """Whether parameters with outputs `[N, H]` are interleaved by head (queries, keys and values of
+    GPT-NeoX and BLOOM) instead of concatenated."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor that holds parameters of the given shapes."""
@@ -70,7 +70,7 @@ class Layout:
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
-        """Returns parameter number `part` of a tensor that holds several, as a view.
+        """Returns one parameter of a tensor that holds several, as a view.
 
         Args:
           tensor: A tensor of a Hugging Face file.
@@ -105,36 +105,36 @@ class Layout:
 
 
 VECTOR = Layout(input_axes=0, flat=True)
-"""A parameter of any shape as a vector: scales of norms, and biases, also those of heads."""
+"""A parameter of any shape as a vector: scales of norms, and biases, with or without heads."""
 ROW = Layout(input_axes=0, transposed=False)
 """A parameter of any shape as a matrix with one row."""
 TABLE = Layout(transposed=False)
-"""The same matrix on both sides: embeddings, and kernels stored with inputs first."""
+"""An unchanged matrix: embeddings, and kernels stored with inputs first."""
 LINEAR = Layout()
-"""A kernel as torch's Linear; its outputs may have several axes, as `[D, N, H]` of N heads."""
+"""A kernel as torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
 FROM_HEADS = Layout(input_axes=2)
 """A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
 BY_HEAD = Layout(by_head=True)
 """Kernels of queries, keys and values as one torch Linear, head by head."""
 BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
-"""The biases of these."""
+"""The biases of `BY_HEAD` kernels."""
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
-"""A kernel stored with inputs first that reads heads."""
+"""A kernel that reads heads, stored with inputs first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorRule:
-    """Parameters, and the Hugging Face tensor that holds them."""
+    """One or several parameters and the Hugging Face tensor that holds them."""
 
     flax: tuple[str, ...]
-    """Paths of the parameters, as `layers/attention/query/kernel`."""
+    """Paths of the parameters, such as `layers/attention/query/kernel`."""
     hf: str
     """Name of the tensor; with `{i}`, one tensor for each layer, with `{e}` for each expert."""
     layout: Layout
 
     @property
     def num_stacked(self) -> int:
-        """The number of leading axes of the parameters whose entries are tensors of their own."""
+        """The number of leading axes of the parameters whose entries are separate tensors."""
         return sum(index in self.hf for index in ("{i}", "{e}"))
 
     def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
@@ -153,15 +153,15 @@ class IgnoredTensor:
     """A redundant tensor (a buffer or a tied alias): never loaded, only checked for consistency."""
 
     hf: str
-    """Name of the tensor; `*` stands for any layer."""
+    """Name of the tensor; `*` matches any layer."""
     same_as: str | None = None
-    """The tensor that it is tied to."""
+    """The tensor that this one is tied to."""
     value: Callable[[], np.ndarray] | None = None
-    """Computes the values that follow from the configuration."""
+    """Computes the values implied by the configuration."""
     exported: bool = False
-    """Whether exported files have to contain it nevertheless; it then has a `value`."""
+    """Whether exported files must contain it; it then has a `value`."""
     checked: bool = True
-    """Whether files must have that `value`; else it stands for a tensor that nothing reads."""
+    """Whether files must have that `value`; False for tensors that nothing reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,12 +171,12 @@ class TensorMapping:
     rules: tuple[TensorRule, ...]
     ignored: tuple[IgnoredTensor, ...] = ()
     prefix: str = ""
-    """Prefix of the names of the body's tensors, as `bert.`, which files may leave out."""
+    """Prefix of the body's tensors, such as `bert.`, which files may omit."""
     legacy_names: tuple[tuple[str, str], ...] = ()
-    """Parts of names, each with its replacement in older files; one follows the other."""
+    """Parts of names and their replacements in older files, applied in order."""
 
     def find(self, name: str, names: Set[str]) -> str | None:
-        """Returns the name among `names` under which a tensor is stored, if there is one."""
+        """Returns the name in `names` that stores a tensor, or None."""
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
             if candidate in names:
@@ -195,7 +195,7 @@ class TensorMapping:
 def linear(
     flax: str, hf: str, layout: Layout = LINEAR, *, bias: bool = True
 ) -> tuple[TensorRule, ...]:
-    """Returns the rules of a linear map, given its parameters' path and its tensors' prefix."""
+    """Returns the rules of a linear map, given its parameter path and tensor prefix."""
     kernel = TensorRule((f"{flax}/kernel",), f"{hf}.weight", layout)
     return (kernel, TensorRule((f"{flax}/bias",), f"{hf}.bias", VECTOR)) if bias else (kernel,)
 
@@ -224,13 +224,13 @@ def layer_rules(
     """Returns the rules of a stack of layers.
 
     Args:
-      flax: Path of the stack, as `layers`.
-      hf: Prefix of the tensors of one layer, as `model.layers.{i}`.
-      names: For each part its Hugging Face name, as `self_attn.q_proj` for `attention/query`. A
-        part whose name ends in `norm` is a norm, any other a linear map, and one that ends in
+      flax: Path of the stack, such as `layers`.
+      hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
+      names: Hugging Face name of each part, such as `self_attn.q_proj` for `attention/query`. A
+        part that ends in `norm` is a norm; any other is a linear map; one that ends in
         `attention/output` reads heads.
-      layout: How linear maps are stored; by default as torch's Linear.
-      output_layout: How those are stored that read heads.
+      layout: How linear maps are stored. Defaults to torch's Linear.
+      output_layout: How linear maps that read heads are stored.
       linear_bias: Whether linear maps have biases.
       norm_bias: Whether norms have biases.
     """
@@ -248,10 +248,10 @@ def layer_rules(
 
 
 def lm_head(tied_to: str | None) -> tuple[list[TensorRule], list[IgnoredTensor]]:
-    """Returns the rule of the projection on the vocabulary, or the alias that a tied one is.
+    """Returns the rule of the output projection, or its alias if it is tied.
 
     Args:
-      tied_to: The name of the embedding, if the projection is tied to it.
+      tied_to: The name of the embedding that the projection is tied to, or None.
     """
     if tied_to is None:
         return [*embedding("output_embedding", "lm_head")], []
@@ -274,7 +274,7 @@ class TensorSource(Protocol):
         ...
 
     def release(self) -> None:
-        """Frees the memory of tensors that were read and have been copied since."""
+        """Frees the memory of tensors that were read and copied."""
         ...
 
     def file_of(self, name: str) -> str:
@@ -284,11 +284,11 @@ class TensorSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TensorLocation:
-    """Where a parameter is stored: a part of a rule's tensors, one for each layer."""
+    """Where a parameter is stored: its part of a rule's tensors, one per layer."""
 
     rule: TensorRule
     part: int
-    """Index of the parameter among those of the rule."""
+    """Index of the parameter in the rule."""
     names: tuple[str, ...]
     """Names of the tensors in the files."""
 
@@ -301,7 +301,7 @@ def locate(
     *,
     stored: Mapping[str, object] = {},
 ) -> dict[str, TensorLocation]:
-    """Returns where each parameter is stored, by its path.
+    """Returns where each parameter is stored, by path.
 
     Args:
       mapping: The tensor mapping of the model.
@@ -324,10 +324,10 @@ def locate(
         if absent:
             mismatches.without_parameter += absent
             continue
-        # Each tensor is there, under one of its names, and has the shape the parameters need.
+        # Check that each tensor exists under one of its names and has the expected shape.
         names = []
         wanted_tensors = rule.tensors([flax[path] for path in rule.flax])
-        # Of more than the files have, enough to miss one.
+        # A mapping may list far more tensors than the files have; check enough to find one missing.
         for wanted, expected in itertools.islice(wanted_tensors, len(shapes) + 1):
             name = mapping.find(wanted, shapes.keys())
             if name is None:
@@ -343,7 +343,7 @@ def locate(
         used.update(names)
         for part, path in enumerate(rule.flax):
             locations[path] = TensorLocation(rule, part, tuple(names))
-    # Every parameter has a rule, and every tensor is read or known to be redundant.
+    # Check that every parameter has a rule, and that every tensor is read or known as redundant.
     mismatches.unfilled += [path for path in flax if path not in locations]
     used.update(_check_ignored(mapping, tensors, mismatches))
     mismatches.unread += [name for name in shapes if name not in used]
@@ -354,7 +354,7 @@ def locate(
 def _check_ignored(
     mapping: TensorMapping, tensors: TensorSource, mismatches: "_Mismatches"
 ) -> Iterator[str]:
-    """Yields the names of ignored tensors, and notes those that are not redundant."""
+    """Yields the names of ignored tensors, and records those that are not redundant."""
     names = tensors.shapes().keys()
     for ignored in mapping.ignored:
         patterns = ignored.hf, ignored.hf.removeprefix(mapping.prefix)
@@ -376,14 +376,14 @@ def _equal(x: np.ndarray, y: np.ndarray, tensors: TensorSource) -> bool:
 
 
 def _close(x: np.ndarray, y: np.ndarray) -> bool:
-    """Returns whether constants agree, up to how they were computed and stored."""
+    """Returns whether constants agree within the precision of their storage."""
     tolerance = 1e-5 if x.dtype.itemsize >= 4 else 1e-2
     return x.shape == y.shape and bool(np.allclose(x.astype(np.float32), y, atol=tolerance))
 
 
 @dataclasses.dataclass
 class _Mismatches:
-    """Names of everything in which files, mapping and model differ."""
+    """All differences between files, mapping and model, by name."""
 
     missing: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
@@ -392,10 +392,10 @@ class _Mismatches:
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
     sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Sizes of axes, in the file and as expected, of tensors that are misshapen."""
+    """Actual and expected sizes of the axes of misshapen tensors."""
 
     def raise_any(self, source: str, stored: Mapping[str, object]) -> None:
-        """Raises one WeightsError, in one line, that names the first of each kind."""
+        """Raises a one-line WeightsError that names the first differences of each kind, if any."""
         kinds = {
             "it lacks": self.missing,
             "nothing reads": self.unread,
@@ -410,10 +410,11 @@ class _Mismatches:
             raise WeightsError(f"{source} does not fit its configuration: {listed}")
 
     def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
-        """Yields the field of `config.json` whose value is the size expected most often."""
+        """Yields a note on the field of `config.json` that probably causes the mismatched sizes."""
         wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
+        # The size that differs most often is probably wrong in the configuration.
         candidates = [pair for pair, _ in wrong.most_common()]
-        if not wrong:  # layers of the model that the files lack, or layers that nothing reads
+        if not wrong:  # missing layers, or layers that nothing reads
             for names, more in ((self.missing, False), (self.unread, True)):
                 layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
                 if layers:
@@ -456,7 +457,7 @@ def read_parameter(
     """
     rule = location.rule
     shapes = [flax[path] for path in rule.flax]
-    # A device on the host uses aligned memory without a copy.
+    # jax uses aligned memory on the host without a copy.
     lengths = zip(shapes[location.part], index, strict=True)
     shape = tuple(len(range(size)[part]) for size, part in lengths)
     memory = np.empty(math.prod(shape) * np.dtype(dtype).itemsize + ALIGNMENT, np.uint8)
@@ -469,6 +470,7 @@ def read_parameter(
         names = np.reshape(names, counts)[index[:stacked]].ravel().tolist()
         targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
         shapes = [shape[stacked:] for shape in shapes]
+    # Copy block by block; the conversion to `dtype` happens in the assignment.
     for name, target in zip(names, targets, strict=True):
         tensor = tensors.read(name)
         if not jnp.issubdtype(tensor.dtype, jnp.floating):
@@ -483,10 +485,11 @@ def read_parameter(
 
 
 def _blocks(view: np.ndarray, tensors: TensorSource) -> Iterator[Index]:
-    """Yields slices in the order of the file, each as large as the processor's cache allows.
+    """Yields slices in file order, each small enough for the processor's cache.
 
-    A transposed view is copied five times as fast in this way, and no tensor stays in memory.
+    This makes the copy of a transposed view five times as fast and keeps no tensor in memory.
     """
+    # The axis with the largest stride varies slowest in the file.
     axis = int(np.argmax(view.strides))
     step = max(1, BLOCK // max(1, view.strides[axis]))
     before = (slice(None),) * axis
@@ -502,7 +505,7 @@ def _blocks(view: np.ndarray, tensors: TensorSource) -> Iterator[Index]:
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTensor:
-    """A Hugging Face tensor that is made of parameters when it is written."""
+    """A Hugging Face tensor that is computed from parameters when it is written."""
 
     name: str
     shape: Shape

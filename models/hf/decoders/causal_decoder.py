@@ -1,6 +1,6 @@
-"""The form that the decoders of today share in Hugging Face.
+"""The Hugging Face form shared by the rotary decoders.
 
-A family states what is its own in a `DecoderForm`: fields, names of parts, classes.
+A family states its differences in a `DecoderForm`: fields, names of parts, classes.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 
 Config = TypeVar("Config", bound=CausalDecoderConfig)
 Parts = Mapping[str | tuple[str, ...], str]
-"""For each part of a layer its name in transformers; several parts may be one linear map."""
+"""The transformers name of each part of a layer; several parts may form one linear map."""
 
 ATTENTION: Parts = {
     "attention/query": "self_attn.q_proj",
@@ -61,18 +61,18 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderForm(Form[Config]):
-    """The differences between one family and the others in Hugging Face's form.
+    """How one decoder family differs from the others in Hugging Face's form.
 
-    `fields` are those besides the fields of rotary positions.
+    `fields` does not include the fields of rotary positions.
     """
 
     layer: Parts
     rotary_kinds: tuple[str, ...] = SCALINGS
-    """The scalings of rotary frequencies that transformers knows for the family."""
+    """The scalings of rotary frequencies that transformers supports for the family."""
     rope_base: float = 10_000.0
-    """The base that transformers takes where a file has none."""
+    """The default base of transformers."""
     fractional: bool = False
-    """Whether a part of each head may be left without rotation."""
+    """Whether a part of each head may stay unrotated."""
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
@@ -91,6 +91,8 @@ class DecoderForm(Form[Config]):
                 f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
             )
         settings |= settings_from_hf(self.fields, fields, source)
+        # The head, and defaults in place of equal explicit values, so that configurations compare
+        # equal.
         head = self.read_head(hf_config, settings, source)
         dropout = hf_config.get("classifier_dropout")
         if head in CLASSIFIERS and dropout is not None:
@@ -102,6 +104,7 @@ class DecoderForm(Form[Config]):
         if settings.get("attention_dropout") == 0:
             settings["attention_dropout"] = None
         config = self.config(**settings)
+        # Prefer None for `full_layers` if it means the same layers.
         if isinstance(config, MixedDecoderConfig) and config.full_layers is not None:
             usual = dataclasses.replace(config, full_layers=None)
             if usual.windowed_layers == config.windowed_layers:
@@ -114,6 +117,7 @@ class DecoderForm(Form[Config]):
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
+        # Reject what the family in transformers cannot express.
         kind = None if config.rope_scaling is None else config.rope_scaling.kind
         if kind not in (None, *self.rotary_kinds):
             raise WeightsError(
@@ -133,12 +137,14 @@ class DecoderForm(Form[Config]):
         if config.rope_fraction != 1:
             rotary["partial_rotary_factor"] = config.rope_fraction
         fields.setdefault("rope_parameters", rotary)
-        if head in CLASSIFIERS and config.classifier_dropout is not None:  # else it is 0.1 there
+        # Otherwise both default to 0.1.
+        if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
+        # Embedding, layers and final norm; then the head.
         tokens = "model.embed_tokens"
         rules = [*embedding("token_embedding", tokens)]
         for parts, name in self.layer.items():
@@ -150,7 +156,7 @@ class DecoderForm(Form[Config]):
         else:
             output, ignored = lm_head(tokens if config.tie_output else None)
             rules += output
-        # Older files have the rotary frequencies, which follow from the configuration.
+        # Older files store the rotary frequencies, which follow from the configuration.
         ignored.append(IgnoredTensor("model.layers.*.self_attn.rotary_emb.inv_freq"))
         return TensorMapping(tuple(rules), tuple(ignored), "model.")
 
@@ -186,7 +192,7 @@ def size_fields(
     activation: Field | None = None,
     width: str = "intermediate_size",
 ) -> tuple[Field | FixedField, ...]:
-    """Returns the fields that all families have, with the defaults of one in transformers."""
+    """Returns the fields that all families share, with one family's defaults in transformers."""
     return (
         Field("vocab_size", "vocab_size", vocab_size),
         Field("max_position_embeddings", "max_length", max_position_embeddings),
@@ -204,10 +210,10 @@ def size_fields(
 
 
 def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[bool] | None:
-    """Takes `layer_types` out of the fields: whether each layer has a window; None: not stated.
+    """Removes `layer_types` from the fields and returns whether each layer has a window, or None.
 
     Raises:
-      WeightsError: It has another length than the layers, or a layer is of an unknown type.
+      WeightsError: Its length is not the number of layers, or a layer's type is unknown.
     """
     types = fields.pop("layer_types", None)
     if types is None:
@@ -222,10 +228,10 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
 
 
 def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Takes the fields of windows out of a Qwen's: the layers from `max_window_layers` on have one.
+    """Removes a Qwen's window fields; layers from `max_window_layers` on have a window.
 
     Raises:
-      WeightsError: A field is of another type, or `layer_types` does not suit the layers.
+      WeightsError: A field has a wrong type, or `layer_types` does not fit the layers.
     """
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
@@ -236,6 +242,7 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
             raise WeightsError(f"{source}: {name} {value!r} is not of type int")
     assert isinstance(num_layers, int)
     assert isinstance(first, int)
+    # transformers applies the window only if it is switched on.
     window = window if used is True else None
     windowed = take_layer_types(fields, num_layers, source)
     if window is None:
@@ -251,10 +258,10 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
 
 
 def set_windows(settings: Settings, window: JsonValue, windowed: list[bool], source: str) -> None:
-    """Sets `window` and `full_layers`; without windowed layers there is no window.
+    """Sets `window` and `full_layers` if any layer is windowed.
 
     Raises:
-      WeightsError: The window is no number.
+      WeightsError: The window is not an integer.
     """
     if isinstance(window, bool) or not isinstance(window, int):
         raise WeightsError(f"{source}: sliding_window {window!r} is not of type int")
@@ -264,7 +271,7 @@ def set_windows(settings: Settings, window: JsonValue, windowed: list[bool], sou
 
 
 def windows_to_hf(config: MixedDecoderConfig) -> JsonObject:
-    """Returns the fields of windows of a Qwen."""
+    """Returns the window fields of a Qwen."""
     if config.window is None:
         return {"use_sliding_window": False}
     return {
@@ -275,7 +282,7 @@ def windows_to_hf(config: MixedDecoderConfig) -> JsonObject:
 
 
 def layer_types_to_hf(config: MixedDecoderConfig) -> list[JsonValue]:
-    """Returns `layer_types` of a configuration with a window."""
+    """Returns `layer_types` for a configuration with a window."""
     return [
         "sliding_attention" if windowed else "full_attention" for windowed in config.windowed_layers
     ]

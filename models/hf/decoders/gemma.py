@@ -26,7 +26,7 @@ FORM = DecoderForm(
                 max_position_embeddings=8192,
                 head_dim=256,
                 tie_word_embeddings=True,
-                # Files of the first release say "gelu" and mean the tanh approximation.
+                # Files of the first release say "gelu" but mean the tanh approximation.
                 activation=Field(
                     "hidden_act",
                     "activation",

@@ -22,27 +22,27 @@ FOUR_NORMS: Parts = {
     "feed_forward_norm": "pre_feedforward_layernorm",
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
-"""The norms of a layer; the second is the output's, and not that before the feed-forward layer."""
+"""The norms of a layer. Here `post_attention_layernorm` normalizes the output of attention."""
 
 
 WINDOW = 4096
-"""The window where a file has none."""
+"""The default window."""
 
 
 def take_windows(
     fields: JsonObject, settings: Settings, source: str, *, num_layers: int, every: int
 ) -> None:
-    """Takes the fields of windows out of a Gemma's.
+    """Removes the window fields of a Gemma and sets `window` and `full_layers`.
 
     Args:
       fields: The content of the file.
-      settings: Gets `window` and `full_layers`.
+      settings: Receives `window` and `full_layers`.
       source: The path of the file, for messages.
       num_layers: The default of `num_hidden_layers`.
-      every: One layer of so many attends to all tokens where the file does not say.
+      every: By default, every so many layers one attends to all tokens.
 
     Raises:
-      WeightsError: A field is of another type, or does not suit the layers.
+      WeightsError: A field has a wrong type or does not fit the layers.
     """
     window = fields.pop("sliding_window", WINDOW)
     names = "sliding_window_pattern", "_sliding_window_pattern"
@@ -61,16 +61,16 @@ def take_windows(
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the windows; transformers takes caps where a file has none, and null is no cap."""
+    """Reads the windows and caps; transformers has default caps, and null means none."""
     take_windows(fields, settings, source, num_layers=26, every=2)
     fields.setdefault("attn_logit_softcapping", 50.0)
     fields.setdefault("final_logit_softcapping", 30.0)
 
 
 def own_fields(config: Gemma2Config) -> JsonObject:
-    """Returns the fields of windows."""
+    """Returns the window fields."""
     if config.window is None:
-        # transformers makes a mask of the window, which must be a number, also for no layer.
+        # transformers builds a window mask even if no layer uses it, so write a number.
         full: list[JsonValue] = ["full_attention"] * config.num_layers
         return {"sliding_window": WINDOW, "layer_types": full}
     return {"sliding_window": config.window, "layer_types": layer_types_to_hf(config)}
@@ -112,8 +112,8 @@ FORM = DecoderForm(
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
             FixedField("use_bidirectional_attention", (None, False)),
         ),
-        # Older names of the activation and of the window, which transformers does not read; and
-        # the cache's kind.
+        # Older names of the activation and the window, which transformers does not read, and the
+        # kind of cache.
         ignored=NAMES | {"hidden_act", "sliding_window_size", "cache_implementation"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **FOUR_NORMS},

@@ -18,8 +18,9 @@ from .gemma2 import ACTIVATION, FOUR_NORMS, own_fields, take_windows
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the windows, and the rotary base of the layers that have one."""
+    """Reads the windows and the rotary base of windowed layers."""
     take_windows(fields, settings, source, num_layers=26, every=FULL_EVERY)
+    # The base of windowed layers is a separate field, or a nested object in newer files.
     local: JsonObject = {}
     if (base := fields.pop("rope_local_base_freq", None)) is not None:
         local["rope_theta"] = base

@@ -28,7 +28,7 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # Another order of the same sums, and fields of published files that nothing reads.
+        # A different order of summation, and fields of published files that nothing reads.
         ignored=NAMES
         | {"pretraining_tp", "is_llama_config", "max_sequence_length", "rope_interleaved"},
     ),

@@ -8,7 +8,7 @@ from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fi
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window; transformers takes 4,096 where a file has none, and null is no window."""
+    """Reads the window; transformers defaults to 4,096, and null means none."""
     del settings, source
     fields.setdefault("sliding_window", 4096)
 

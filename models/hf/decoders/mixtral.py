@@ -32,7 +32,7 @@ FORM = DecoderForm(
             Field("router_aux_loss_coef", "router_balance", 0.001),
             Field("router_jitter_noise", "router_jitter", 0.0),
         ),
-        # It says whether transformers returns and adds the loss of the router.
+        # Whether transformers returns and adds the router loss.
         ignored=NAMES | {"output_router_logits"},
         aliases={"num_experts": "num_local_experts"},
     ),

@@ -7,11 +7,11 @@ from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
 
 PADDING = 32_000
-"""The token that pads a row, and ends a text, where a file names none."""
+"""The default padding and end token."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the trained length, which stands beside the scaling, and the scaling's older names."""
+    """Reads the trained length, a separate field, and older names of the scaling."""
     del settings, source
     length = fields.pop("original_max_position_embeddings", 4096)
     for name in ("rope_scaling", "rope_parameters"):
@@ -33,7 +33,7 @@ def _own_fields(config: Phi3Config) -> JsonObject:
     scaling = config.rope_scaling
     length = None if scaling is None else scaling.original_length
     fields: JsonObject = {"original_max_position_embeddings": 4096 if length is None else length}
-    if config.vocab_size <= PADDING:  # transformers' default would be none of its tokens
+    if config.vocab_size <= PADDING:  # transformers' default is outside the vocabulary
         fields["pad_token_id"] = None
     return fields
 
@@ -64,7 +64,7 @@ FORM = DecoderForm(
             FixedField("embd_pdrop", (0.0,)),
             FixedField("attention_bias", (False,)),
         ),
-        # Fields of the authors' code; where there is a bias, the files have its tensor.
+        # Fields of the authors' code; if there is a bias, the files have its tensor.
         ignored=NAMES | {"full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
     ),
     layer={

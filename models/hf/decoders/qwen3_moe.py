@@ -8,7 +8,7 @@ from .causal_decoder import ATTENTION, NORMS, QUERY_KEY_NORMS, DecoderForm, size
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window, which all layers have or none; and the width of an expert."""
+    """Reads the window, which either all layers have or none."""
     del settings, source
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
@@ -46,7 +46,7 @@ FORM = DecoderForm(
             Field("num_experts_per_tok", "experts_per_token", 8),
             Field("norm_topk_prob", "normalize_experts", False),
             Field("router_aux_loss_coef", "router_balance", 0.001),
-            # A model of which every layer is a mixture has no other feed-forward layers.
+            # Every layer must be a mixture; models with some dense layers are not supported.
             FixedField("decoder_sparse_step", (1,)),
             FixedField("mlp_only_layers", ([], None)),
         ),

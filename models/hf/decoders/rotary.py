@@ -8,17 +8,17 @@ from ..config_mapping import Settings
 from ..tensor_mapping import WeightsError
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
-"""The scalings of rotary frequencies that transformers knows for most families."""
+"""The scalings of rotary frequencies that transformers supports for most families."""
 
 
 def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> JsonObject:
-    """Takes the fields of rotary positions out of a `config.json`, in the form of transformers 5.
+    """Removes the rotary fields from a `config.json`; returns them in the form of transformers 5.
 
     Older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor` instead of the object
     `rope_parameters`.
 
     Raises:
-      WeightsError: Two of them contradict each other, or one is not an object.
+      WeightsError: Fields contradict each other, or one has a wrong type.
     """
     rotary: JsonObject = {}
     for name in ("rope_parameters", "rope_scaling"):
@@ -96,7 +96,7 @@ _SCALING = {
     "short_factor": "short_factors",
     "long_factor": "long_factors",
 }
-"""For each field of a scaling in transformers the one here."""
+"""Fields of a scaling in transformers, and their names here."""
 
 
 def scaling_from_hf(
@@ -105,7 +105,7 @@ def scaling_from_hf(
     """Converts the fields of a scaling.
 
     Raises:
-      WeightsError: A field is unknown, missing or of another kind.
+      WeightsError: A field is unknown or missing.
     """
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
@@ -115,7 +115,7 @@ def scaling_from_hf(
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)
-    if kind == "dynamic":  # transformers does not read it there: it is max_position_embeddings
+    if kind == "dynamic":  # transformers reads max_position_embeddings instead
         settings.pop("original_length", None)
     if kind == "llama3" and not {"low_frequency", "high_frequency"} <= settings.keys():
         raise WeightsError(
@@ -124,13 +124,13 @@ def scaling_from_hf(
     for name in ("short_factors", "long_factors"):
         if isinstance(settings.get(name), list):
             settings[name] = tuple(settings[name])
-    # transformers takes its default for 0, too.
+    # transformers also uses its default for 0.
     settings = {name: x for name, x in settings.items() if x or not name.startswith("beta_")}
     return RotaryScaling(kind=kind, **settings)  # pyright: ignore[reportArgumentType]
 
 
 def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
-    """Returns the object `rope_parameters` of rotary positions.
+    """Returns the object `rope_parameters` for rotary positions.
 
     Raises:
       WeightsError: transformers cannot express the scaling.

@@ -1,8 +1,8 @@
 """BART and mBART in Hugging Face's form: configuration, classes and tensors.
 
-The tensors of their layers have Marian's names. In transformers 5 an mBART differs from a BART in
-its norms, and has the same heads but for the decoder's input, which for labels and answers begins
-with the source's own last token: those two heads are BART's alone here.
+The tensors of their layers have Marian's names. In transformers 5, an mBART differs from a BART in
+its norms. With heads for labels and answers, its decoder's input begins with the last token of the
+source; these two heads are supported for BART only.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ from .marian import ALIASES, LEGACY_NAMES, PREFIX, STACKS
 
 
 def _fields(*, pre_norm: bool) -> ConfigMapping:
-    """Returns the fields of a model type, whose norms are before the sublayers or after them."""
+    """Returns the fields of a model type with norms before or after the sublayers."""
     return ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 50265),
@@ -72,15 +72,15 @@ def _fields(*, pre_norm: bool) -> ConfigMapping:
             FixedField("decoder_layerdrop", (0.0,)),
             FixedField("is_encoder_decoder", (True,)),
             FixedField("is_decoder", (False,)),
-            # Written when one class ran several families, and always so in these two.
+            # Written when one class implemented several families; fixed in these two.
             FixedField("normalize_before", (pre_norm,)),
             FixedField("add_final_layer_norm", (pre_norm,)),
             FixedField("normalize_embedding", (True,)),
             FixedField("static_position_embeddings", (False,)),
             FixedField("do_blenderbot_90_layernorm", (False,)),
         ),
-        # The bias of the logits was always there, and `classif_dropout` is no field any more. The
-        # last ones say how a distilled model was made.
+        # Logits always had a bias, and `classif_dropout` is obsolete. The last fields describe how
+        # a distilled model was made.
         NAMES
         | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
         | {"replacing_rate", "save_step", "student_decoder_layers", "student_encoder_layers"},
@@ -92,10 +92,10 @@ FIELDS = {"bart": _fields(pre_norm=False), "mbart": _fields(pre_norm=True)}
 HEADS_OF = {"bart": BART_HEADS, "mbart": ("seq2seq_lm",)}
 CLASSES = {"bart": "Bart", "mbart": "MBart"}
 GENERATES, BODY = "ForConditionalGeneration", "Model"
-"""The ends of the names of the class with logits, which have a bias, and of that without."""
+"""Name suffixes of the class with logits, which have a bias, and of the class without."""
 NUM_LABELS = 3
-"""The number of labels of a BART that does not name them."""
-# Parts of heads: the path here, and the name in transformers if it is not that of a BERT's head.
+"""Number of labels of a BART whose configuration does not name them."""
+# Parts of heads whose names in transformers differ from a BERT's: the path here, and the name.
 HEAD_MAPS = {
     "sequence_classification": {
         "pooler": "classification_head.dense",
@@ -110,7 +110,7 @@ def model_type(config: BartConfig) -> str:
 
 
 def _class_suffix(config: BartConfig) -> str:
-    """Returns the end of the name of the class that a model is written for."""
+    """Returns the suffix of the class name that a model is exported as."""
     if config.head != "seq2seq_lm":
         return HEADS[config.head].hf_class_suffix
     return GENERATES if config.output_bias else BODY
@@ -121,9 +121,9 @@ def tensor_mapping(config: BartConfig) -> TensorMapping:
     prefix = PREFIX if _class_suffix(config) != BODY else ""
     shared = f"{prefix}shared"
     source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
-    # Older files hold the number of the embeddings' form.
+    # Older files store a version number of the embeddings.
     ignored = [IgnoredTensor(f"{prefix}{side}.version") for side in STACKS]
-    # Embeddings: one for source, target and output, or one each; no class reads a fourth one.
+    # Embeddings: one for source, target and output, or one each; classes do not read a fourth one.
     if config.share_embeddings:
         rules = [*embedding("token_embedding", shared)]
         ignored += [
@@ -177,9 +177,9 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BartConfig:
     settings = settings_from_hf(FIELDS[name], hf_config, source)
     settings["head"] = head = classes[cls]
     settings["norm_position"] = "pre" if name == "mbart" else "post"
-    # With an output of its own, a model shares no embedding.
+    # A model with a separate output matrix does not share embeddings.
     settings["share_embeddings"] = settings["tie_output"]
-    # A body has no output, nor has another head; a tied one needs no tensor.
+    # Other heads and bare bodies have no output matrix; assume a tied one, which needs no tensor.
     settings["tie_output"] |= not cls.endswith(GENERATES)
     settings["output_bias"] = cls.endswith(GENERATES)
     if head != "seq2seq_lm":
@@ -191,7 +191,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> BartConfig:
 
 
 def _token_id(hf_config: HFConfig, name: str, source: str) -> int:
-    """Returns a token on which labels and answers depend; a BART's default is 2."""
+    """Returns a special token that labels and answers depend on; a BART's default is 2."""
     value: JsonValue = hf_config.get(name, 2)
     if type(value) is not int:
         raise WeightsError(f"{source}: {name} {value!r} is not supported: only one token's id")
@@ -199,14 +199,14 @@ def _token_id(hf_config: HFConfig, name: str, source: str) -> int:
 
 
 def as_stored(config: BartConfig, tensors: Callable[[], TensorSource]) -> BartConfig:
-    """Returns the configuration of a model without a bias of logits if its files have none."""
+    """Returns the configuration without a bias of the logits if the files have none."""
     if config.output_bias and "final_logits_bias" not in tensors().shapes():
         return dataclasses.replace(config, output_bias=False)
     return config
 
 
 def as_bart(config: BartConfig, params: Params) -> tuple[BartConfig, Params]:
-    """Rewrites a model with biases in attention and output; zeros where it has none."""
+    """Rewrites a model as one with biases in attention and output; missing ones become zeros."""
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=config.head == "seq2seq_lm"
     )
@@ -216,12 +216,13 @@ def as_bart(config: BartConfig, params: Params) -> tuple[BartConfig, Params]:
 def config_to_hf(config: BartConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
-    The ids of special tokens are left out, but for those of which labels and answers depend: they
-    are the tokenizer's.
+    The ids of special tokens are left out, because they belong to the tokenizer, except the ones
+    that labels and answers depend on.
 
     Raises:
       WeightsError: transformers has no such model.
     """
+    # Settings that transformers fixes for these families.
     name, decoder = model_type(config), config.decoder
     allowed: dict[str, tuple[object, ...]] = {
         "attention_bias": (True,),
@@ -239,6 +240,7 @@ def config_to_hf(config: BartConfig) -> JsonObject:
     if not config.share_embeddings:
         allowed["source_vocab_size"] = (None, config.vocab_size)
     check_exportable(config, allowed, name)
+    # State all sizes of both halves.
     explicit = dataclasses.replace(
         config,
         d_ff=config.feed_forward_dim,

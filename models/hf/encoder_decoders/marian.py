@@ -56,13 +56,12 @@ SIZES = (
     FixedField("decoder_layerdrop", (0.0,)),
     FixedField("is_encoder_decoder", (True,)),
     FixedField("is_decoder", (False,)),
-    # Written when BART's code ran these models too.
+    # Written when BART's code implemented these models.
     FixedField("static_position_embeddings", (True,)),
     FixedField("normalize_embedding", (False,)),
     FixedField("do_blenderbot_90_layernorm", (False,)),
 )
-# The bias of the logits was always there, learned positions never were, and only BART has
-# classifiers.
+# Logits always had a bias, positions were never learned, and only BART has classifiers.
 IGNORED = NAMES | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
 ALIASES = {
     "hidden_size": "d_model",
@@ -154,9 +153,10 @@ def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
         rules = [*embedding("token_embedding", tokens)]
     else:
         tokens = target
-        ignored.append(IgnoredTensor(f"{PREFIX}shared.weight"))  # never used beside the other two
+        # Files store a shared table although models with two embeddings never use it.
+        ignored.append(IgnoredTensor(f"{PREFIX}shared.weight"))
         rules = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
-    # The projection on the vocabulary: tied to the target embedding, or a matrix of its own.
+    # The output projection: tied to the target embedding, or a separate matrix.
     output, aliases = lm_head(tokens if config.tie_output else None)
     rules, ignored = rules + output, ignored + aliases
     # safetensors keeps one name per tied tensor, alphabetically first, so accept either.
@@ -164,7 +164,7 @@ def tensor_mapping(config: EncoderDecoderConfig) -> TensorMapping:
     legacy_names = tied_names if config.tie_output else LEGACY_NAMES
     if config.output_bias:
         rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
-    # Layers. Their positions are a constant that only Pegasus' files need to contain.
+    # Layers. Positions are a constant, which only Pegasus files must contain.
     positions = functools.partial(
         sinusoidal_positions, config.max_length, config.d_model, layout="halves"
     )
@@ -190,6 +190,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
     """
     name = str(hf_config["model_type"])
     has_logits = model_class(hf_config, CLASSES[name], source) == CLASSES[name][0]
+    # Files without decoder_vocab_size have equal vocabularies.
     is_marian = name == "marian"
     if is_marian and not hf_config.get("decoder_vocab_size") and "vocab_size" in hf_config:
         hf_config = {**hf_config, "decoder_vocab_size": hf_config["vocab_size"]}
@@ -203,11 +204,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
                 "though share_encoder_decoder_embeddings is true: set it to false, or make the "
                 "sizes equal"
             )
-        # With an output of its own a Marian model shares no embedding.
+        # A Marian model with a separate output matrix does not share embeddings.
         settings["share_embeddings"] &= settings["tie_output"]
         if settings["share_embeddings"]:
             settings["source_vocab_size"] = None
-        # A body has no output; a tied one needs no tensor.
+        # A bare body has no output matrix; assume a tied one, which needs no tensor.
         settings["tie_output"] |= not has_logits
     return EncoderDecoderConfig(**settings, output_bias=has_logits)
 
@@ -215,7 +216,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> EncoderDecoderConfig:
 def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
-    The ids of special tokens are left out: those are the tokenizer's.
+    The ids of special tokens are left out, because they belong to the tokenizer.
 
     Raises:
       WeightsError: transformers has no such model.
@@ -232,6 +233,7 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     elif not config.tie_output:
         allowed["share_embeddings"] = (False,)
     check_exportable(config, allowed, name)
+    # State all sizes of both halves.
     settings = dataclasses.replace(
         config,
         d_ff=config.feed_forward_dim,
@@ -243,7 +245,7 @@ def config_to_hf(config: EncoderDecoderConfig) -> JsonObject:
     return {
         **settings_to_hf(FIELDS[name], settings, model_type=name, architecture=architecture),
         "vocab_size": config.source_vocab_size or config.vocab_size,
-        "pad_token_id": None,  # the default is a token of a large vocabulary
+        "pad_token_id": None,  # the default may be outside the vocabulary
     }
 
 

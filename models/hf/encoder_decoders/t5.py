@@ -1,8 +1,8 @@
 """T5 and mT5 in Hugging Face's form: configuration, classes and tensors.
 
-transformers 5 ignores `tie_word_embeddings`: a model's output is tied to its embeddings unless its
-files have another tensor for it. The field only says whether the decoder's output is multiplied by
-1 / √D before it is projected, which `scale_decoder_outputs` says, too.
+transformers 5 ignores `tie_word_embeddings` for tying: a model's output is tied to its embeddings
+unless its files have a different tensor for it. The field, like `scale_decoder_outputs`, only
+decides whether the decoder's output is multiplied by 1 / √D before it is projected.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from ..tensor_mapping import (
 
 
 def _fields(vocab_size: int, d_ff: int, num_layers: int, num_heads: int) -> ConfigMapping:
-    """Returns the fields of a model type, given those of its defaults that differ."""
+    """Returns the fields of a model type, given the defaults that differ between types."""
     return ConfigMapping(
         (
             Field("vocab_size", "vocab_size", vocab_size),
@@ -56,7 +56,7 @@ def _fields(vocab_size: int, d_ff: int, num_layers: int, num_heads: int) -> Conf
             Field("relative_attention_max_distance", "position_distance", 128),
             Field("dropout_rate", "dropout_rate", 0.1),
             Field("layer_norm_epsilon", "norm_eps", 1e-6),
-            # Only older files have it, and no class of transformers reads it.
+            # Only older files have this field, and transformers does not read it.
             Field("n_positions", "max_length", 512),
             FixedField("is_encoder_decoder", (True,)),
             FixedField("is_decoder", (False,)),
@@ -81,11 +81,11 @@ CLASSES = {
     "t5": ("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
     "mt5": ("MT5ForConditionalGeneration", "MT5Model"),
 }
-"""The class with logits, the class without, and the former under its first name."""
+"""The class with logits, the class without, and an older name of the first."""
 
 TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"
-# Older files have the one table under some of these names, and not always under the first.
+# Older files store the shared table under some of these names, not always under the first.
 TABLE_NAMES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens")
 # Parts of a layer of either half: the path here, and the name in transformers.
 SELF_ATTENTION = {
@@ -105,7 +105,7 @@ CROSS_ATTENTION = {
 
 
 def _feed_forward(place: int, *, gated: bool) -> dict[str, str]:
-    """Returns the parts of a feed-forward block, the sublayer of a number."""
+    """Returns the parts of a feed-forward block, which is sublayer number `place`."""
     block = f"layer.{place}.DenseReluDense"
     up = {"feed_forward/gate": f"{block}.wi_0", "feed_forward/up": f"{block}.wi_1"}
     if not gated:
@@ -123,7 +123,7 @@ def tensor_mapping(config: T5Config) -> TensorMapping:
     ignored = [
         IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),
         IgnoredTensor("decoder.embed_tokens.weight", same_as=TOKENS),
-        # Of a cross-attention that had biases once; no class of transformers reads it.
+        # A former bias of cross-attention, which transformers does not read.
         IgnoredTensor("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     ]
     names = TABLE_NAMES
@@ -141,7 +141,7 @@ def tensor_mapping(config: T5Config) -> TensorMapping:
         rules += layer_rules(
             f"{half}/layers", block, parts, layout=LINEAR, linear_bias=False, norm_bias=False
         )
-        # The first layer's, which all layers add.
+        # Files store the distance biases in the first layer; all layers add them.
         bias = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(TensorRule((f"{half}/position_bias/embedding",), bias, TABLE))
         rules += norm(f"{half}/final_norm", f"{half}.final_layer_norm", bias=False)
@@ -176,7 +176,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> T5Config:
 
 
 def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
-    """Returns the feed-forward layers' non-linearity, and whether they are gated."""
+    """Returns the activation of the feed-forward layers and whether they are gated."""
     written = hf_config.get("feed_forward_proj", default)
     *gate, activation = str(written).split("-")
     if not isinstance(written, str) or gate not in ([], ["gated"]):
@@ -186,7 +186,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
         )
     if written == "gated-gelu":
         activation = "gelu_new"
-    # transformers repeats both in files that it writes, and believes the repetition.
+    # transformers also writes both values as separate fields, which take precedence.
     activation = hf_config.get("dense_act_fn", activation)
     gated = hf_config.get("is_gated_act", bool(gate))
     if activation not in ACTIVATIONS:
@@ -201,9 +201,9 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
 
 
 def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config:
-    """Returns the configuration of a model whose output is tied unless its files have another.
+    """Returns the configuration with a tied output unless the files have a different matrix for it.
 
-    transformers ties both whatever `config.json` says, but for two tensors that differ.
+    transformers ties both unless the two tensors differ, regardless of `config.json`.
     """
     files = tensors()
     names = files.shapes().keys()
@@ -212,7 +212,7 @@ def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config
     if not tied:
         assert table is not None
         tied = np.array_equal(files.read(OUTPUT_TENSOR), files.read(table))
-        # Training would tell two matrices apart that begin alike.
+        # Equal matrices would diverge in training, so keep them apart if the configuration does.
         tied = tied and config.tie_output
     return dataclasses.replace(config, tie_output=tied)
 
@@ -220,7 +220,7 @@ def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config
 def config_to_hf(config: T5Config) -> JsonObject:
     """Converts a configuration to the content of a `config.json`.
 
-    The ids of special tokens are left out: those are the tokenizer's.
+    The ids of special tokens are left out, because they belong to the tokenizer.
 
     Raises:
       WeightsError: transformers has no such model.

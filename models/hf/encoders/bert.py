@@ -5,7 +5,7 @@ from ..config_mapping import ConfigMapping, FixedField
 from ..generation_config import NAMES
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
 
-# Those of the pooler stem from the library that first wrote these files, and were never read.
+# The fields of the pooler come from the library that first wrote these files; nothing reads them.
 IGNORED = NAMES | {
     *("cross_attention_hidden_size", "pooler_fc_size", "pooler_num_attention_heads"),
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),

@@ -7,11 +7,11 @@ from ..generation_config import NAMES
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
 
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
-"""The class of transformers has the sizes of electra-small."""
+"""The defaults of the transformers class are the sizes of electra-small."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the width of the embeddings, which is left out if it is that of the layers."""
+    """Reads the width of the embeddings; None if it equals the width of the layers."""
     del source
     width = fields.pop("embedding_size", 128)
     same = width == fields.get("hidden_size", DEFAULTS["hidden_size"])

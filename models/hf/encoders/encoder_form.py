@@ -1,4 +1,4 @@
-"""The form that the encoders share in Hugging Face.
+"""The Hugging Face form shared by the encoders.
 
 A family states its differences in an `EncoderForm`: fields, names of parts, classes.
 """
@@ -61,17 +61,17 @@ BERT_LAYER = {
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
-"""A field with a dropout rate, and the rate of a file without it; None: that of the layers."""
+"""A field with a dropout rate, and its default; None means the rate of the layers."""
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
 def head_classes(config: type[EncoderConfig], name: str, **renamed: str) -> dict[str, str]:
-    """Returns for each head of a family the class of transformers.
+    """Returns the transformers class for each head of a family.
 
     Args:
       config: The configuration of the family.
-      name: The beginning of the classes' names: "Bert".
-      **renamed: The classes that do not end as `HeadSpec.hf_class_suffix` says, by head.
+      name: The prefix of the class names, such as "Bert".
+      **renamed: Classes that do not end in `HeadSpec.hf_class_suffix`, by head.
     """
     heads = config.__dataclass_fields__["head"].metadata["choices"]
     return {head: name + HEADS[head].hf_class_suffix for head in heads} | renamed
@@ -89,7 +89,7 @@ class TokenLogits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderForm(Form[Config]):
-    """The differences between one family and the others in Hugging Face's form."""
+    """How one encoder family differs from the others in Hugging Face's form."""
 
     embeddings: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {
@@ -100,16 +100,16 @@ class EncoderForm(Form[Config]):
             "embedding_projection": "embeddings_project",
         }
     )
-    """The parts below the layers, and their names below the prefix."""
+    """The parts before the layers, and their names after the prefix."""
     layers: str = "encoder.layer.{i}"
-    """Prefix of the tensors of one layer, below the prefix of the body."""
+    """Prefix of the tensors of one layer, after the prefix of the body."""
     parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_LAYER)
-    """For each part of a layer its name, as `attention.self.query` for `attention/query`."""
+    """The name of each part of a layer, such as `attention.self.query` for `attention/query`."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """For a head, the names of its pooler and maps where they differ from those of BERT."""
+    """The names of a head's pooler and maps that differ from BERT's, by head."""
     classifier_rates: Mapping[str, Rate]
-    """For a head, the field with the dropout rate of its classifier's input."""
+    """The field with the dropout rate of the classifier's input, by head."""
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
@@ -117,7 +117,7 @@ class EncoderForm(Form[Config]):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the names of the body's tensors, below a head."""
+        """The prefix of the body's tensors in a model with a head."""
         return f"{self.model_type}."
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
@@ -132,6 +132,7 @@ class EncoderForm(Form[Config]):
                 f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
                 "model is a decoder if and only if its head is causal_lm"
             )
+        # Leave rates out that equal the default, so that configurations compare equal.
         if settings["attention_dropout"] == settings["dropout_rate"]:
             settings["attention_dropout"] = None
         if head in self.classifier_rates:
@@ -168,6 +169,7 @@ class EncoderForm(Form[Config]):
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
         prefix = "" if config.head == "none" else self.prefix
+        # The embeddings that this model has.
         absent = {"embedding_projection"} if config.d_embedding is None else set[str]()
         absent |= set() if config.num_token_types else {"token_type_embedding"}
         rules: list[TensorRule] = []
@@ -175,6 +177,7 @@ class EncoderForm(Form[Config]):
             if path not in absent:
                 rules += _RULES[path.rpartition("_")[2]](path, prefix + name)
         rules += layer_rules("layers", prefix + self.layers, self.parts)
+        # The pooler and the head.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
             rules += linear("pooler", renamed.get("pooler", f"{prefix}pooler.dense"))
@@ -184,8 +187,8 @@ class EncoderForm(Form[Config]):
         if config.head_spec.has_token_logits:
             rules += self._token_rules(config)
             if not config.tie_output:
-                # transformers 4 ties the bias even where the matrix is not tied, and stores its
-                # other name.
+                # transformers 4 ties the bias even if the matrix is not tied, and stores it under
+                # its other name.
                 logits = self.token_logits
                 older += ((f"{logits.matrix}.bias", logits.bias),)
         return TensorMapping(tuple(rules), tuple(self._ignored(config)), self.prefix, older)
@@ -197,7 +200,7 @@ class EncoderForm(Form[Config]):
         rules += norm("head/transform_norm", names.transform_norm)
         if config.tie_output:
             return [*rules, TensorRule(("head/bias",), names.bias, VECTOR)]
-        # The bias that transformers 5 adds is that of the matrix, not tied either.
+        # transformers 5 adds the bias of the untied matrix.
         rules += embedding("head/output_embedding", names.matrix)
         return [*rules, TensorRule(("head/bias",), f"{names.matrix}.bias", VECTOR)]
 
@@ -213,7 +216,8 @@ class EncoderForm(Form[Config]):
                     IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"),
                     IgnoredTensor(f"{matrix}.bias", same_as=bias),
                 ]
-            elif bias != f"{matrix}.bias":  # a second bias, which transformers stores and not reads
+            elif bias != f"{matrix}.bias":
+                # transformers stores a second bias but does not read it.
                 zeros = functools.partial(np.zeros, config.vocab_size, np.float32)
                 ignored.append(IgnoredTensor(bias, value=zeros, exported=True, checked=False))
         if not config.has_pooler:
@@ -224,13 +228,13 @@ class EncoderForm(Form[Config]):
 
 
 _RULES = {"embedding": embedding, "norm": norm, "projection": linear}
-"""The rules of a part below the layers, by the last word of its path."""
+"""The rules of a part before the layers, by the last word of its path."""
 
 
 def as_stored(config: Config, tensors: Callable[[], TensorSource]) -> Config:
-    """Returns the configuration of a body without pooler if its files have none.
+    """Returns the configuration of a body without a pooler if its files have none.
 
-    transformers writes such files with `add_pooling_layer=False`, and the same `config.json`.
+    transformers writes such files with `add_pooling_layer=False` and an unchanged `config.json`.
     """
     if config.head != "none" or not config.has_pooler:
         return config

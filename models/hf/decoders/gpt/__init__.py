@@ -1,1 +1,1 @@
-"""Hugging Face forms of the decoders in the tradition of GPT-2."""
+"""Hugging Face forms of the decoders that follow GPT-2."""

@@ -8,7 +8,7 @@ from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the rate of the classifier, which is that of the layers where a file has none."""
+    """Reads the dropout rate of the classifier, which defaults to the rate of the layers."""
     del settings, source
     if fields.get("classifier_dropout") is None:
         fields["classifier_dropout"] = fields.get("hidden_dropout", 0.0)
@@ -28,7 +28,7 @@ FORM = GPTForm(
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 250_880),
-            # transformers does not read it: the model has no table of positions.
+            # transformers does not read this field: the model has no position table.
             Field("seq_length", "max_length", 2048),
             Field("n_layer", "num_layers", 2),
             Field("hidden_size", "d_model", 64),
@@ -40,7 +40,7 @@ FORM = GPTForm(
             Field("tie_word_embeddings", "tie_output", True),
             Field("apply_residual_connection_post_layernorm", "residual_of_norm", False),
         ),
-        # They change the order in which parts are summed.
+        # These fields only change the order of summation.
         ignored=NAMES
         | {
             *("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "skip_bias_add"),

@@ -21,8 +21,8 @@ SIZES = (
     Field("layer_norm_epsilon", "norm_eps", 1e-5),
     Field("tie_word_embeddings", "tie_output", True),
 )
-# The summary belongs to classes with two heads; `n_ctx` was another name of `n_positions`; special
-# tokens are part of the vocabulary now.
+# The summary belongs to classes with two heads; `n_ctx` is an old name of `n_positions`; special
+# tokens are now part of the vocabulary.
 IGNORED = frozenset(
     """
     n_ctx n_special predict_special_tokens summary_activation summary_first_dropout
@@ -51,7 +51,7 @@ SHARED: dict[str, Any] = {
         "attention_norm": "ln_1",
         "feed_forward_norm": "ln_2",
     },
-    # Buffers of older files: the causal mask, the score of hidden positions, and 0, 1, 2 …
+    # Buffers of older files: the causal mask, the score of masked positions, and position ids.
     "ignored": ("h.*.attn.bias", "h.*.attn.masked_bias", "position_ids"),
 }
 
@@ -112,7 +112,7 @@ GPT2 = GPTForm(
             Field("scale_attn_by_inverse_layer_idx", "scale_scores_by_layer", False),
             FixedField("add_cross_attention", (False,)),
         ),
-        # It only changes the precision and order in which scores are computed.
+        # It only changes the precision and the order of the computation of scores.
         IGNORED | NAMES | {"reorder_and_upcast_attn"},
         ALIASES,
     ),
@@ -125,7 +125,7 @@ FORMS = {form.model_type: form for form in (OPENAI_GPT, GPT2)}
 
 
 def form_of(config: GPTConfig) -> GPTForm[GPTConfig]:
-    """Returns the form of a configuration: the two families differ in the place of norms."""
+    """Returns the form of a configuration; the two families differ in the position of norms."""
     return OPENAI_GPT if config.norm_position == "post" else GPT2
 
 

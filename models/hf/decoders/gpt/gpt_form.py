@@ -1,6 +1,6 @@
-"""The form that the decoders in the tradition of GPT-2 share in Hugging Face.
+"""The Hugging Face form shared by the decoders that follow GPT-2.
 
-A family states what is its own in a `GPTForm`: fields, names of parts, classes.
+A family states its differences in a `GPTForm`: fields, names of parts, classes.
 """
 
 import dataclasses
@@ -28,24 +28,24 @@ from ...tensor_mapping import (
 
 Config = TypeVar("Config", bound=GPTConfig)
 CLASSIFIERS = {"sequence_classification": "score", "token_classification": "classifier"}
-"""The heads that classify, and the name of their linear map."""
+"""The classification heads and the names of their linear maps."""
 DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTForm(Form[Config]):
-    """The differences between one family and the others in Hugging Face's form."""
+    """How one family differs from the others in Hugging Face's form."""
 
     prefix: str
     """Prefix of the names of the body's tensors."""
     tokens: str
-    """Name of the token embedding below the prefix."""
+    """Name of the token embedding, after the prefix."""
     layers: str
-    """Prefix of the tensors of one layer, below that prefix."""
+    """Prefix of the tensors of one layer, after the prefix of the body."""
     parts: Mapping[str, str]
-    """For each part of a layer its name, as `self_attn.q_proj` for `attention/query`."""
+    """The name of each part of a layer, such as `self_attn.q_proj` for `attention/query`."""
     joined: str | None = None
-    """Name of the one map of queries, keys and values."""
+    """Name of the joint map of queries, keys and values, if there is one."""
     joined_layouts: tuple[Layout, Layout] = (BY_HEAD, BY_HEAD_VECTOR)
     """Layouts of its kernel and of its bias."""
     layout: Layout = LINEAR
@@ -53,9 +53,9 @@ class GPTForm(Form[Config]):
     output_layout: Layout = FROM_HEADS
     """How the output map of attention is stored."""
     body: Mapping[str, str]
-    """For each norm, embedding or linear map around the layers its name below the prefix."""
+    """The name, after the prefix, of each norm, embedding or linear map around the layers."""
     output: str = "lm_head"
-    """Name of the projection on the vocabulary."""
+    """Name of the output projection."""
     ignored: tuple[str, ...] = ()
     """Buffers of older files."""
     linear_classifier_bias: bool = True
@@ -69,6 +69,7 @@ class GPTForm(Form[Config]):
         head = self.read_head(hf_config, settings, source)
         if head != "causal_lm" and self.config.output_bias:
             settings["output_bias"] = False
+        # Leave out values that equal the default, so that configurations compare equal.
         for name in DROPOUTS:
             if settings.get(name) == settings["dropout_rate"]:
                 settings[name] = None
@@ -78,6 +79,7 @@ class GPTForm(Form[Config]):
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
+        # A setting without a field in the family's table must have its default.
         names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
         fixed = {
             "positions": (self.config.__dataclass_fields__["positions"].default,),
@@ -111,6 +113,7 @@ class GPTForm(Form[Config]):
             rules += self._joined(config, f"{layers}.{self.joined}")
         for part, name in self.parts.items():
             rules += self._rules(config, f"layers/{part}", f"{layers}.{name}")
+        # Buffers, the head and the output projection.
         ignored = [IgnoredTensor(self.prefix + name) for name in self.ignored]
         if config.head in CLASSIFIERS:
             name = CLASSIFIERS[config.head]
@@ -125,7 +128,7 @@ class GPTForm(Form[Config]):
         return TensorMapping(tuple(rules), tuple(ignored), self.prefix)
 
     def _joined(self, config: Config, name: str) -> list[TensorRule]:
-        """Returns the rules of the one map of queries, keys and values."""
+        """Returns the rules of the joint map of queries, keys and values."""
         three = [f"layers/attention/{part}" for part in ("query", "key", "value")]
         kernel, bias = self.joined_layouts
         rules = [TensorRule(tuple(f"{p}/kernel" for p in three), f"{name}.weight", kernel)]
@@ -135,7 +138,7 @@ class GPTForm(Form[Config]):
         return rules
 
     def _rules(self, config: Config, path: str, name: str) -> tuple[TensorRule, ...]:
-        """Returns the rules of a part; none for a norm that has no parameters."""
+        """Returns the rules of a part; empty for a norm without parameters."""
         if path.endswith("norm"):
             return norm(path, name) if config.norm_affine else ()
         if path.endswith("position_embedding"):

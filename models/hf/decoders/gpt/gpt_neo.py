@@ -9,11 +9,12 @@ from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the kinds of layers: `attention_types`, which `attention_layers` repeats."""
+    """Reads the kinds of layers from `attention_types`; `attention_layers` is redundant."""
     types = fields.pop("attention_types", None)
     fields.pop("attention_layers", None)
     window = fields.pop("window_size", 256)
     number = fields.get("num_layers", fields.get("num_hidden_layers", 24))
+    # Expand pairs (kinds, repetitions) to one kind per layer.
     kinds: list[object] = []
     try:
         for names, times in [[["global", "local"], 12]] if types is None else types:  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable, reportAssignmentType]

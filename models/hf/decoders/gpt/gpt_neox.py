@@ -9,7 +9,7 @@ from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the fields of rotary positions, also under their names of earlier files."""
+    """Reads the rotary fields, including their names in older files."""
     for old, name in (("rotary_emb_base", "rope_theta"), ("rotary_pct", "partial_rotary_factor")):
         if (value := fields.pop(old, None)) is not None:
             fields.setdefault(name, value)
@@ -55,7 +55,7 @@ FORM = GPTForm(
             Field("tie_word_embeddings", "tie_output", False),
             FixedField("is_decoder", (False, True)),
         ),
-        # gpt-neox-20b states rates of dropout by names that transformers does not read.
+        # gpt-neox-20b has dropout rates under names that transformers does not read.
         ignored=NAMES | {"attention_probs_dropout_prob", "hidden_dropout_prob"},
     ),
     allowed={"position_base": (), "embedding_dropout": (None,)},

@@ -9,7 +9,7 @@ from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the order of norms, and the width of the embeddings."""
+    """Reads the position of norms and the width of the embeddings."""
     before = fields.pop("do_layer_norm_before", True)
     if before not in (True, False):
         raise WeightsError(f"{source}: do_layer_norm_before {before!r} is not of type bool")
@@ -33,7 +33,7 @@ def _own_fields(config: OPTConfig) -> JsonObject:
 
 
 class _OPTForm(GPTForm[OPTConfig]):
-    """The form, with those parts that only some models have."""
+    """The form of OPT, without the parts that a model lacks."""
 
     def tensor_mapping(self, config: OPTConfig) -> TensorMapping:
         """Returns the tensors of a model with its head."""
