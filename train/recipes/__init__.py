@@ -1,4 +1,4 @@
-"""Named recipes: the typed configurations of runs, each with what a person is told of it.
+"""Named recipes: typed configurations of runs, with their help texts.
 
 The command line can set any field: `flaxzoo train quickstart --steps 500`. The recipe of a family
 trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
@@ -17,17 +17,17 @@ from ..config import Recipe, TrainConfig
 from . import decoders, encoders
 
 FILES = (*FAMILIES, "post_training", "reinforcement")
-"""The files of this folder, in the order of the list; some families have none of their own."""
+"""The sources of recipes, in the order of `flaxzoo list`. Some families have no file here."""
 
 
 class _Recipes(Mapping[str, Recipe]):
-    """Every recipe by name: the `RECIPES` of each file.
+    """Maps every recipe's name to the recipe, from the `RECIPES` of each file.
 
-    A look-up imports the files until one has the recipe, the whole list all of them.
+    A look-up imports files until one has the recipe. Iteration imports all files.
     """
 
     def __getitem__(self, name: str) -> Recipe:
-        # Many recipes begin with the name of their file: others are not imported then.
+        # Many recipe names begin with the name of their file, so try that file first.
         for file in sorted(FILES, key=lambda file: not name.startswith(file)):
             if name in (recipes := _recipes_of(file)):
                 return recipes[name]
@@ -42,7 +42,7 @@ class _Recipes(Mapping[str, Recipe]):
 
 @functools.cache
 def _recipes_of(file: str) -> Mapping[str, Recipe]:
-    """Returns the recipes of a file of this folder, or of a family that has none of its own."""
+    """Returns the recipes of a file in this folder, or of a family without a file here."""
     if find_spec(f".{file}", __name__) is None:
         make = encoders if FAMILIES[file] == "encoders" else decoders
         return {file: make.recipe_of_family(file)}
@@ -50,21 +50,21 @@ def _recipes_of(file: str) -> Mapping[str, Recipe]:
 
 
 RECIPES: Mapping[str, Recipe] = _Recipes()
-"""Every recipe by name: the `RECIPES` of the file that a family has in this folder, or one for all
-of its sizes, and those of post-training."""
+"""Recipe name → recipe. A family has the `RECIPES` of its file in this folder or, without a file,
+one recipe for all of its sizes. Post-training and reinforcement learning have files here."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:
     """Returns the configuration of a named recipe.
 
     Args:
-        name: The recipe: `quickstart`, or a family: `gpt`.
-        preset: A published size of the family: `gpt2-large`. Only for the recipe of a family; one
-            of post-training has the sizes of all families.
+        name: A recipe such as `quickstart`, or a family such as `gpt`.
+        preset: A published size of the family, such as `gpt2-large`. Recipes of post-training
+            accept the sizes of all families. Other recipes have a fixed size.
 
     Raises:
-        UserError: There is no such recipe or preset (the message names the nearest), or the
-            recipe has a size of its own.
+        UserError: The recipe or preset is unknown (the message names the closest match), or the
+            recipe has a fixed size.
     """
     if name not in RECIPES:
         if name in presets():
@@ -72,6 +72,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
                 f"{name} is a preset, not a recipe: train it by its family's recipe, "
                 f"flaxzoo train {family_of_preset(name)} --preset {name}"
             )
+        # A user may confuse recipes with run folders.
         if (Path(name) / "config.json").is_file():
             raise UserError(
                 f"{name} is a folder with a model, not a recipe: give the run's recipe and "
@@ -86,6 +87,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
     if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
         own = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
+    # Recipes of post-training take a model of any family.
     if (of_model := RECIPES[name].of_model) is not None:
         return of_model(registry.preset(preset))
     family, of_preset = family_of_preset(preset), RECIPES[name].of_preset

@@ -1,4 +1,4 @@
-"""Recipes of BART and mBART: denoising, at a small size and at the published ones."""
+"""Recipes of BART and mBART: denoising at a small size and at published sizes."""
 
 import dataclasses
 
@@ -12,8 +12,9 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    """Returns the settings of any published size, on the user's text."""
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
         data=DenoisingData(
@@ -46,7 +47,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=BartConfig(
-                vocab_size=1,  # grows to the tokenizer's
+                # Grows to the size of the tokenizer.
+                vocab_size=1,
                 max_length=128,
                 num_layers=3,
                 d_model=192,

@@ -1,4 +1,4 @@
-"""Recipes for BERT: pretraining at the published sizes and at a small one, and fine-tuning."""
+"""Recipes of BERT: pretraining at published sizes and at a small size, and fine-tuning."""
 
 import dataclasses
 from typing import Literal
@@ -21,13 +21,15 @@ from .encoders import of_size
 def _small(dropout_rate: float) -> BertConfig:
     """Returns a BERT for two CPU cores: a quarter of BERT-mini, with a smaller vocabulary."""
     return BertConfig(
-        vocab_size=1,  # grows to the tokenizer's
+        # Grows to the size of the tokenizer.
+        vocab_size=1,
         max_length=256,
         num_layers=4,
         d_model=128,
         num_heads=4,
         dropout_rate=dropout_rate,
-        init_std=0.08,  # about 1 / √D
+        # About 1 / √D.
+        init_std=0.08,
     )
 
 
@@ -37,9 +39,9 @@ _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     """Returns one of the two phases of the original pretraining.
 
-    The text is Wikipedia only, because BooksCorpus is not published. AdamW: Devlin et al. 2019,
-    appendix A.2, 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020): steps, batch
-    sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples, which decay the rate with
+    The text is only Wikipedia, because BooksCorpus is not published. AdamW follows Devlin et al.
+    2019, appendix A.2: 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020) has the
+    steps, batch sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples, whose decay is
     the square root of the linear schedule used here.
     """
     first = length == 128
@@ -80,7 +82,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
 
 
 def _one_phase() -> TrainConfig:
-    """Returns the second phase of the original, but of all steps and on random halves."""
+    """Returns the second phase with the steps of both phases, on random halves of texts."""
     second = _published("bert-large", 512)
     steps = 1_000_000
     return dataclasses.replace(
@@ -119,22 +121,25 @@ def _reviews(
     pooling: Literal["mean", "max"],
     attention: Literal["learned", "simple"] = "learned",
 ) -> TrainConfig:
-    """Returns the settings of a classifier of words, on reviews made from templates."""
+    """Returns the settings of a word-level classifier of reviews made from templates."""
     return TrainConfig(
         model=BertConfig(
-            vocab_size=1,  # grows to the tokenizer's
+            # Grows to the size of the tokenizer.
+            vocab_size=1,
             max_length=64,
             num_layers=num_layers,
             d_model=64,
             num_heads=4,
             num_token_types=0,
             dropout_rate=0.0,
-            init_std=0.125,  # 1 / √D
+            # 1 / √D.
+            init_std=0.125,
             attention=attention,
             positions=positions,
             pooling=pooling,
             head="sequence_classification",
-            labels=("a", "b"),  # become the source's
+            # Placeholders for the labels of the source.
+            labels=("a", "b"),
         ),
         data=SequenceClassificationData(
             source="builtin:reviews", length=16, tokenizer=TokenizerConfig(kind="words")
@@ -163,7 +168,7 @@ RECIPES: dict[str, Recipe] = {
             data=PretrainingData(
                 source="builtin:python-docs",
                 length=64,
-                # The documentation fills between 5,300 and 5,500 tokens, depending on the Python.
+                # The documentation suffices for 5,300 to 5,500 tokens, depending on the Python.
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
             optimizer=OptimizerConfig(

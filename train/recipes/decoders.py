@@ -1,4 +1,4 @@
-"""Recipes of the decoders of today: any published size of a family, on the user's own text."""
+"""Recipes of decoder families: any published size, on the user's text."""
 
 import dataclasses
 
@@ -11,8 +11,9 @@ from ..optimizer_config import OptimizerConfig
 
 
 def of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    """Returns the settings of any published size, on the user's text."""
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
         data=CausalLMData(
@@ -21,7 +22,9 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6), warmup_steps=500
+            # 3e-4 is the rate of LLaMA-7B, whose width is 4,096; wider models need a smaller one.
+            peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6),
+            warmup_steps=500,
         ),
         execution=Execution(dtype="bfloat16", remat="dots"),
         steps=10_000,
@@ -32,7 +35,7 @@ def of_size(preset: str) -> TrainConfig:
 
 
 def recipe_of_family(family: str) -> Recipe:
-    """Returns the recipe of a family of decoders that has no file of recipes of its own."""
+    """Returns the recipe of a decoder family without a recipe file."""
     smallest = next(iter(registry.families()[family].presets))
     return Recipe(
         summary=f"A {family} of any published size on your own text.",

@@ -1,4 +1,4 @@
-"""Recipes of the encoders: any published size of a family, pretrained on the user's own text."""
+"""Recipes of encoder families: any published size, pretrained on the user's text."""
 
 import dataclasses
 
@@ -12,11 +12,13 @@ from ..optimizer_config import OptimizerConfig
 
 
 def of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
+    """Returns the settings of any published size, on the user's text."""
     model = registry.preset(preset)
+    # Presets that are published without a pretraining head get one.
     if not HEADS[model.head].predicts_masked:
         model = model.with_head("masked_lm", ())
-    model = dataclasses.replace(model, vocab_size=1)  # grows to the tokenizer's
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(model, vocab_size=1)
     return TrainConfig(
         model=model,
         data=PretrainingData(
@@ -26,6 +28,7 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
+            # 1e-4 is the rate of BERT-base, whose width is 768; wider models need a smaller one.
             peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
             schedule="linear",
             final_fraction=0.0,
@@ -43,7 +46,7 @@ def of_size(preset: str) -> TrainConfig:
 
 
 def recipe_of_family(family: str) -> Recipe:
-    """Returns the recipe of a family of encoders that has no file of recipes of its own."""
+    """Returns the recipe of an encoder family without a recipe file."""
     smallest = next(iter(registry.families()[family].presets))
     return Recipe(
         summary=f"A {family} of any published size, pretrained on your own text.",

@@ -1,4 +1,4 @@
-"""Recipes for the GPTs."""
+"""Recipes of the GPT family."""
 
 import dataclasses
 
@@ -12,8 +12,9 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    """Returns the settings of any published size, on the user's text."""
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
         data=CausalLMData(
@@ -22,7 +23,9 @@ def _of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            peak_learning_rate=round(6e-4 * 768 / model.d_model, 6), warmup_steps=500
+            # 6e-4 is the rate of the smallest size; wider models need a smaller one.
+            peak_learning_rate=round(6e-4 * 768 / model.d_model, 6),
+            warmup_steps=500,
         ),
         execution=Execution(remat="dots"),
         steps=10_000,
@@ -35,10 +38,10 @@ def _of_size(preset: str) -> TrainConfig:
 def _published(name: str, rate: float, rows: int) -> TrainConfig:
     """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
-    For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3);
-    the learning rate and the rest are those of GPT-3's sizes. Differences: Common Crawl only as C4;
-    the batch does not grow at the beginning; the rate decays over the whole run instead of its
-    first 260 billion tokens. There is no dropout, because no text is seen often.
+    For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3).
+    Its other settings follow GPT-3's model of the same size. Differences from the paper: Common
+    Crawl only as C4, a constant batch size, and a rate that decays over the whole run instead of
+    the first 260 billion tokens. Dropout is 0, because the text is seldom repeated.
     """
     model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length
@@ -50,7 +53,9 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=model.vocab_size),
         ),
         optimizer=OptimizerConfig(
-            peak_learning_rate=rate, warmup_steps=375_000_000 // (rows * length)
+            # The warm-up lasts 375 million tokens, as in the paper.
+            peak_learning_rate=rate,
+            warmup_steps=375_000_000 // (rows * length),
         ),
         execution=Execution(dtype="bfloat16", remat="dots"),
         steps=300_000_000_000 // (rows * length),
@@ -62,7 +67,8 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
 
 QUICKSTART = TrainConfig(
     model=GPTConfig(
-        vocab_size=1,  # grows to the tokenizer's
+        # Grows to the size of the tokenizer.
+        vocab_size=1,
         max_length=128,
         num_layers=4,
         d_model=192,
@@ -83,12 +89,13 @@ QUICKSTART = TrainConfig(
     sample_prompt="The for statement is used to",
 )
 
-# Each letter of an answer is at a distance from its origin that most tasks share, which rotary
-# positions and the convolution express: without the latter, learning takes far longer. Sixteen
-# examples and a query have up to 204 characters.
+# In most tasks each letter of an answer has the same distance to the letter that it copies. Rotary
+# positions and the convolution can express this distance; without the convolution, learning takes
+# far longer. Sixteen examples and a query have up to 204 characters.
 IN_CONTEXT = TrainConfig(
     model=GPTConfig(
-        vocab_size=1,  # grows to the tokenizer's
+        # Grows to the size of the tokenizer.
+        vocab_size=1,
         max_length=208,
         num_layers=2,
         d_model=64,
@@ -96,7 +103,8 @@ IN_CONTEXT = TrainConfig(
         dropout_rate=0.0,
         activation="relu",
         positions="rotary",
-        init_std=0.1,  # about 1 / √D
+        # About 1 / √D.
+        init_std=0.1,
         head_convolution=3,
     ),
     data=CausalLMData(
@@ -157,7 +165,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=GPTConfig(
-                vocab_size=1,  # grows to the tokenizer's
+                # Grows to the size of the tokenizer.
+                vocab_size=1,
                 max_length=64,
                 num_layers=4,
                 d_model=128,

@@ -1,4 +1,4 @@
-"""Recipes of the Llamas."""
+"""Recipes of the Llama family."""
 
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
@@ -20,7 +20,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=LlamaConfig(
-                vocab_size=1,  # grows to the tokenizer's
+                # Grows to the size of the tokenizer.
+                vocab_size=1,
                 max_length=128,
                 num_layers=4,
                 d_model=192,

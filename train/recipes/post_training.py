@@ -1,4 +1,4 @@
-"""Recipes that make a language model follow instructions: each begins with the run before it."""
+"""Recipes of post-training, most of which start from the run of another recipe."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ..config import Recipe, TrainConfig
 from ..objectives.reward import RewardConfig
 from ..optimizer_config import OptimizerConfig
 
-# Sizes and vocabulary are those of the run that a recipe begins with.
+# The sizes and the vocabulary are replaced by the values of the initial model (`init_from`).
 _MODEL = GPTConfig(
     vocab_size=1,
     max_length=128,
@@ -55,7 +55,7 @@ DPO = TrainConfig(
 
 
 def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns the function from a published size to the recipe for it, to be given a beginning."""
+    """Returns a function from a published size to its recipe, without an initial model."""
 
     def of_size(model: TransformerConfig) -> TrainConfig:
         model = dataclasses.replace(model, dropout_rate=0.0)
@@ -71,6 +71,7 @@ def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfi
     return of_size
 
 
+# A run with a random initial model, which learns to call a tool.
 CALCULATIONS = TrainConfig(
     model=GPTConfig(
         vocab_size=1,

@@ -1,4 +1,4 @@
-"""Recipes of reinforcement learning, and of the small model that they begin with."""
+"""Recipes of reinforcement learning and of the small model that they start from."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,16 +17,19 @@ from .post_training import of_any_size
 
 _CHARACTERS = TokenizerConfig(kind="characters")
 _MODEL = GPTConfig(
-    vocab_size=1,  # grows to the tokenizer's
+    # Grows to the size of the tokenizer.
+    vocab_size=1,
     max_length=32,
     num_layers=2,
     d_model=64,
     num_heads=4,
     dropout_rate=0.0,
     positions="rotary",
-    init_std=0.1,  # about 1 / √D
+    # About 1 / √D.
+    init_std=0.1,
 )
 
+# The other recipes start from this run, which is right about half of the time.
 SUMS = TrainConfig(
     model=_MODEL,
     data=SupervisedData(source="builtin:sums", length=32, tokenizer=_CHARACTERS, learn="all"),
@@ -52,6 +55,7 @@ GRPO = TrainConfig(
     sample_prompt="3+4=",
 )
 
+# RLOO and PPO share the data and the initial model of GRPO.
 RLOO = dataclasses.replace(
     GRPO,
     objective=RLOOConfig(rewards=("exact_match",), max_new_tokens=6, num_generations=4),
@@ -73,7 +77,8 @@ _BEGINS = (
 
 
 def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns the function from a published size to the recipe for it, with longer answers."""
+    """Returns a function from a published size to its recipe, without a limit on completions."""
+    # Six tokens suffice for sums only.
     objective = dataclasses.replace(config.objective, max_new_tokens=None)
     return of_any_size(dataclasses.replace(config, objective=objective))
 

@@ -1,4 +1,4 @@
-"""Recipes of T5: span corruption, and any pairs of texts."""
+"""Recipes of T5: span corruption, and arbitrary pairs of texts."""
 
 import dataclasses
 
@@ -12,9 +12,10 @@ from ...models.encoder_decoders.t5 import T5Config
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
-# A T5 1.1 that two CPU cores train in minutes.
+# A small T5 1.1, which two CPU cores train in minutes.
 _SMALL = T5Config(
-    vocab_size=1,  # grows to the tokenizer's
+    # Grows to the size of the tokenizer.
+    vocab_size=1,
     max_length=128,
     num_layers=3,
     d_model=192,
@@ -53,7 +54,8 @@ def _text_to_text(model: TransformerConfig) -> TrainConfig:
         )
     return dataclasses.replace(
         _TEXT_TO_TEXT,
-        model=dataclasses.replace(model, vocab_size=1),  # grows to the tokenizer's
+        # The vocabulary grows to the size of the tokenizer.
+        model=dataclasses.replace(model, vocab_size=1),
         data=dataclasses.replace(_TEXT_TO_TEXT.data, length=512),
         optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=500),
         execution=Execution(dtype="bfloat16", remat="dots"),
@@ -62,8 +64,9 @@ def _text_to_text(model: TransformerConfig) -> TrainConfig:
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own text."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    """Returns the settings of any published size, on the user's text."""
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
         data=SpanCorruptionData(

@@ -34,14 +34,15 @@ def _adam(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
 
 
 def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
-    """Returns the same with a linear decay, which suits a short run better."""
+    """Returns Adam with a linear decay to zero, which suits short runs better."""
     optimizer = _adam(peak_learning_rate, warmup_steps)
     return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's own pairs of sentences."""
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)  # grows to the tokenizer's
+    """Returns the settings of any published size, on the user's pairs of sentences."""
+    # The vocabulary grows to the size of the tokenizer.
+    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
         data=TranslationData(
@@ -60,7 +61,7 @@ def _of_size(preset: str) -> TrainConfig:
 
 
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
-    """Returns the published run: batches of 25,000 tokens per side, as 104 sequences of 256."""
+    """Returns the published run: batches of about 25,000 tokens per side, as 104 rows of 256."""
     vocab_size = 37_000 if target == "de" else 32_000
     model = dataclasses.replace(registry.preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:
@@ -80,6 +81,8 @@ def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None
         batch_size=104,
         evaluate_every=5_000,
         checkpoint_every=1_000,
+        # The paper averages the last 20 checkpoints of the big model and the last 5 of the base
+        # model.
         keep_last=20 if size == "big" else 5,
     )
 
@@ -96,7 +99,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                vocab_size=1,  # grows to the tokenizer's
+                # Grows to the size of the tokenizer.
+                vocab_size=1,
                 max_length=128,
                 num_layers=2,
                 d_model=128,
@@ -132,7 +136,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                vocab_size=1,  # grows to the tokenizer's
+                # Grows to the size of the tokenizer.
+                vocab_size=1,
                 max_length=256,
                 num_layers=4,
                 d_model=128,
