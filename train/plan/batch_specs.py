@@ -1,4 +1,4 @@
-"""Batches for a run without its data: array shapes, and synthetic examples."""
+"""Array shapes and synthetic examples for a run without its data."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from ..engine.compile import NumpyBatch, ShardedStep, configured_step
 from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
-"""Assumed number of choices per question; the real number is known only from the data."""
+"""Assumed number of choices per question. The real number is known only from the data."""
 
 
 def example_spec(config: TrainConfig) -> BatchSpec:
-    """Returns the arrays of one example, with the number of labels that the model has.
+    """Returns the arrays of one example, with the model's number of labels.
 
-    In reinforcement learning they are those of a sampled answer.
+    In reinforcement learning, an example is a sampled completion.
     """
     return config.objective.batch_spec(config.data, len(config.model.labels), NUM_CHOICES)
 
@@ -37,8 +37,8 @@ def model_flops(config: TrainConfig) -> int:
     """Returns the FLOPs of a step's matmuls over all devices, without recomputation."""
     plain = dataclasses.replace(
         config,
-        # XLA's attention consists of matmuls that a trace shows; a kernel hides them.
-        # So does a loop over blocks of experts, whose length the router decides.
+        # Trace XLA's attention, because a kernel would hide its matmuls. A loop over blocks of
+        # experts would hide them too, because the router decides its length.
         execution=dataclasses.replace(
             config.execution, remat="none", attention="xla", experts="ragged"
         ),
@@ -48,12 +48,12 @@ def model_flops(config: TrainConfig) -> int:
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Makes random examples, on which a step takes as long as on real ones.
+    """Returns random examples. A step takes as long on them as on real ones.
 
-    Each example is one whole text: nothing is padded, and the loss covers every
-    position that it can cover.
+    Each example is one whole text without padding, and the loss covers every possible position.
     """
     rng = np.random.default_rng(seed)
+    # The number of different values by kind.
     sizes = {
         Values.SOURCE_TOKEN: config.model.source_vocab_size or config.model.vocab_size,
         Values.TARGET_TOKEN: config.model.vocab_size,
@@ -68,7 +68,8 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
         if spec.values is Values.TEXT_POSITION:
             return np.broadcast_to(np.arange(shape[-1], dtype=spec.dtype), shape).copy()
         if spec.values is Values.LABEL and not spec.num_classes:
-            return rng.random(shape).astype(spec.dtype)  # scores
+            # Labels without classes are scores.
+            return rng.random(shape).astype(spec.dtype)
         return rng.integers(0, sizes.get(spec.values, spec.num_classes), shape).astype(spec.dtype)
 
     return {name: array(spec) for name, spec in example_spec(config).items()}

@@ -1,4 +1,4 @@
-"""Times a run's own train step on the devices at hand, on synthetic examples."""
+"""Times a run's train step on the local devices, with synthetic examples."""
 
 import dataclasses
 import statistics
@@ -28,7 +28,7 @@ class Bench:
 
     num_parameters: int
     tokens: int
-    """Token positions in a batch, over all devices and with padding."""
+    """Token positions in a batch over all devices, including padding."""
     dtype: str
     devices: str
     """Summary of the devices and their mesh."""
@@ -46,9 +46,9 @@ class Bench:
     model_flops: int
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     peak_bytes: int
-    """Memory of the fullest device at the peak."""
+    """Peak memory of the fullest device."""
     peak_source: str
-    """Source of `peak_bytes`: who measured or computed it."""
+    """Source of `peak_bytes`: a measurement or the compiler's analysis."""
 
     @property
     def median(self) -> float:
@@ -57,17 +57,17 @@ class Bench:
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOPs utilization in the median step; None if the device's peak is unknown."""
+        """Model FLOPs utilization in the median step, or None if the device's peak is unknown."""
         peak = PEAK_FLOPS.get(self.device_kind)
         return None if peak is None else self.model_flops / self.median / self.num_devices / peak
 
 
 def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None) -> Bench:
-    """Times a run's train step, called as the training loop calls it.
+    """Times a run's train step, called in the same way as in the training loop.
 
     Args:
         config: The run, from `placeholders.without_data`.
-        timed_steps: The number of steps to time, after `WARMUP_STEPS` others.
+        timed_steps: The number of steps to time, after `WARMUP_STEPS` warm-up steps.
         profile: An existing folder for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
@@ -84,15 +84,18 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     batch = synthetic_batch(config)
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
     state = trainer.init()
+    # Time tracing and compilation separately.
     with cache_hits() as hits:
         started = time.perf_counter()
         trainer.lower(state, batch)
         traced = time.perf_counter()
         executable, changed = trainer.compile(shapes)
         compiled = time.perf_counter()
+    # The first steps are slower, so they are not timed.
     state, _ = _take_steps(trainer, state, batch, WARMUP_STEPS)
     state, seconds = _take_steps(trainer, state, batch, timed_steps)
     peak_bytes, peak_source = _peak_memory(executable, devices)
+    # Profile last, so that the trace does not affect the figures above.
     if profile is not None:
         with jax.profiler.trace(profile):
             _take_steps(trainer, state, batch, PROFILED_STEPS)
@@ -119,7 +122,7 @@ def _take_steps(
 ) -> tuple[TrainState, tuple[float, ...]]:
     """Returns the state after some steps, and the seconds between the ends of successive steps.
 
-    As in training, a step is dispatched before the loss of the previous one is read, so that the
+    As in training, a step is dispatched before the loss of the previous step is read, so that the
     devices do not wait for Python.
     """
     ends = []
@@ -137,7 +140,7 @@ def _take_steps(
 
 
 def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
-    """Returns the peak bytes of the fullest device, and the source of the figure."""
+    """Returns the peak bytes of the fullest device and the source of the figure."""
     stats = [device.memory_stats() or {} for device in devices]
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"

@@ -1,12 +1,11 @@
-"""Accelerators by name: peak rates, memory, and what connects them.
+"""Accelerators by name: peak rates, memory and interconnect.
 
 Sources: Google Cloud's documentation of v4, v5e, v5p and v6e (docs.cloud.google.com/tpu/docs/v6e
-and so on) for peak compute, bandwidth of the memory and of the interconnect, ports and topologies;
-"How to scale your model" (jax-ml.github.io/scaling-book/tpus) for links that wrap around and for
-the network between slices; NVIDIA's data sheets of its GPUs, and of DGX A100, H100, H200 and B200
-for the network adapters of a host (for L4 a g6.48xlarge of AWS). The memory that a program may use
-is the limit that the TPU compiler states when it rejects a program, and for a GPU the part of its
-memory that jax takes.
+and so on) for peak compute, memory and interconnect bandwidth, ports and topologies; "How to scale
+your model" (jax-ml.github.io/scaling-book/tpus) for wraparound links and the network between
+slices; NVIDIA's data sheets of its GPUs, and of DGX A100, H100, H200 and B200 for the network
+adapters of a host (for L4, AWS g6.48xlarge). The usable memory of a TPU is the limit that its
+compiler states when it rejects a program. For a GPU it is the fraction that jax allocates.
 """
 
 import abc
@@ -21,12 +20,12 @@ from ...data.common.errors import UserError
 
 GIB = 1 << 30
 Device: TypeAlias = Any
-"""A `jax.Device`; no public type has the `coords` and `slice_index` of a TPU."""
+"""A `jax.Device`. No public type has the `coords` and `slice_index` of a TPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip(abc.ABC):
-    """An accelerator; all rates are peaks."""
+    """An accelerator. All rates are peak rates."""
 
     flops: float
     """bfloat16 matmul FLOP/s, accumulated in float32, without sparsity."""
@@ -35,26 +34,26 @@ class Chip(abc.ABC):
     memory_bandwidth: float
     """Bytes per second between HBM and the chip."""
     link_bandwidth: float
-    """Bytes per second of the interconnect in one direction: of one link of a TPU, each axis of
-    whose torus has two, or of all links of a GPU together."""
+    """Bytes per second of the interconnect in one direction: one link of a TPU, whose torus has two
+    links per axis, or all links of a GPU together."""
     network_bandwidth: float
     """Bytes per second from one chip to other units."""
     shapes: tuple[str, ...]
-    """The units that exist: a torus as `2x2x4`, or a number of GPUs."""
+    """The available units: a torus such as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """Name of a group of chips that the interconnect connects, `slice` or `host`. Units are
-    connected by the network."""
+    """Name of a group of chips that share an interconnect, `slice` or `host`. The network connects
+    units."""
     package: ClassVar[str]
-    """The module whose presence tells that the compiler is installed."""
+    """The module whose presence shows that the compiler is installed."""
     extra: ClassVar[str]
     """The optional dependencies of flaxzoo that install it."""
     compiler: ClassVar[str]
-    """A name of the compiler for messages."""
+    """The name of the compiler in messages."""
     rejects: ClassVar[bool]
     """Whether the compiler rejects a program that needs too much memory."""
     parameters_cross_units: ClassVar[bool]
-    """Whether parameters may be sharded over several units, as over the GPUs of several hosts."""
+    """Whether parameters may be sharded over several units, such as GPUs of several hosts."""
 
     @property
     @abc.abstractmethod
@@ -67,7 +66,7 @@ class Chip(abc.ABC):
 
     @abc.abstractmethod
     def unit_of(self, device: Device) -> int:
-        """Returns the number of the unit that a device belongs to."""
+        """Returns the index of a device's unit."""
 
     @abc.abstractmethod
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
@@ -79,18 +78,18 @@ class Chip(abc.ABC):
         """
 
     def crosses(self, group: Sequence[Device]) -> bool:
-        """Returns whether a group belongs to several units."""
+        """Returns whether a group spans several units."""
         return len({self.unit_of(device) for device in group}) > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tpu(Chip):
-    """A TPU chip; its memory is what a program may use."""
+    """A TPU chip. Its `memory` is the usable memory."""
 
     ring_multiple: int
-    """An axis of the topology whose length is a multiple of this is a ring; others are lines."""
+    """An axis of the topology is a ring if its length is a multiple of this, otherwise a line."""
     megacore: bool = False
-    """Whether jax must be told that the two cores of a chip are one device."""
+    """Whether jax needs an option to treat the two cores of a chip as one device."""
 
     unit = "slice"
     package = "libtpu"
@@ -105,7 +104,7 @@ class Tpu(Chip):
         return self.memory
 
     def environment(self) -> dict[str, str]:
-        """Returns variables with which libtpu compiles on a machine without a TPU, silently."""
+        """Returns variables that let libtpu compile silently on a machine without a TPU."""
         return {
             "JAX_PLATFORMS": "cpu",
             "TPU_SKIP_MDS_QUERY": "1",
@@ -115,14 +114,14 @@ class Tpu(Chip):
         }
 
     def unit_of(self, device: Device) -> int:
-        """Returns the number of a device's slice; those of a single slice need have none."""
+        """Returns the index of a device's slice. Devices of a single slice may lack one."""
         return getattr(device, "slice_index", 0)
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
         """Returns the bytes per second that a device can send to its group.
 
-        Every axis of the topology that the group spans adds its links: two where the axis is a
-        ring, because a device then sends in both directions, and one where the axis is a line.
+        Each axis of the topology that the group spans adds its links: two if the axis is a ring,
+        because a device then sends in both directions, and one if it is a line.
         """
         if self.crosses(group):
             return self.network_bandwidth
@@ -134,7 +133,7 @@ class Tpu(Chip):
 
 
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
-"""The variable by which jax is told which part of a GPU's memory to take."""
+"""The environment variable for the fraction of a GPU's memory that jax allocates."""
 OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """Its former name, which jax still reads."""
 DEFAULT_MEMORY_FRACTION = 0.75
@@ -142,12 +141,12 @@ DEFAULT_MEMORY_FRACTION = 0.75
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu(Chip):
-    """An NVIDIA GPU, as one of a host whose GPUs are connected by NVLink (L4: by PCIe)."""
+    """An NVIDIA GPU in a host whose GPUs are connected by NVLink (L4: by PCIe)."""
 
     kind: str
-    """The `device_kind` that jax gives it."""
+    """Its `device_kind` in jax."""
     capability: tuple[int, int]
-    """The generation: Ampere is 8.0, Ada 8.9, Hopper 9.0, Blackwell 10.0."""
+    """The compute capability: Ampere is 8.0, Ada 8.9, Hopper 9.0, Blackwell 10.0."""
     cores: int
     """Number of streaming multiprocessors."""
     clock: float
@@ -164,24 +163,25 @@ class Gpu(Chip):
 
     @property
     def usable_memory(self) -> int:
-        """The bytes of HBM that jax takes, and a program may use."""
+        """The bytes of HBM that jax allocates, which a program may use."""
         return int(self.memory * memory_fraction())
 
     def environment(self) -> dict[str, str]:
-        """Returns variables with which XLA compiles on a machine without a GPU."""
-        memory_fraction()  # the compiler's own message would not name the variable
-        # Without a GPU no kernel can be timed to choose the fastest.
+        """Returns variables that let XLA compile on a machine without a GPU."""
+        # Check the variable here, because the compiler's message would not name it.
+        memory_fraction()
+        # Autotuning times kernels, which needs a GPU.
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
         return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
     def unit_of(self, device: Device) -> int:
-        """Returns the number of a device's host."""
+        """Returns the index of a device's host."""
         return device.process_index
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
         """Returns the bytes per second that a device can send to its group.
 
-        Between hosts as many rings run as the group has GPUs on each host, through an adapter each.
+        Between hosts, the group uses one ring per GPU on a host, each with one network adapter.
         """
         if not self.crosses(group):
             return self.link_bandwidth
@@ -189,7 +189,7 @@ class Gpu(Chip):
         return min(self.link_bandwidth, on_one_host * self.network_bandwidth)
 
     def target(self) -> str:
-        """Returns the description of the GPU that XLA compiles for, a text protocol buffer."""
+        """Returns the GPU's description for XLA as a text protocol buffer."""
         major, minor = self.capability
         per_core, per_block, threads = _SHARED_MEMORY[self.capability]
         return f"""
@@ -226,15 +226,15 @@ _SHARED_MEMORY = {
     (9, 0): (233472, 232448, 2048),
     (10, 0): (233472, 232448, 2048),
 }
-"""By capability, the bytes of shared memory of a multiprocessor and of a block, and the threads of
-a multiprocessor (CUDA C++ Programming Guide, table of technical specifications)."""
+"""Compute capability → shared memory of a multiprocessor and of a block in bytes, and threads of a
+multiprocessor (CUDA C++ Programming Guide, table of technical specifications)."""
 
 
 def memory_fraction() -> float:
-    """Returns the part of a GPU's memory that jax takes, by the variable that sets it.
+    """Returns the fraction of a GPU's memory that jax allocates, from the environment.
 
     Raises:
-        UserError: the variable has no such value.
+        UserError: the variable is not a number above 0 and at most 1.
     """
     for name in (MEMORY_FRACTION, OLD_MEMORY_FRACTION):
         if value := os.environ.get(name):
@@ -385,5 +385,5 @@ PEAK_FLOPS = {
     "TPU v5": CHIPS["v5p"].flops,
     "TPU v6 lite": CHIPS["v6e"].flops,
 }
-"""Peak bfloat16 matmul FLOP/s (accumulated in float32, without sparsity) by
-`jax.Device.device_kind`."""
+"""`jax.Device.device_kind` → peak bfloat16 matmul FLOP/s, accumulated in float32, without
+sparsity."""

@@ -1,9 +1,9 @@
-"""FLOPs of the matmuls in a program before it is compiled.
+"""Counts the FLOPs of the matmuls in a program before compilation.
 
-Each matmul counts 2 · m · n · k, and in the body of a scan as often as the body runs. Attention is
-counted as the model states it, for every pair of a query and a key, including those that a causal
-or padding mask hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips
-masked pairs computes less. All other operations of a transformer are a few parts in a thousand.
+Each matmul counts 2 · m · n · k, times the number of iterations in the body of a scan. Attention
+counts every pair of query and key, including pairs that a causal or padding mask hides (as in
+appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes less. All
+other operations of a transformer are a few parts in a thousand.
 """
 
 import math
@@ -13,7 +13,7 @@ from jax.extend import core
 
 
 def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
-    """Returns the FLOPs of all matmuls; a `cond` counts its most expensive branch."""
+    """Returns the FLOPs of all matmuls. A `cond` counts its most expensive branch."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
     return sum(_equation_flops(equation) for equation in jaxpr.eqns)
@@ -26,9 +26,11 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         left, result = equation.invars[0].aval, equation.outvars[0].aval
         assert isinstance(left, ShapedArray)
         assert isinstance(result, ShapedArray)
-        depth = math.prod(left.shape[axis] for axis in contracted)  # k
-        return 2 * depth * math.prod(result.shape)  # m · n, and batch axes
-    if equation.primitive.name == "ragged_dot_general":  # each row by the matrix of one group
+        # `depth` is k. The result has m · n elements for each index of the batch axes.
+        depth = math.prod(left.shape[axis] for axis in contracted)
+        return 2 * depth * math.prod(result.shape)
+    # Multiplies each row by the matrix of its group, as in a mixture of experts.
+    if equation.primitive.name == "ragged_dot_general":
         left, result = equation.invars[0].aval, equation.outvars[0].aval
         assert isinstance(left, ShapedArray)
         assert isinstance(result, ShapedArray)
@@ -36,4 +38,5 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
     inner = [matmul_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
     if equation.primitive.name == "cond":
         return max(inner)
-    return sum(inner) * params.get("length", 1)  # `length` is a scan's
+    # Only a scan has a `length`.
+    return sum(inner) * params.get("length", 1)

@@ -15,27 +15,28 @@ if TYPE_CHECKING:
     from ...data.common.progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
 NUM_CHARACTERS = 256
-"""Assumed size of a vocabulary of characters; the real size is known only from the text."""
+"""Assumed size of a character vocabulary. The real size is known only from the text."""
 NUM_WORDS = 30_000
 """Assumed size of a vocabulary of all words of a text."""
 EXAMPLES_PER_EPOCH = 1 << 20
-"""Assumed number of examples for runs in epochs; affects only the learning rate schedule."""
+"""Assumed number of examples if a run is given in epochs. Affects only the learning rate."""
 
 
 def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
-    """Completes a run's configuration like data preparation, with placeholders for the data.
+    """Completes a run's configuration as data preparation does, with placeholders for the data.
 
     Args:
         config: The configuration from the recipe and the command line.
-        log: Receives a line on each assumption.
+        log: Called with a line for each assumption.
 
     Returns:
-        The configuration with a model that suits the data, counted in steps, without `init_from`.
+        The configuration with a model that suits the data, in steps, without `init_from`.
 
     Raises:
         UserError: The examples are longer than the model's maximum.
         RunError: The model has no head for this kind of data.
     """
+    # Use the sizes of the initial model if it is available locally; never download it.
     initial_model = None
     if config.init_from is not None:
         folder = Path(config.init_from)
@@ -43,10 +44,12 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
             initial_model = model_config(folder)
         else:
             log(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
+    # Estimate the vocabulary size that data preparation would find.
     tokenizer = config.data.tokenizer
     vocab_size = tokenizer.vocab_size or 0
     if initial_model is not None:
-        vocab_size = 0  # the vocabulary is that of the model
+        # The initial model determines the vocabulary.
+        vocab_size = 0
     elif tokenizer.kind == "characters" and not tokenizer.path:
         vocab_size = NUM_CHARACTERS
         log(f"assumed: a vocabulary of {vocab_size} characters (give model.vocab_size for more)")
@@ -61,11 +64,13 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
     config = fit_model(config, initial_model, vocab_size, labels)
     config = dataclasses.replace(config, init_from=None, init_step=None)
     if config.lora is not None:
+        # Training also trains the new head fully, as `run_folder` arranges.
         also = dict.fromkeys((*config.lora.also_trained, *head_parameters(config.model)))
         lora = dataclasses.replace(config.lora, also_trained=tuple(also))
         config = dataclasses.replace(config, lora=lora)
     config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
+    # In reinforcement learning the compiled step is the update on sampled completions.
     if isinstance(config.objective, OnlineConfig):
         config = update_config(config, config.objective)
         log(f"a step of the plan: an update on {config.batch_size:,} sampled answers")

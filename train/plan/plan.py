@@ -1,7 +1,7 @@
-"""Plans of a run: whether its real train step fits given devices, and an estimate of its speed.
+"""Plans a run: whether its real train step fits given devices, and an estimate of its speed.
 
-The devices need not be present. Everything that compiles happens in a process of its own
-(`plan.worker`), because the TPU compiler ends its process on some impossible requests.
+The devices need not be present. Compilation runs in a separate process (`plan.worker`), because the
+TPU compiler ends its process on some impossible requests.
 """
 
 import dataclasses
@@ -24,52 +24,52 @@ class Collective:
 
     kind: str
     count: int
-    """Number of operations in a step, every pass through a loop counted."""
+    """Number of operations in a step, counting every iteration of a loop."""
     bytes_sent: int
     """Bytes that each device sends in all these operations."""
     seconds: float | None
-    """Time at the peak rate of the interconnect; None for virtual devices."""
+    """Time at the peak rate of the interconnect, or None for virtual devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The needs of a train step; bytes are those of one device."""
+    """The requirements of a train step. All bytes are per device."""
 
     topology: str
     num_devices: int
     mesh: dict[str, int]
     """Number of devices along each axis."""
     tokens: int
-    """Token positions in a batch, over all devices and with padding."""
+    """Token positions in a batch over all devices, including padding."""
     num_parameters: int
-    """Parameters that are trained: those of the whole model, or of adapters to it."""
+    """Trained parameters: the whole model or its adapters."""
     model_parameters: int
     """Parameters of the model, without adapters."""
     param_bytes: int
-    """Bytes of the parameters that are trained."""
+    """Bytes of the trained parameters."""
     optimizer_bytes: int
     """Bytes of the optimizer state."""
     batch_bytes: int
     frozen_parameters: int = 0
-    """Parameters that no step changes: those of a reference, or the base of adapters."""
+    """Frozen parameters: a reference model or the base of adapters."""
     frozen_bytes: int = 0
     cache_bytes: int = 0
     """Bytes of the keys and values of a rollout, in reinforcement learning."""
     rollout_bytes: int | None = None
-    """Bytes that a rollout takes at its peak beside the state, the cache included; None if there is
-    none."""
+    """Peak bytes of a rollout in addition to the state, including its cache. None without
+    rollouts."""
     reward_bytes: int = 0
     """Bytes of the parameters of reward models."""
     attention: str = ""
     """Summary of the kernel that computes attention."""
     exchange: str = ""
-    """Summary of how gradients are exchanged; empty where they are not."""
+    """Summary of how gradients are exchanged, or empty if they are not."""
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None
-    """Bytes of temp buffers at the peak; None if the step does not fit."""
+    """Bytes of temp buffers at the peak, or None if the step does not fit."""
     code_bytes: int = 0
-    """Bytes of the compiled program itself."""
+    """Bytes of the compiled program."""
     out_of_memory: str | None = None
     """The compiler's message if the step does not fit."""
     device_flops: int = 0
@@ -82,15 +82,15 @@ class Plan:
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes of everything that is passed to the step."""
+        """Bytes of all arguments of the step."""
         held = self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.reward_bytes
         return held + self.batch_bytes
 
     def fits(self, topology: Topology) -> bool:
-        """Returns whether the step fits into the memory of each device, if that is known.
+        """Returns whether the step fits into the memory of each device, or True if unknown.
 
-        A compiler that rejects programs knows better than the sum of all parts, which may be a
-        little too large for one that it accepts.
+        If the compiler rejects programs, its decision is final. The sum of all parts may slightly
+        overestimate a program that it accepts.
         """
         if self.out_of_memory is not None or topology.chip is None:
             return self.out_of_memory is None
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes at the peak; None if the step does not fit."""
+        """Bytes at the peak, or None if the step does not fit."""
         if self.temp_bytes is None:
             return None
         # Rollouts and updates take turns.
@@ -109,7 +109,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of a step on the roofline, with every part at its peak rate."""
+    """Roofline estimate of a step in seconds, with every part at its peak rate."""
 
     matmuls: float
     hbm: float
@@ -137,14 +137,15 @@ class Estimate:
         return self.matmuls + self.hbm + self.interconnect
 
     def utilization(self, plan: Plan, topology: Topology) -> tuple[float, float]:
-        """Returns model FLOPs utilization if nothing overlaps, and if everything does."""
+        """Returns the model FLOPs utilization without overlap and with full overlap."""
         assert topology.chip is not None
         ideal = plan.model_flops / plan.num_devices / topology.chip.flops
         return ideal / self.sequential, ideal / self.overlapped
 
 
 def used_bytes(message: str) -> int | None:
-    """Parses how much memory the step would use from the compiler's out-of-memory message."""
+    """Returns the memory that a step would use, from the compiler's out-of-memory message."""
+    # Compilers word the message in one of two ways.
     sizes = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     found = re.search(r"Used ([\d.]+)([KMGT]?) of|\(([\d.]+)([KMGT]?)\) exceeds", message)
     if found is None:
@@ -158,11 +159,13 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
 
     Args:
         config: The run. Data are not needed, but the model must have its final vocabulary size.
-        topology: From `parse_topology`.
+        topology: The devices, from `parse_topology`.
+
+    Returns:
+        The plan. If the step needs too much memory, it has `out_of_memory`.
 
     Raises:
-        UserError: Mesh, batch and parameters cannot be divided over the devices. A step that
-          needs too much memory raises nothing: its plan has `out_of_memory`.
+        UserError: Mesh, batch and parameters cannot be divided over the devices.
         RunError: The compiler is not installed, or ended its process.
     """
     chip = topology.chip
@@ -182,7 +185,7 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
         check=False,
     )
     seconds = time.monotonic() - started
-    # Libraries may print to standard output too; the worker's own line is a JSON object.
+    # Libraries may also print to standard output. The worker's line is a JSON object.
     replies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(replies) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]

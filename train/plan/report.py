@@ -1,4 +1,4 @@
-"""The report of a plan, as `flaxzoo plan` prints it."""
+"""The report of a plan for `flaxzoo plan`."""
 
 from collections.abc import Iterator
 
@@ -85,7 +85,7 @@ def _too_much(used: int, limit: int) -> str:
 
 
 def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
-    """Yields the options that lower the peak, if the step does not fit or may not fit."""
+    """Yields options that lower the peak if the step does not fit or may not fit."""
     chip = topology.chip
     if chip is None or (plan.peak_bytes is not None and plan.peak_bytes <= chip.usable_memory):
         return
@@ -94,6 +94,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
             f"would help: {MEMORY_FRACTION}=0.92 in the environment, as jax takes "
             f"{memory_fraction():.0%} of a GPU's {format_bytes(chip.memory)} (also for plan)"
         )
+    # If the state fills half of the memory, shard it over more devices first.
     if plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > chip.usable_memory / 2:
         if plan.mesh["fsdp"] * plan.mesh["tensor"] < plan.num_devices:
             yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
@@ -115,12 +116,13 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
 
 
 def _uncompiled(plan: Plan) -> str:
-    """Formats what the compiler's refusal says of temporary buffers."""
+    """Formats the size of temporary buffers from the compiler's error message."""
     message = plan.out_of_memory or ""
     used = used_bytes(message)
     if used is None:
         return "unknown"
-    if "HLO temporaries" not in message:  # then the number is the sum of all parts
+    # Without this phrase the number is the sum of all parts.
+    if "HLO temporaries" not in message:
         used -= plan.argument_bytes
     return f"about {format_bytes(used)}, from the compiler's refusal"
 

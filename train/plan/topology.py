@@ -1,4 +1,4 @@
-"""Devices to plan for, by a name such as `v5p:8x8x8` or `2*h100:8`; they need not be present."""
+"""Devices to plan for, named like `v5p:8x8x8` or `2*h100:8`. They need not be present."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ MAX_CPU_DEVICES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices that a name such as `4*v6e:16x16` stands for."""
+    """The devices described by a name such as `4*v6e:16x16`."""
 
     name: str
     chip: Chip | None
@@ -34,7 +34,7 @@ class Topology:
 
     @property
     def data_multiple(self) -> int:
-        """A number that must divide `mesh.data`, so that parameters cross no slow network."""
+        """A number that must divide `mesh.data`, to keep parameters off the slow network."""
         crossed = self.chip is None or self.chip.parameters_cross_units
         return 1 if crossed else self.units
 
@@ -49,10 +49,11 @@ class Topology:
     def devices(self) -> list[Device]:
         """Returns the devices to compile for, unit by unit.
 
-        The process must have been started with the variables of `environment`.
+        The process must have started with the variables of `environment`.
         """
         if isinstance(self.chip, Gpu):
             options = {"target_config": self.chip.target()}
+            # XLA's form: partitions, hosts per partition, devices per host.
             sizes = f"1x{self.units}x{self.shape[0]}"
             described = topologies.get_topology_desc("", "cuda", topology=sizes, **options)
             return list(described.devices)
@@ -65,7 +66,8 @@ class Topology:
         options: dict[str, str | int | tuple[int, ...]] = {}
         if chip.megacore:
             options["chip_config_name"] = "megacore"
-        if self.num_devices == self.units:  # else jax expects four chips on a host
+        # Without this jax expects four chips per host.
+        if self.num_devices == self.units:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.units > 1:
             options["num_slices"] = self.units
@@ -75,10 +77,10 @@ class Topology:
 def parse_topology(name: str) -> Topology:
     """Parses `v5p:8x8x8`, `4*v6e:16x16` (four slices), `2*h100:8` (two hosts) or `cpu:512`.
 
-    The whole name is checked here because the TPU compiler ends the process on an invalid topology.
+    Checks the whole name, because the TPU compiler ends the process on an invalid topology.
 
     Raises:
-        UserError: There is no such chip or shape.
+        UserError: The chip or the shape is unknown.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):([\dx]+)", name)
     if found is None or found[2] not in (*CHIPS, "cpu"):
@@ -112,7 +114,8 @@ def _cloud_name_hint(name: str) -> str:
     if found is None:
         return ""
     kind = found[1].replace("litepod", "e")
-    cores_per_chip = 2 if kind in ("v4", "v5p") else 1  # the number in these names counts cores
+    # The number in these names counts cores. A chip of v4 or v5p has two cores.
+    cores_per_chip = 2 if kind in ("v4", "v5p") else 1
     shapes = {math.prod(map(int, shape.split("x"))): shape for shape in CHIPS[kind].shapes}
     shape = shapes.get(int(found[2]) // cores_per_chip)
     return f"its chips are {kind}:{shape}; " if shape else ""

@@ -1,4 +1,4 @@
-"""The process in which `plan` compiles: reads a request from standard input, prints a JSON line."""
+"""The process that compiles for `plan`: reads a request from standard input, prints a JSON line."""
 
 import dataclasses
 import json
@@ -41,6 +41,7 @@ from .topology import Topology, parse_topology
 
 def main() -> None:
     """Answers the request on standard input."""
+    # `make_plan` has set the environment that the compiler of this topology needs.
     request = json.load(sys.stdin)
     topology = parse_topology(request["topology"])
     devices = topology.devices()
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device]) -> Plan:
-    """Compiles the step of a run for a topology, and describes it.
+    """Compiles the step of a run for a topology and describes it.
 
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices.
@@ -68,6 +69,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     memory = None if topology.chip is None else topology.chip.usable_memory
     step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
+    # Sizes that are known without compiling.
     plan = Plan(
         topology=topology.name,
         num_devices=len(devices),
@@ -92,7 +94,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
 def _with_rollout(
     plan: Plan, config: TrainConfig, objective: OnlineConfig, step: ShardedStep
 ) -> Plan:
-    """Returns the plan with the memory of sampling, and of the reward models that are here."""
+    """Returns the plan with the memory of sampling and of locally available reward models."""
     mesh, rows = step.mesh, config.batch_size * objective.num_mini_batches
     config = dataclasses.replace(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
@@ -101,6 +103,7 @@ def _with_rollout(
     layers = config.execution.layers if samples_stacked(mesh) else "separate"
     sampling = dataclasses.replace(config.execution, layers=layers)
     cache = jax.eval_shape(lambda: init_cache(config.model, sampling, rows, config.data.length))
+    # The cache is sharded over rows and, if the tensor axis divides them, over key/value heads.
     heads = mesh.shape["tensor"] if config.model.kv_heads % mesh.shape["tensor"] == 0 else 1
     whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
     judges = [_reward_bytes(name, mesh) for name in objective.rewards if Path(name).is_dir()]
@@ -110,6 +113,7 @@ def _with_rollout(
         reward_bytes=sum(judges),
     )
     answer_length = objective.answer_length(cast(PolicyData, config.data))
+    # Compile the program that samples, which has a peak different from that of the update.
     programs = RolloutPrograms(
         model=model,
         apply_fn=model.apply,
@@ -140,7 +144,7 @@ def _with_rollout(
 
 
 def _reward_bytes(folder: str, mesh: Mesh) -> int:
-    """Returns the bytes on each device of a reward model's parameters."""
+    """Returns the bytes per device of a reward model's parameters."""
     config = model_config(Path(folder))
     shapes = parameter_shapes(create(config))
     return bytes_per_device(with_shardings(shapes, parameter_shardings(shapes, mesh, config)))
@@ -160,6 +164,7 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        # Every candidate was too large; report the one with the smallest memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()
@@ -180,12 +185,12 @@ def _with_compiled_step(
 def sum_by_kind(
     ops: Sequence[CollectiveOp], devices: Sequence[Device], topology: Topology
 ) -> tuple[Collective, ...]:
-    """Adds up collectives of one kind, those between slices or hosts separately.
+    """Adds up collectives by kind, separately within and between slices or hosts.
 
     Args:
         ops: The instructions of the compiled program.
-        devices: The devices in the order of the mesh; attributes of virtual devices are not read.
-        topology: The devices' topology.
+        devices: The devices in the order of the mesh. Attributes of virtual devices are not read.
+        topology: The topology of the devices.
     """
     chip = topology.chip
     sums: dict[str, Collective] = {}

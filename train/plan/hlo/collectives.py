@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: kind, bytes sent, number of runs and group of devices."""
+"""Finds the collectives of a compiled program: kind, bytes sent, runs and group of devices."""
 
 import dataclasses
 import math
@@ -26,30 +26,29 @@ _MEGASCALE_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}')
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveOp:
-    """One instruction by which the devices of a group exchange data."""
+    """An instruction that exchanges data between the devices of a group."""
 
     kind: str
     bytes_sent: int
-    """Bytes that each device sends in one run if the group is a ring of n devices: (n - 1) / n of
-    the whole array, and twice as many for an all-reduce."""
+    """Bytes that each device of a ring of n devices sends in one run: (n - 1) / n of the whole
+    array, and twice as many for an all-reduce."""
     count: int
     """Number of runs in a step."""
     group: tuple[int, ...]
-    """The devices of the first group, as indices into the mesh."""
+    """Indices of the devices of the first group in the mesh."""
 
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
-    """Returns the collectives in one run of a program, except those within a single device."""
+    """Returns the collectives in one run of a program, except within a single device."""
     found: dict[str, CollectiveOp] = {}
     alone = {id(instruction) for body, _ in program.runs() for instruction in body.values()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
             continue
-        # A gather that overlaps with other work is printed once for each of its parts, in fusions
-        # with that work, all with the same channel. Different collectives may have the same channel
-        # too (all that a `shard_map` has are on channel 1), but then their kinds, sizes or places
-        # in the code differ.
+        # A gather that overlaps with other work is printed once per part, in fusions with that
+        # work, all with the same channel. Different collectives may also share a channel (all
+        # collectives of a `shard_map` use channel 1), but differ in kind, size or source line.
         channel, source = (x.search(instruction.attributes) for x in (_CHANNEL, _SOURCE))
         key = f"line {index}"
         if channel and id(instruction) not in alone:
@@ -66,7 +65,7 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
 
 
 def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
-    """Yields each collective's kind, instruction, bytes of its operands, and number of runs."""
+    """Yields each collective's kind, instruction, operand bytes and number of runs."""
     for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
@@ -79,7 +78,7 @@ def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, 
 
 
 def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
-    """Returns whether only a slice of the sum is used: a reduce-scatter as the TPU prints it."""
+    """Returns whether only a slice of the sum is used, which is how TPUs print a reduce-scatter."""
     result = root(computation)
     return result.opcode == "dynamic-slice" and result.operands[0] == all_reduce.name
 
@@ -94,10 +93,9 @@ def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: i
 
 
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
-    """Yields the collectives between slices, which the TPU compiler delegates to their hosts.
+    """Yields the collectives between slices, which the TPU compiler delegates to the hosts.
 
-    These collectives are printed as `send` instructions, one on each device for its own part of the
-    array.
+    They are printed as `send` instructions, one per device for its part of the array.
     """
     for computation, runs in program.runs():
         for instruction in computation.values():
@@ -106,19 +104,21 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
             if instruction.opcode != "send" or kind is None or slices is None:
                 continue
             num_slices = 0
-            for item in slices[1].split(","):  # `1,2` are two slices, `1:4` are four
+            # `1,2` are two slices, and `1:4` are four.
+            for item in slices[1].split(","):
                 first, _, last = item.partition(":")
                 num_slices += int(last or first) - int(first) + 1
             name = kind[1].lower().replace("_", "-")
             part = instruction.arrays[0].bytes
             whole = part * num_slices if name == "all-gather" else part
             bytes_sent = _ring_bytes(name, part, whole, num_slices)
+            # One device of each slice.
             group = tuple(range(0, num_devices, num_devices // num_slices))
             yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
-    """Returns the first device group of a collective; all devices if no group is named.
+    """Returns the first device group of a collective, or all devices if no group is named.
 
     Args:
         attributes: The collective's attributes. Groups are printed in one of four forms:
@@ -129,7 +129,7 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
     """
     if permuted := _PERMUTED.search(attributes):
         pairs = [tuple(_integers(pair)) for pair in permuted[1].split("},{")]
-        # A device that keeps its array sends nothing.
+        # A device that keeps its array sends nothing, so look for a pair of different devices.
         return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
         return tuple(_integers(listed[1]))
@@ -150,14 +150,15 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
     preceding parts have size 2 together.
     """
     spanned = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
-    # Every axis becomes three: before the spanned part, the part, and after it. A group has all
-    # indices of the part, and the first has index 0 elsewhere.
+    # Split every axis into three: before the spanned part, the part, and after it. A group has all
+    # indices of the part, and the first group has index 0 elsewhere.
     shape: list[int] = []
     index: list[int | slice] = []
     for name, digits in _MESH_AXIS.findall(axes):
         length = int(digits)
         before, size = spanned.get(name, ("1", "1"))
-        before, size = (int(before), int(size)) if before else (1, length)  # the whole axis
+        # Without numbers the group spans the whole axis.
+        before, size = (int(before), int(size)) if before else (1, length)
         shape += [before, size, length // before // size]
         index += [0, slice(None), 0]
     ids = np.arange(num_devices)

@@ -1,4 +1,4 @@
-"""The FLOPs and memory accesses of a compiled program on one device, with every run of a loop."""
+"""Counts FLOPs and memory traffic of a compiled program on one device, including all loop runs."""
 
 import math
 import re
@@ -13,12 +13,12 @@ _NO_TRAFFIC = frozenset(
     replica-id after-all copy-done slice-done fusion-done all-gather-done all-reduce-done iota
     reduce-scatter-done collective-permute-done async-done async-update opt-barrier""".split()
 )
-"""Opcodes that move no data, or whose data were counted at the start of the operation."""
+"""Opcodes that move no data, or whose data are counted at the start of the operation."""
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def matmul_flops(program: HloProgram) -> int:
-    """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels'."""
+    """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels."""
     total = 0.0
     for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
@@ -35,14 +35,15 @@ def _dot_flops(dot: Instruction, computation: Computation) -> int:
     left = computation[dot.operands[0]].arrays[0].shape
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
     contracted = [int(n) for n in found[1].split(",") if n] if found else []
-    depth = math.prod(left[axis] for axis in contracted)  # k
+    # `depth` is k, and the result has m · n elements.
+    depth = math.prod(left[axis] for axis in contracted)
     return 2 * depth * math.prod(dot.arrays[0].shape)
 
 
 def _convolution_flops(convolution: Instruction, computation: Computation) -> int:
-    """Returns the FLOPs of a matmul that is written as a convolution.
+    """Returns the FLOPs of a matmul that is printed as a convolution.
 
-    The TPU compiler writes all matmuls as convolutions. The batch and outer axes become spatial
+    The TPU compiler prints all matmuls as convolutions. The batch and outer axes become spatial
     axes, with padding and holes that are never multiplied.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
@@ -50,7 +51,8 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
     lhs, rhs, out = labels.groups()
     left, right = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     result = convolution.arrays[0].shape
-    depth = right[rhs.index("i")]  # input features
+    # The number of input features.
+    depth = right[rhs.index("i")]
     for axis in (c for c in out if c.isdigit()):
         size, window, length = (
             left[lhs.index(axis)],
@@ -58,18 +60,19 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
             result[out.index(axis)],
         )
         pairs = _window_pairs(convolution, int(axis), size, window, length=length)
-        depth *= pairs / length  # window elements per result, on average
+        # Multiply by the mean number of window elements per result.
+        depth *= pairs / length
     return round(2 * math.prod(result) * depth)
 
 
 def _window_pairs(
     convolution: Instruction, axis: int, size: int, window: int, *, length: int
 ) -> int:
-    """Counts the pairs (output index, window index) that meet an element, not padding or a hole.
+    """Counts the pairs (output index, window index) that read an element, not padding or a hole.
 
     Args:
         convolution: The instruction.
-        axis: Which of its spatial axes.
+        axis: The index of the spatial axis.
         size: Length of the input along the axis.
         window: Length of the window.
         length: Length of the output.
@@ -84,7 +87,7 @@ def _window_pairs(
         int(setting("pad", "0_0").split("_")[0]),
         int(setting("lhs_dilate", "1")),
     )
-    # indices[o, w]: the index in the dilated input that output o reads at window index w
+    # indices[o, w] is the index in the dilated input that output o reads at window index w.
     outputs, offsets = np.arange(length)[:, None], np.arange(window)[None]
     indices = outputs * stride + offsets * window_dilation - padding
     is_inside = (indices >= 0) & (indices <= (size - 1) * input_dilation)
@@ -95,8 +98,8 @@ def _window_pairs(
 def hbm_bytes(program: HloProgram) -> int:
     """Returns the bytes that one run reads from and writes to a device's main memory.
 
-    Bytes are counted as XLA counts them: the operands and results of every instruction that is not
-    fused into another. If only slices of an array are used, only the slices count.
+    Bytes are counted as in XLA: the operands and results of every instruction that is not fused
+    into another. If only slices of an array are used, only the slices count.
     """
     total = 0.0
     for computation, runs in program.runs():
@@ -110,22 +113,26 @@ def _instruction_bytes(
     instruction: Instruction, computation: Computation, program: HloProgram
 ) -> int:
     opcode = instruction.opcode
-    if opcode == "slice-start":  # its result is ((the whole array), the slice, …)
+    # The result is ((the whole array), the slice, …).
+    if opcode == "slice-start":
         return instruction.arrays[1].bytes
     if opcode in ("fusion", "fusion-start") and instruction.called:
         return _fusion_bytes(instruction, computation, program)
-    if opcode.endswith("-start"):  # an asynchronous copy from or to main memory
+    # An asynchronous copy from or to main memory.
+    if opcode.endswith("-start"):
         return instruction.arrays[0].bytes if instruction.arrays else 0
     operands = [computation[name] for name in instruction.operands if name in computation]
-    if opcode in _SLICES:  # reads and writes the slice
+    # Reads and writes the slice.
+    if opcode in _SLICES:
         return 2 * instruction.hbm_bytes
-    if opcode == "dynamic-update-slice":  # reads and writes the update, in place
+    # Reads and writes the update, in place.
+    if opcode == "dynamic-update-slice":
         return 2 * operands[1].hbm_bytes
     return instruction.hbm_bytes + sum(x.hbm_bytes for x in operands)
 
 
 def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloProgram) -> int:
-    """Returns the bytes that a fusion reads from its operands and writes."""
+    """Returns the bytes that a fusion reads from its operands and writes to its results."""
     fused = program.computations[fusion.called or ""]
     total = 0
     for index, name in enumerate(fusion.operands):
@@ -136,7 +143,8 @@ def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloPro
     result = root(fused)
     values = [fused[name] for name in result.operands] if result.opcode == "tuple" else [result]
     arrays = fusion.arrays
-    if fusion.opcode == "fusion-start":  # its result is ((operands), results, a number)
+    # The result of an asynchronous fusion is ((operands), results, a number).
+    if fusion.opcode == "fusion-start":
         arrays = arrays[-1 - len(values) : -1]
     if len(values) != len(arrays):
         return total + sum(array.bytes for array in arrays if not array.on_chip)
@@ -153,7 +161,7 @@ def _parameter(fused: Computation, index: int) -> Instruction:
 
 
 def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> int:
-    """Returns the bytes of an array that a fusion reads; slices alone if it reads only slices."""
+    """Returns the bytes of an array that a fusion reads, which may be only slices of it."""
     users = [x for x in fused.values() if array.name in x.operands]
     if not users:
         return array.bytes
@@ -163,17 +171,19 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
             total += user.bytes
         elif _is_relayout(user):
             total += _bytes_read(user, fused, program)
-        elif user.opcode == "fusion":  # nested
+        elif user.opcode == "fusion":
+            # Follow the array into the nested fusion.
             inner = program.computations[user.called or ""]
             parameter = _parameter(inner, user.operands.index(array.name))
             total += _bytes_read(parameter, inner, program)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != array.name:
-            total += array.bytes  # an array that is updated in place is not read
+            # All other users read the whole array. An array updated in place is not read.
+            total += array.bytes
     return total
 
 
 def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> int:
-    """Returns the bytes that a fusion writes for one result; an in-place update's alone."""
+    """Returns the bytes that a fusion writes for one result, which may be an in-place update."""
     if array.on_chip:
         return 0
     while _is_relayout(value) and value.operands[0] in fused:
@@ -183,7 +193,7 @@ def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> i
 
 
 def _is_relayout(instruction: Instruction) -> bool:
-    """Returns whether an instruction only gives its operand another shape or tiling."""
+    """Returns whether an instruction only changes the shape or tiling of its operand."""
     aliases_operand = "output_to_operand_aliasing={{}: (0, {})}" in instruction.attributes
     return instruction.opcode in ("bitcast", "copy") or (
         instruction.opcode == "fusion" and aliases_operand

@@ -1,4 +1,4 @@
-"""The FLOPs of custom attention kernels, whose matmuls the compiled program does not show."""
+"""Counts the FLOPs of custom attention kernels, whose matmuls the compiled program hides."""
 
 import math
 import re
@@ -11,24 +11,24 @@ MATMULS = {
     "dkv": (2, 2),  # Q Kᵀ again and dK; dO Vᵀ and dV
     "bwd": (3, 2),  # Q Kᵀ again, dQ and dK; dO Vᵀ and dV
 }
-"""Matmuls in each phase of attention: over the size of a key, and over that of a value."""
+"""Phase of attention → number of matmuls over the key size and over the value size."""
 PREFIXES = {
     f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in ("fwd", "dq", "dkv")
 }
-"""Phase by the prefix of a kernel's name; in an mqa kernel all query heads share one key head."""
+"""Prefix of a kernel's name → phase. In an mqa kernel all query heads share one key head."""
 OWN = re.compile(r"(^|_)flash_(fwd|bwd)")
-"""In the names of our kernels for TPUs, which state the FLOPs of the blocks that they compute."""
+"""Matches names of our TPU kernels, which state the FLOPs of the blocks that they compute."""
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRITON = re.compile(r'name = "flash_triton_(fwd|dq|dkv)(_causal)?(?:_window_(\d+))?"')
-"""Our kernels for GPUs."""
+"""Matches our GPU kernels."""
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 _CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 
 
 def kernel_flops(call: Instruction, computation: Computation) -> int:
-    """Returns the FLOPs of the pairs of tokens that a kernel computes; 0 for an unknown kernel.
+    """Returns the FLOPs of an attention kernel, or 0 for an unknown kernel.
 
-    The kernels for TPUs are counted by blocks, those for GPUs by visible pairs.
+    TPU kernels are counted by computed blocks, and GPU kernels by visible pairs of tokens.
     """
     if OWN.search(call.name):
         stated = _STATED.search(call.attributes)
@@ -56,7 +56,8 @@ def _gpu_flops(
     num_pairs = num_queries * num_keys
     if causal:
         seen = min(window or num_keys, num_keys)
-        first = min(seen, num_queries)  # queries that have fewer keys before them
+        # Query i sees i + 1 keys until the window is full, then `seen` keys.
+        first = min(seen, num_queries)
         num_pairs = first * (first + 1) // 2 + (num_queries - first) * seen
     over_keys, over_values = MATMULS[phase]
     return 2 * batch * heads * num_pairs * (over_keys * key_dim + over_values * value_dim)
@@ -77,7 +78,7 @@ def _splash_flops(call: Instruction, computation: Computation, phase: str) -> in
     # operands with two axes come in pairs: the segments of queries and keys for a single sequence,
     # and its keys and values in an mqa kernel.
     is_causal = sum(len(x.shape) == 2 for x in arrays) % 2 == 1
-    # The first operand is the mask of blocks.
+    # The first operand is the block mask.
     return round(flops * _computed_fraction(arrays[0].shape)) if is_causal else flops
 
 
@@ -85,9 +86,10 @@ def _computed_fraction(block_mask: tuple[int, ...]) -> float:
     """Returns the fraction of all blocks that a causal or banded kernel computes.
 
     Args:
-        block_mask: Shape [N, rows, columns] of the mask of blocks. A row has the diagonal block and
-          the blocks before it; the columns (or rows) of a banded mask number only the band's width.
+        block_mask: Shape [N, rows, columns] of the block mask. A row has the diagonal block and the
+          blocks before it. A banded mask has only as many columns (or rows) as the band is wide.
     """
+    # Row r of the attention matrix has r + 1 blocks, but at most the width of the band.
     _, *sides = block_mask
     width, num_rows = sorted(sides)
     return sum(min(row + 1, width) for row in range(num_rows)) / num_rows**2

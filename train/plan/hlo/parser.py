@@ -1,8 +1,8 @@
-"""A compiled program as XLA prints it: instructions, and how often each of them runs.
+"""Parses the text of a compiled program: instructions and how often each of them runs.
 
-The text of a compiled module (`compiled.as_text()`) is the program of one device.
-A scan over layers becomes a `while`, whose body runs as often as its condition says; XLA's own
-cost analysis counts such a body once.
+The text of a compiled module (`compiled.as_text()`) is the program of one device. A scan over
+layers becomes a `while`, whose condition determines the number of runs. XLA's cost analysis counts
+its body only once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
 }
-"""Bytes of an element by type; tokens and handles are not listed and count as 0 bytes."""
+"""Type → bytes of an element. Unlisted types (tokens and handles) count as 0 bytes."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
@@ -26,9 +26,9 @@ _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _INTEGER = re.compile(r"[su]\d+\[\]")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
-"""An attribute of custom kernels that is printed over several lines."""
+"""Matches an attribute of custom kernels that is printed over several lines."""
 _TRITON_PROGRAM = re.compile(r'\bir = "(?:[^"\\]|\\.)*"')
-"""The program of a Triton kernel, bytes in which anything may occur."""
+"""Matches the program of a Triton kernel, which is arbitrary bytes."""
 _TRIP_COUNT = re.compile(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)')
 
 
@@ -56,15 +56,15 @@ class Instruction:
     operands: tuple[str, ...]
     """Names of the instructions whose results are the operands."""
     attributes: str
-    """Text after the operands; for constants and parameters also the text in parentheses."""
+    """Text after the operands. For constants and parameters also the text in parentheses."""
     result: str
-    """Type of the result, as it is printed."""
+    """Printed type of the result."""
     is_root: bool
-    """Whether the result is that of the whole computation."""
+    """Whether the result is the result of the whole computation."""
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
-        """The types of the result: one, or all that a tuple holds."""
+        """The types of the result: one, or all elements of a tuple."""
         return tuple(
             HloArray(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
             for dtype, dims, layout in _ARRAY.findall(self.result)
@@ -88,7 +88,7 @@ class Instruction:
 
     @property
     def integer(self) -> int | None:
-        """Value of a constant integer; None for anything else."""
+        """Value of a constant integer, or None for anything else."""
         if self.opcode != "constant" or not _INTEGER.match(self.result):
             return None
         return int(self.attributes.split(")")[0])
@@ -101,11 +101,11 @@ class Instruction:
 
 
 Computation = dict[str, Instruction]
-"""Instructions by name, in the order in which they run."""
+"""Name → instruction, in the order of execution."""
 
 
 def root(computation: Computation) -> Instruction:
-    """Returns the instruction whose result is that of the computation."""
+    """Returns the instruction that produces the result of the computation."""
     return next(x for x in computation.values() if x.is_root)
 
 
@@ -115,10 +115,10 @@ class HloProgram:
 
     computations: dict[str, Computation]
     entry: str
-    """Name of the computation that the program begins with."""
+    """Name of the first computation."""
 
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
-        """Yields every computation that runs, and how often it runs.
+        """Yields every computation that runs with its number of runs.
 
         Each of the n branches of a conditional counts as 1 / n runs, as if the branches took turns.
 
@@ -135,7 +135,7 @@ class HloProgram:
                 yield from self._runs(called, count * times, fused)
 
     def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
-        """Returns the computations that an instruction runs, and how often each."""
+        """Returns the computations that an instruction runs, with their numbers of runs."""
         opcode = instruction.opcode
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
@@ -152,17 +152,18 @@ class HloProgram:
     def trip_count(self, loop: Instruction) -> int:
         """Returns how often a `while` runs its body.
 
-        The compiler's note gives the number where there is one. Otherwise the number is the loop's
-        limit, taken as the largest integer in the condition, divided by the step of the counter.
+        The number comes from the compiler's annotation, if any. Otherwise it is the loop's limit,
+        taken as the largest integer in the condition, divided by the step of the counter.
         """
         if noted := _TRIP_COUNT.search(loop.attributes):
             return int(noted[1])
         condition = self.computations[loop.attribute("condition")]
         limits = [x.integer for x in condition.values() if x.integer is not None]
+        # Divide and round up.
         return -(-max(limits, default=1) // self._loop_step(loop, condition))
 
     def _loop_step(self, loop: Instruction, condition: Computation) -> int:
-        """Returns what a run of the body adds to the counter: 2 if it was unrolled once."""
+        """Returns the increment of the counter per run, for example 2 if unrolled once."""
         body = self.computations[loop.attribute("body")]
         # The condition reads the counter from the loop's state by its index.
         read = next((x for x in condition.values() if x.opcode == "get-tuple-element"), None)
@@ -178,6 +179,7 @@ def parse_hlo(text: str) -> HloProgram:
     """Parses the text of a compiled module."""
     computations: dict[str, Computation] = {}
     entry, current = "", {}
+    # Remove text that contains line feeds or looks like instructions.
     text = _KERNEL_METADATA.sub("kernel_metadata={}", text)
     for line in _TRITON_PROGRAM.sub('ir = ""', text).split("\n"):
         if header := _HEADER.match(line):
@@ -192,6 +194,7 @@ def parse_hlo(text: str) -> HloProgram:
 
 def _parse_line(name: str, rest: str, is_root: bool) -> Instruction:
     """Parses what follows `name = `, such as `f32[2]{0} add(%a, %b), metadata={…}`."""
+    # The type of the result is a tuple in parentheses or a single word.
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
     opening = rest.index("(")
