@@ -1,1 +1,1 @@
-"""What objectives are made of: the `Objective` record, losses, metrics and the evaluation step."""
+"""The parts of objectives: the `Objective` record, losses, metrics and the evaluation step."""

@@ -1,4 +1,4 @@
-"""What the losses on sampled answers share: masks, sums, log-probabilities, and groups of rewards.
+"""Shared functions of the losses on sampled answers: masks, sums, log-probabilities, groups.
 
 A batch has the arrays `input_ids`, `labels`, `attention_mask` and `loss_mask` `[B, T]`; see `grpo`.
 """
@@ -13,11 +13,11 @@ from ...models.token_log_probs import TokenLogProbs, token_log_probs
 from .objective import Batch, Outputs, Terms
 
 CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
-"""The measures of the clipping, under TRL's names."""
+"""The clipping metrics, under TRL's names."""
 
 
 def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
-    """Returns where a label belongs to an answer, for rows or for pairs of rows."""
+    """Returns the mask of labels that belong to an answer, for rows or for pairs of rows."""
     return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
 
 
@@ -27,12 +27,12 @@ def real_rows(batch: Batch) -> Float[Array, " B"]:
 
 
 def label_log_probs(outputs: Outputs, batch: Batch, temperature: float) -> TokenLogProbs:
-    """Returns the log-probabilities of the labels at the temperature of sampling."""
+    """Returns the log-probabilities of the labels at the sampling temperature."""
     return token_log_probs(outputs.projection, batch["labels"], temperature=temperature)
 
 
 def masked_sums(values: Mapping[str, Array], mask: Array) -> Terms:
-    """Returns the sum of each value where the mask is true; elsewhere it may be NaN."""
+    """Returns the masked sum of each value; masked-out values may be NaN."""
     return {name: jnp.sum(jnp.where(mask, value, 0.0)) for name, value in values.items()}
 
 
@@ -42,15 +42,16 @@ def sum_over_answers(values: Float[Array, "B T"], mask: Array) -> Float[Array, "
 
 
 def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> dict[str, Array]:
-    """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and where the clipping takes the gradient.
+    """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and where clipping zeroes the gradient.
 
     Args:
         ratio: ρ, of tokens or of answers.
-        advantages: A, of the same number of axes.
+        advantages: A, with the same number of axes.
         low: the largest relative decrease of a probability that is rewarded.
         high: the largest increase.
     """
     clipped = jnp.clip(ratio, 1 - low, 1 + high)
+    # The clipped product is the minimum only if the ratio has moved in the rewarded direction.
     below = (ratio < 1 - low) & (advantages < 0)
     above = (ratio > 1 + high) & (advantages > 0)
     return {
@@ -60,7 +61,7 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
 
 
 def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S"]:
-    """Returns the rewards of the answers to each prompt.
+    """Returns the rewards grouped by prompt.
 
     Raises:
         UserError: N is not a multiple of the group size, or the latter is below 2.

@@ -1,8 +1,7 @@
 """Losses as sums over weighted items, in float32, with the number of correct items.
 
-`cross_entropy` computes logits over a vocabulary for a chunk of the positions at a time, and their
-gradient with them (`models/token_log_probs.py`). The other heads have few logits, which are used
-whole.
+`cross_entropy` computes logits over a vocabulary and their gradient for one chunk of positions at a
+time (`models/token_log_probs.py`). Other heads have few logits, which are computed at once.
 """
 
 import functools
@@ -21,7 +20,7 @@ class CrossEntropy(NamedTuple):
     """Sums over items."""
 
     loss: Float[Array, ""]
-    """Σ weight · -log softmax(logits)[label], in nats; with label smoothing its KL form."""
+    """Σ weight · -log softmax(logits)[label], in nats; the KL form with label smoothing."""
     correct: Float[Array, ""]
     """Σ weight of the items whose label has the highest logit. No gradient."""
     nll: Float[Array, ""]
@@ -35,10 +34,9 @@ def softmax_cross_entropy(
 
     Args:
         logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
-          tokens, `[B, T]` of the places where a span may begin.
+          tokens, `[B, T]` of the positions where a span may begin.
         labels: the correct label of each item.
-        weights: 0 where there is nothing to predict; the label, for example
-          -100, is ignored there.
+        weights: 0 where there is nothing to predict; the label there, for example -100, is ignored.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -52,7 +50,7 @@ def sigmoid_cross_entropy(
     Args:
         logits: the logit of each label.
         labels: 1 for labels that apply, else 0.
-        weights: 0 for sequences that do not count.
+        weights: 0 for sequences to ignore.
     """
     x = logits.astype(jnp.float32)
     losses = jax.nn.softplus(x) - labels * x
@@ -62,7 +60,7 @@ def sigmoid_cross_entropy(
 def squared_error(
     predictions: Float[Array, " B"], labels: Float[Array, " B"], weights: Float[Array, " B"]
 ) -> Float[Array, ""]:
-    """Sums weight · (prediction - label)² over sequences; weight 0 for those that do not count."""
+    """Sums weight · (prediction - label)² over sequences; weight 0 for sequences to ignore."""
     errors = jnp.square(predictions.astype(jnp.float32) - labels)
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
 
@@ -74,14 +72,16 @@ def _sums(
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
     log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))
-    # A label that does not exist gives NaN, negative ones included.
+    # An invalid label, also a negative one, must give NaN and not another label's loss.
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # Comparing with the maximum needs no argmax over the vocabulary.
     correct = jnp.sum(weights * (label_logit >= highest))
     each = log_normalizer - label_logit
     nll = jnp.sum(weights * each)
     if not smoothing:
         return CrossEntropy(nll, correct, nll), log_normalizer
+    # KL is the cross-entropy with q minus the entropy of q, so that the minimum is 0.
     others = logits.shape[-1] - 1
     mean_of_others = (jnp.sum(logits, axis=-1) - label_logit) / others
     right, wrong = 1 - smoothing, smoothing / others
@@ -100,10 +100,10 @@ def cross_entropy(
 
     With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
     the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
-    other token: its least value is 0, unlike that of the cross-entropy of q.
+    other token: its minimum is 0, unlike that of the cross-entropy with q.
 
-    The gradient is computed together with the loss, while a chunk's logits are
-    at hand, so that each of the three matrix products is computed once.
+    The gradient is computed together with the loss from the same chunk of logits, so that each of
+    the three matrix products is computed once.
 
     Args:
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
@@ -130,7 +130,7 @@ def _cross_entropy(
 def _forward(
     smoothing: float, projection: Projection, labels: Array, weights: Array
 ) -> tuple[CrossEntropy, Projection]:
-    """Returns the sums and their gradient by the projection."""
+    """Returns the sums, and the gradient of the loss with respect to the projection."""
     vocabulary = projection.kernel.shape[0]
 
     def chunk(part: Projection, label: Array, weight: Array) -> tuple[Sums, Array]:
@@ -141,6 +141,7 @@ def _forward(
         target = is_label
         if smoothing:
             target = jnp.where(is_label, 1 - smoothing, smoothing / (vocabulary - 1))
+        # The gradient of the loss is softmax - target, passed back through a logit cap if any.
         exact = part.uncapped(weight[..., None] * (softmax - target), logits)
         hidden_gradient, kernel_gradient, bias_gradient = gradients_of_chunk(exact, part)
         return (total, kernel_gradient, bias_gradient), hidden_gradient
@@ -152,7 +153,8 @@ def _forward(
 def _backward(
     smoothing: float, gradient: Projection, cotangent: CrossEntropy
 ) -> tuple[Projection, None, None]:
-    del smoothing  # the gradient has it
+    del smoothing  # already in the gradient
+    # `correct` and `nll` have no gradient, so only the loss's cotangent counts.
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), gradient)
     return scaled, None, None
 

@@ -1,4 +1,4 @@
-"""The loss on a split, and the predictions for its rows."""
+"""The evaluation of a split: its loss and the predictions for its rows."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,16 +20,16 @@ EvaluateFn = Callable[[State, dict[str, np.ndarray]], EvaluatedBatch]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A model on every row of a split."""
+    """The results of a model on all rows of a split."""
 
     loss: float
     """Σ coefficient · mean over the objective's terms, without regularizers."""
     means: dict[str, float]
-    """The mean of each term and each measure beside them."""
+    """The mean of each term and each further measure."""
     counts: dict[str, float]
-    """How many items each of them averages over."""
+    """The number of items that each mean averages over."""
     predictions: dict[str, np.ndarray]
-    """The arrays `[num_rows, …]` that the objective keeps of each row."""
+    """The predictions that the objective keeps, arrays `[num_rows, …]`."""
 
 
 def make_evaluate_fn(
@@ -39,8 +39,8 @@ def make_evaluate_fn(
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    It is to be compiled by the caller. `frozen` is for an objective with a `reference`, or what an
-    adapter belongs to; `adapter` is that of `make_train_step`.
+    The caller compiles it. `frozen` holds the reference of the objective or the base of the
+    adapter; `adapter` is as in `make_train_step`.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
@@ -71,15 +71,16 @@ def evaluate(
     Args:
         evaluate_fn: sums, counts and predictions of a batch, on the devices.
         model_state: its first argument.
-        batches: every row once, and perhaps filler at the end.
-        objective: how terms make up the loss.
-        num_rows: how many rows are not filler.
+        batches: every row once, possibly with filler at the end.
+        objective: how terms combine into the loss.
+        num_rows: the number of rows that are not filler.
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     kept: list[Predictions] = []
     for batch in batches:
         batch_sums, batch_counts, predictions = evaluate_fn(model_state, batch)
+        # Add up sums and counts, so that the means do not depend on the batch size.
         for total, part in ((sums, batch_sums), (counts, batch_counts)):
             for name, value in part.items():
                 total[name] = total.get(name, 0.0) + float(value)
@@ -94,7 +95,7 @@ def evaluate(
 
 
 def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[str, np.ndarray]:
-    """Returns the predictions of all batches one after the other, except those of filler rows."""
+    """Concatenates the predictions of all batches, without filler rows."""
     names = parts[0] if parts else {}
     return {
         name: np.concatenate([np.asarray(part[name]) for part in parts])[:num_rows]
@@ -103,15 +104,15 @@ def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[
 
 
 def rows_at_once(length: int, *limits: int) -> int:
-    """Returns how many rows of `length` tokens one device evaluates together: at most `limits`."""
+    """Returns the number of rows of `length` tokens per device and batch, at most `limits`."""
     return min(*limits, max(1, TOKENS_AT_ONCE // length))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Returns the entropy in nats of single tokens: the least loss of a model that sees no context.
+    """Returns the entropy of single tokens in nats: the minimal loss of a model without context.
 
     Args:
-        counts: how often each token is there, int [tokens]; a token may not be there at all.
+        counts: the frequency of each token, int [tokens]; may be 0.
     """
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

@@ -1,10 +1,9 @@
-"""Scores of predictions, as the benchmarks that they belong to define them.
+"""Scores of predictions, as defined by their benchmarks.
 
-Pure functions of labels, numbers and texts.  Every score is a plain float and a
-fraction: 0 to 1, correlations -1 to 1, also where a paper prints percent (but BLEU
-and chrF are 0 to 100, as their one reference implementation prints them).
-A score that is not defined (a correlation of constant predictions, the F1 of
-what neither side has) is 0, without a warning.
+Pure functions of labels, numbers and texts. Every score is a plain float and a fraction, 0 to 1, or
+a correlation, -1 to 1, even if papers print percent. BLEU and chrF are 0 to 100, as in their
+reference implementation. An undefined score (the correlation of constant predictions, the F1 of a
+label that does not occur) is 0, without a warning.
 """
 
 import importlib.util
@@ -20,23 +19,21 @@ from ...data.common.errors import UserError
 
 Scores = dict[str, float]
 Labels = Sequence[object] | np.ndarray
-"""A number (or a list of numbers) per example; anything else is refused."""
+"""A number (or a list of numbers) per example; anything else raises UserError."""
 
 
 def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str]) -> Scores:
     """Returns accuracy, F1 and Matthews correlation of labels, as GLUE defines them.
 
     Args:
-        gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 where an example
-          has several labels.
-        predicted: alike.
+        gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 if an example has several labels.
+        predicted: as `gold`.
         names: the L labels.
 
     Returns:
-        `accuracy`; of two labels `f1` of the second, the positive one; of more
-        `f1_macro`, the mean over the labels that occur; and `matthews`. Where an
-        example has several labels: `accuracy` (of whole examples), `f1_micro` and
-        `f1_macro`.
+        `accuracy` and `matthews`; for two labels `f1` of the second, positive one, for more labels
+        `f1_macro`, the mean over the labels that occur. If an example has several labels:
+        `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
         UserError: there is nothing to score, or not one prediction for each example.
@@ -52,6 +49,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
             "f1_macro": _f1(gold, predicted, average="macro"),
         }
     name, average = ("f1", "binary") if len(names) == 2 else ("f1_macro", "macro")
+    # Matthews correlation is undefined for a single label; sklearn would warn.
     one_label = len(np.union1d(gold, predicted)) == 1
     return {
         "accuracy": float(equal.mean()),
@@ -61,7 +59,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
 
 def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
-    """Returns F1 over the labels that occur on either side; "binary": that of label 1."""
+    """Returns F1 over the labels that occur on either side, or of label 1 for "binary"."""
     from sklearn.metrics import f1_score
 
     labels = np.flatnonzero((gold + predicted).any(axis=0)) if gold.ndim == 2 else None
@@ -100,13 +98,13 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
 def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
     """Returns entity scores in seqeval's strict mode.
 
-    An entity counts if its type and both its ends are right; an `I-` that
-    continues no entity of its type is none. (The older script of CoNLL, and
-    seqeval's default mode, let it begin one.)
+    An entity is correct if its type and both ends are. An `I-` tag that does not continue an entity
+    of its type is ignored. (The older CoNLL script and seqeval's default mode start an entity
+    there.)
 
     Args:
         gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.
-        predicted: alike.
+        predicted: as `gold`.
 
     Returns:
         `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each type
@@ -121,6 +119,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
     _check_tags(gold, predicted)
     tags, predicted_tags = [list(s) for s in gold], [list(s) for s in predicted]
+    # Parse the entities once for both averages.
     entities = Entities(tags, IOB2, False), Entities(predicted_tags, IOB2, False)
 
     def score(average: str | None) -> tuple:
@@ -148,16 +147,15 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
 
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
-    """Returns exact match and F1 of answers, as SQuAD's official scripts have them.
+    """Returns exact match and F1 of answers, as SQuAD's official scripts.
 
-    Both are those of the best fitting gold answer, averaged over questions.
-    Questions with answers are scored by version 1.1; one without is answered by
-    "", as version 2.0 has it. (They differ on gold answers of which the
-    normalisation leaves nothing, such as "A": 2.0 drops them, in 1.1 they can be
-    matched exactly but have no words for an F1. SQuAD 1.1 has some.)
+    Both use the best matching gold answer and are averaged over questions. Questions with answers
+    are scored as in version 1.1; the answer to one without is "", as in version 2.0. (The versions
+    differ on gold answers that are empty after normalization, such as "A": 2.0 drops them; 1.1 can
+    match them exactly but gives them no F1. SQuAD 1.1 has some.)
 
     Args:
-        gold: answers of each question, none or "" where it has no answer.
+        gold: answers of each question; empty or "" if it has no answer.
         predicted: the answer to each question, "" for none.
 
     Returns:
@@ -180,6 +178,7 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
 
 def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
     answer = normalize_answer(predicted)
+    # A question without an answer is right only if the prediction is empty as well.
     answers = [normalize_answer(text) for text in gold if text]
     if not answers:
         return float(not answer), float(not answer)
@@ -228,15 +227,15 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
 
 
 def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, float | str]:
-    """Returns the scores of generated texts: BLEU, chrF and exact match, and ROUGE if it can.
+    """Returns BLEU, chrF and exact match of generated texts, and ROUGE if installed.
 
     Args:
         references: one for each text, as it came with the data.
         texts: alike.
 
     Returns:
-        The scores of `translation_scores`, and those of `rouge_scores` where the package
-        rouge-score is installed.
+        The scores of `translation_scores`, plus `rouge_scores` if the package rouge-score is
+        installed.
 
     Raises:
         UserError: there is nothing to score, or not one text for each reference.
@@ -246,7 +245,7 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
 
 
 def missing_rouge() -> str | None:
-    """Returns a line that says how to have ROUGE, or None where it can be computed."""
+    """Returns a line on how to install ROUGE, or None if it is installed."""
     if importlib.util.find_spec("rouge_score") is not None:
         return None
     return "ROUGE is left out, as rouge-score is not installed: pip install 'flaxzoo[rouge]'"
@@ -255,16 +254,16 @@ def missing_rouge() -> str | None:
 def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
     """Returns ROUGE-1, ROUGE-2 and ROUGE-L of the rouge-score package (Lin 2004).
 
-    Words are lowercased runs of a to z and digits, without stemming, as in Hugging Face's
-    evaluate: of a text in another script nothing counts.
+    Words are lowercased runs of a to z and digits, without stemming, as in Hugging Face's evaluate:
+    text in other scripts is ignored.
 
     Args:
         references: one for each text.
         texts: alike.
 
     Returns:
-        `rouge1`, `rouge2` and `rougeL`, the mean F1 over the texts of single words, of pairs of
-        words, and of the longest common subsequence; fractions.
+        `rouge1`, `rouge2` and `rougeL`: the mean F1 of single words, of word pairs and of the
+        longest common subsequence; fractions.
 
     Raises:
         UserError: the package is not installed, there is nothing to score, or not one text for
@@ -295,8 +294,8 @@ def translation_scores(
         translations: alike.
 
     Returns:
-        `bleu` and `chrf`, 0 to 100, each with its signature, which says how it was computed;
-        `exact_match`, the fraction of translations that equal their reference.
+        `bleu` and `chrf`, 0 to 100, each with the signature of its settings; `exact_match`, the
+        fraction of translations that equal their reference.
 
     Raises:
         UserError: there is nothing to score, or not one translation for each reference.

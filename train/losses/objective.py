@@ -1,9 +1,8 @@
 """Training objectives, each a record of pure functions.
 
-The loss of an objective is Σ coefficient · sum / count over its terms, each
-term by its own count.  Counts come from the batch alone, before it is cut into
-micro-batches or spread over devices; so whole, accumulated and sharded steps
-agree, while a mean of means would differ.
+The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
+Counts come from the whole batch, before it is split into micro-batches or over devices, so whole,
+accumulated and sharded steps agree. A mean of means would differ.
 """
 
 import dataclasses
@@ -22,9 +21,9 @@ Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
 Predictions = dict[str, Array]
 Outputs = Any
-"""A model's outputs, a dataclass of its head."""
+"""A model's outputs, a dataclass defined by its head."""
 ApplyFn = Callable[..., Outputs]
-"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, under dropout."""
+"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, with dropout."""
 
 
 Inputs = dict[str, Array]
@@ -32,65 +31,65 @@ Inputs = dict[str, Array]
 
 
 FURTHER = "further"
-"""The key of the further models' parameters in a tree with the model's."""
+"""The key of the further models' parameters in a joint tree."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FurtherModel:
-    """A second model of an objective: the generator of a discriminator, a student's teacher."""
+    """A second model of an objective, such as a discriminator's generator or a teacher."""
 
     apply_fn: ApplyFn
     init: Callable[[Array], Params]
-    """Makes the initial parameters from a key; a teacher's returns those that it has."""
+    """Makes the initial parameters from a key; a teacher returns its trained parameters."""
     trained: bool = False
-    """Whether the optimizer trains it. Otherwise it is frozen, and has neither gradient nor
-    dropout."""
+    """Whether the optimizer trains it. A frozen model has neither gradient nor dropout."""
 
 
 RunModel = Callable[..., Outputs]
-"""`run(**inputs)` returns the outputs of a model with its parameters, and its dropout if any."""
+"""`run(**inputs)` returns a model's outputs; parameters and dropout keys are bound."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The functions that make a loss of a batch."""
+    """The functions that define the loss of a batch."""
 
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
-    """The model's keyword arguments. With a tuple of them the model runs once with each, under
+    """The model's keyword arguments. With a tuple the model runs once for each entry, with
     different dropout, and the outputs are a tuple. An example may have several consecutive rows,
     such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
     """The number of items that each term, and each further measure, averages over."""
     terms: Callable[..., Terms]
-    """`terms(outputs, batch)`, the sum of each over its items, from the model's outputs; with
-    `reference`, `terms(outputs, batch, reference_outputs)`."""
+    """`terms(outputs, batch)` returns the sum of each term over its items; with `reference`,
+    `terms(outputs, batch, reference_outputs)`."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """The arrays `[B, …]` that an evaluation keeps of the outputs for a batch."""
     reference: bool = False
-    """Whether `terms` also gets the outputs of the frozen parameters for the same batch, such as a
-    reference policy's. They are computed without dropout and without gradient."""
+    """Whether `terms` also gets the outputs of frozen parameters for the batch, such as a reference
+    policy. They are computed without dropout and without gradient."""
     keeps_initial: bool = False
-    """Whether the state keeps a frozen copy of the initial parameters although `terms` does not
-    read their outputs: a rollout reads log-probabilities of this reference policy once."""
+    """Whether the state keeps a frozen copy of the initial parameters for other uses than `terms`:
+    a rollout computes log-probabilities of this reference policy once."""
     regularizers: tuple[str, ...] = ()
-    """The terms that only training adds to the loss: the loss of an evaluation is without them."""
+    """The terms that count in the training loss but not in the loss of an evaluation."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
-    """Further models by name. The state keeps the trained ones in `further`, and the frozen ones
-    in `frozen`; `params` is the model of the run, which alone is loaded and exported."""
+    """Further models by name. The state keeps trained ones in `further` and frozen ones in
+    `frozen`. Only `params`, the model of the run, is loaded and exported."""
     forward: Callable[[Mapping[str, RunModel], Batch], Outputs] | None = None
-    """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` is
-    the model, and `run[name](**inputs)` a further one. None: the model alone, with `inputs`."""
+    """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` runs
+    the model, and `run[name](**inputs)` a further one. If None, the model alone runs on
+    `inputs`."""
     whole_batch: bool = False
-    """Whether the terms of an example depend on the other examples of its batch, as with in-batch
-    negatives. Such a batch cannot be processed in micro-batches or under pmap."""
+    """Whether the terms of an example depend on other examples of the batch, as with in-batch
+    negatives. Such a batch cannot be split into micro-batches or run under pmap."""
 
     def initial_models(self, rng: Array) -> tuple[Params | None, Params | None]:
         """Returns the initial parameters of the trained and of the frozen further models.
 
-        Either is None if there is none. They are the state's `further`, and a part of its `frozen`:
-        `init_state(params, tx, frozen, further)`.
+        Either is None if there are no such models. They become the state's `further` and a part of
+        its `frozen`: `init_state(params, tx, frozen, further)`.
 
         Args:
             rng: the key.
@@ -116,7 +115,7 @@ class Objective:
 
         Args:
             apply_fn: the model's.
-            params: its parameters, and the trained further models'; see `joined`.
+            params: the parameters of the model and of trained further models; see `joined`.
             batch: the batch, or a part of it.
             frozen: the frozen parameters of the state, for frozen further models.
             rng: keys `[B]` for dropout; None for none.
@@ -163,8 +162,8 @@ class Objective:
             rng: keys `[B]` for dropout; None for none.
 
         Raises:
-            UserError: `terms` returned something else than a scalar for each coefficient.
-            ValueError: the objective has a `reference`, and there are no frozen parameters.
+            UserError: `terms` did not return a scalar for each coefficient.
+            ValueError: the objective has a `reference`, and `frozen` is None.
         """
         outputs = self.outputs(apply_fn, params, batch, frozen=frozen, rng=rng)
         if not self.reference:
@@ -180,14 +179,14 @@ class Objective:
         return outputs, self.checked(terms, "terms")
 
     def checked(self, values: Any, function: str) -> Terms:
-        """Returns what `terms` or `counts` returned, after checking that it suits `coefficients`.
+        """Returns the results of `terms` or `counts` after checking them against `coefficients`.
 
         Args:
-            values: what it returned.
-            function: its name.
+            values: the results.
+            function: the name of the function.
 
         Raises:
-            UserError: it is not a dict of scalars, or lacks a term of `coefficients`.
+            UserError: `values` is not a dict of scalars, or lacks a term of `coefficients`.
         """
         if not isinstance(values, Mapping):
             raise UserError(
@@ -215,7 +214,7 @@ class Objective:
         """Checks that each sum of `terms` has a count.
 
         Raises:
-            UserError: one has none.
+            UserError: a sum has no count.
         """
         for name in sums:
             if name not in counts:
@@ -236,7 +235,7 @@ def split(params: Params) -> tuple[Params, Params]:
 
 
 def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
-    """Returns a function of a model's inputs, with its parameters and dropout."""
+    """Binds a model's parameters and dropout keys."""
 
     def run(**inputs: Array) -> Outputs:
         dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}

@@ -1,6 +1,6 @@
-"""What the losses on preferences share: pairs of texts `[B, 2, T]`, the chosen one first.
+"""Shared functions of preference losses, for pairs of texts `[B, 2, T]`, the chosen one first.
 
-A pair is one example, so that neither micro-batches nor devices divide it.
+A pair is one example, so that it is never split over micro-batches or devices.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ def pair_inputs(batch: Batch) -> Inputs:
 
 
 def pair_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns the weight of each pair: 1 unless stated; 0 for filler, which is all padding."""
+    """Returns the weight of each pair, by default 1; 0 for filler, which is all padding."""
     real = jnp.any(batch["attention_mask"] != 0, axis=(1, 2)).astype(jnp.float32)
     return real * batch["pair_weights"] if "pair_weights" in batch else real
 
 
 def weighted_sums(values: Mapping[str, Array], weights: Float[Array, " B"]) -> Terms:
-    """Returns Σ weight · value of each; a value without weight may be anything, also NaN."""
+    """Returns Σ weight · value of each; values of weight 0 may be NaN."""
     return {
         name: jnp.sum(weights * jnp.where(weights > 0, value, 0.0))
         for name, value in values.items()

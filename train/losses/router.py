@@ -1,4 +1,4 @@
-"""The losses of a mixture of experts, added to any objective.
+"""Router losses of a mixture of experts, added to any objective.
 
 Fedus et al. 2022, "Switch transformers", section 2.2: the balance of the experts. Zoph et al. 2022,
 "ST-MoE", section 3.2: small logits of the router. Both are means over the sequences of a batch.
@@ -24,9 +24,9 @@ BALANCE, Z = "router_balance", "router_z"
 def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     """Returns an objective that also balances the experts of a model.
 
-    The terms `router_balance` and `router_z` have the coefficients of those names in the model's
-    configuration. They are no part of the loss of an evaluation. A model without experts leaves
-    the objective as it is.
+    The terms `router_balance` and `router_z` have the coefficients of these names in the model's
+    configuration. They are not included in the loss of an evaluation. The objective of a model
+    without experts is returned unchanged.
 
     Example::
 
@@ -35,7 +35,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     Args:
         objective: what is learned.
         model: the configuration; with `router_balance_over="batch"` the objective needs the whole
-          batch, and cannot be processed in micro-batches.
+          batch and does not support micro-batches.
     """
     if not model.num_experts:
         return objective
@@ -45,6 +45,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         given = objective.inputs(batch)
         inputs = given if isinstance(given, tuple) else (given,)
         rows = sum((_num_sequences(one) for one in inputs), jnp.float32(0))
+        # Balance over the batch is one value per run of the model, otherwise one per sequence.
         balanced = jnp.float32(len(inputs)) if over_batch else rows
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
 
