@@ -1,10 +1,10 @@
-"""Adafactor (Shazeer & Stern 2018), whose second moments are sums of rows and of columns.
+"""Adafactor (Shazeer & Stern 2018), which factors second moments into rows and columns.
 
 Algorithms 4 and 5: the second moment of a matrix is the product of the running means of its squared
 gradient over each row and over each column; updates are clipped to a root mean square of 1, and the
 learning rate is relative to the root mean square of the parameter itself, at least 0.001. optax's
-`scale_by_factored_rms` factors an array along its two largest axes; here it is factored as the
-matrix that it is, each layer and expert for itself, over all heads at once.
+`scale_by_factored_rms` factors an array along its two largest axes. Here each layer and expert is
+factored separately, as the matrix that it represents, with all heads together.
 """
 
 import functools
@@ -24,16 +24,16 @@ DECAY_EXPONENT = 0.8
 REGULARIZER = 1e-30
 """Added to the squared gradient, ε₁ (section 8)."""
 SMALLEST_FACTORED = 128
-"""Matrices with fewer rows or columns keep a whole second moment, as in optax."""
+"""Matrices with fewer rows or columns keep a full second moment, as in optax."""
 
 
 class Factored(NamedTuple):
-    """The second moment of a matrix, or of each of a stack."""
+    """The second moment of a matrix, or of each matrix of a stack."""
 
     rows: Array
-    """Means over the output axes, of the parameter's shape without them, float32."""
+    """Means over the output axes, float32, of the parameter's shape without these axes."""
     columns: Array
-    """Means over the input axes, of the parameter's shape without them, float32."""
+    """Means over the input axes, float32, of the parameter's shape without these axes."""
 
 
 class FactoredState(NamedTuple):
@@ -55,7 +55,7 @@ def is_factored(name: str, param: Leaf) -> bool:
 
 
 def scale_by_factored_rms() -> optax.GradientTransformation:
-    """Divides each update by the root of its second moment, which is factored for matrices."""
+    """Divides each update by the root of its second moment, factored for matrices."""
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:
@@ -85,6 +85,7 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
             axes = axes_of_matrix(name, gradient.ndim)
             rows = jnp.expand_dims(moment.rows, axes.outputs)
             columns = jnp.expand_dims(moment.columns, axes.inputs)
+            # The moment is rows · columns / mean(rows): both factors contain the overall scale.
             mean = jnp.mean(rows, axes.inputs, keepdims=True)
             return gradient * jax.lax.rsqrt(rows / mean) * jax.lax.rsqrt(columns)
 
@@ -95,7 +96,7 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
 
 
 def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies a transformation without state to each layer and expert of a stack by itself."""
+    """Applies a stateless transformation to each layer and expert of a stack separately."""
 
     def apply(update: Array, param: Array) -> Array:
         return transformation.update(update, transformation.init(param), param)[0]  # pyright: ignore[reportReturnType]

@@ -1,22 +1,21 @@
-"""Moments in fewer bytes: bfloat16 with stochastic rounding, and 8 bits in blocks.
+"""Low-precision moments: bfloat16 with stochastic rounding, and block-wise 8 bits.
 
-Each step reads a moment as float32, updates it, and rounds it to one of the two nearest numbers of
-its format, at random, with the probabilities that make the rounded number right on average. With
-rounding to the nearest a moment would not move any more where its change is small: a second moment
-with beta2 0.999 changes by a thousandth of itself, and bfloat16 has 8 bits.
+Each step reads a moment as float32, updates it, and rounds it at random to one of the two nearest
+representable numbers, without bias on average. Rounding to nearest would lose small changes: with
+beta2 0.999 a second moment changes by a thousandth per step, and bfloat16 has 8 significant bits.
 
 **8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of 64 to
-127 numbers along the last axis (32 to 256 where its size asks for that) has a scale, its largest
-absolute value in float32, and each number a code of 8 bits. Their table of codes, dense near zero,
-is a fourth power here, which needs no table: code k of a first moment is sign(k) · (|k| / 127)⁴ of
-the scale, k from -127 to 127; code k of a second moment ((k + 1) / 256)⁴, k from 0 to 255. That has
-no zero, for an update is divided by its root. Codes have the shape of the parameter and are sharded
-with it. A block lies within a vector of the last axis, and an axis of 64 · 2ⁿ numbers has 2ⁿ
-blocks: sharded over up to 2ⁿ devices, it has whole blocks on each. Parameters that are no matrices,
-that are small, or whose last axis cannot be divided so, keep float32.
+127 numbers along the last axis (32 to 256 for some sizes) has a float32 scale, its largest absolute
+value, and each number has an 8-bit code. In place of their table of codes, which is dense near
+zero, a fourth power is used: code k of a first moment means sign(k) · (|k| / 127)⁴ of the scale, k
+from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. A second moment
+has no code for zero, because updates are divided by its root. Codes have the shape of the parameter
+and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so up to 2ⁿ shards have whole
+blocks. Vectors, small parameters, and those whose last axis does not divide into blocks keep
+float32.
 
-The random bits follow from the optimizer's count of steps, the name of the parameter and the place
-of the number in it: they are the same on any number of devices, and in a resumed run.
+The random bits depend only on the optimizer's step count, the parameter's name and the index of the
+number, so they are the same on any number of devices and in a resumed run.
 """
 
 import functools
@@ -35,9 +34,9 @@ from .parameters import Leaf, is_decayed, map_named
 SEED = 0x5EED
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 SPLIT_ABOVE = 128
-"""A block of at least so many numbers is halved, if that can be done."""
+"""Blocks of at least this size are halved if possible."""
 SMALLEST_QUANTIZED = 4096
-"""Arrays of fewer numbers keep float32 (Dettmers et al. 2022, section 2)."""
+"""Smaller arrays keep float32 (Dettmers et al. 2022, section 2)."""
 
 MOMENTS = ("mu", "ema", "nu")
 SECOND_MOMENT = "nu"
@@ -47,7 +46,7 @@ class Blocks(NamedTuple):
     """A moment in 8 bits."""
 
     codes: Array
-    """One for each number of the parameter; int8 for a first moment, uint8 for a second."""
+    """A code per number of the parameter; int8 for a first moment, uint8 for a second."""
     scales: Array
     """The largest absolute value of each block, float32[…, blocks]."""
 
@@ -58,12 +57,12 @@ def store_moments(
     """Keeps the moments of an optimizer in `dtype` between steps.
 
     Args:
-        tx: an optimizer whose state is a NamedTuple with the `count` of its steps and moments `mu`,
-          `nu` or `ema`, trees of the parameters' shapes.
-        dtype: "bfloat16_stochastic" or "int8"; with others the state is left as it is.
+        tx: an optimizer whose state is a NamedTuple with the step `count` and moments `mu`, `nu` or
+          `ema`, trees of the parameters' shapes.
+        dtype: "bfloat16_stochastic" or "int8"; with others the optimizer is returned unchanged.
 
     Returns:
-        The optimizer. In its state an array of 8 bits is a `Blocks`.
+        The optimizer. In its state an 8-bit moment is a `Blocks`.
     """
     if dtype not in ("bfloat16_stochastic", "int8"):
         return tx
@@ -72,7 +71,7 @@ def store_moments(
         key = jax.random.fold_in(jax.random.key(SEED, impl="threefry2x32"), state.count)
 
         def moment(name: str, x: Array, kind: str) -> Array | Blocks:
-            # 32 bits for each number of a parameter, 16 for each of its moments.
+            # Draw 32 bits per number of a parameter, and use 16 for each of its two moments.
             own = jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
             bits, x = jax.random.bits(own, x.shape, jnp.uint32), x.astype(jnp.float32)
             bits = bits & 0xFFFF if kind == SECOND_MOMENT else bits >> 16
@@ -102,7 +101,7 @@ def store_moments(
 
     def init(params: PyTree) -> PyTree:
         state: PyTree = tx.init(params)
-        # Zeros by their shapes: the compiler would take long to quantize constants.
+        # Make zeros by shape, because compiling the quantization of constants is slow.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
         return zeros._replace(**{k: x for k, x in state._asdict().items() if k not in MOMENTS})
 
@@ -146,7 +145,8 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))
-    # Less than the least code becomes that code, for a root of zero would be divided by.
+    # A number below the smallest code of a second moment becomes that code, as updates are divided
+    # by its root.
     up = bits.reshape(parts.shape) < jnp.round((share - low) / (high - low) * 2**16)
     codes = below + up
     if signed:
@@ -155,7 +155,7 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
 
 
 def dequantize(moment: Blocks) -> Float[Array, "..."]:
-    """Returns the numbers that codes stand for, as float32."""
+    """Returns the numbers that codes represent, as float32."""
     codes, scales = moment
     signed = codes.dtype == jnp.int8
     parts = codes.astype(jnp.float32).reshape(*scales.shape, -1)
@@ -167,19 +167,20 @@ def _below_without_zero(root: Array) -> Array:
 
 
 def _share(codes: Array, *, signed: bool) -> Array:
-    """Returns what codes are of their scale."""
+    """Returns the fraction of the scale that each code represents."""
     if not signed:
         return jnp.square(jnp.square((codes + 1) / 256))
     return jnp.sign(codes) * jnp.square(jnp.square(codes / 127))
 
 
 def round_stochastically(x: Float[Array, "*shape"], bits: Array) -> Float[Array, "*shape"]:
-    """Rounds float32 to bfloat16, up or down at random, right on average.
+    """Rounds float32 to bfloat16, up or down at random, without bias.
 
     Args:
         x: the numbers.
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
     """
+    # Adding random low bits carries into the upper 16 with the probability of rounding up.
     words = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = jax.lax.bitcast_convert_type((words + bits) & np.uint32(0xFFFF0000), jnp.float32)
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)

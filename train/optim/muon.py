@@ -1,12 +1,12 @@
-"""Muon (Jordan et al. 2024): the momentum of each matrix of a layer, made orthogonal.
+"""Muon (Jordan et al. 2024): updates by the orthogonalized momentum of each matrix.
 
 Five Newton-Schulz iterations bring all singular values of the momentum near 1 (`optax.contrib`).
-The update has then about the root mean square of AdamW's, 0.2, by the factor of Liu et al. 2025
-("Muon is scalable for LLM training", section 2.2), so that learning rates and decay carry over:
-0.2 · √max(inputs, outputs).
+The factor 0.2 · √max(inputs, outputs) gives the update about the root mean square of AdamW's, 0.2,
+so that learning rates and decay carry over (Liu et al. 2025, "Muon is scalable for LLM training",
+section 2.2).
 
-The matrices are those inside the layers, each layer and expert for itself; a map to or from heads
-is one matrix `[D, N·H]`. Embeddings, output matrices and all vectors have AdamW's update.
+Muon updates the matrices inside layers, each layer and expert separately; a map to or from heads is
+one matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's update.
 """
 
 import math
@@ -48,7 +48,7 @@ def scale_by_muon(
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
-    """Returns which axes of each parameter are the matrix that is made orthogonal."""
+    """Returns the axes of each parameter's matrix, which is orthogonalized."""
     from optax.contrib import MuonDimensionNumbers  # slow to import, and seldom needed
 
     def numbers(name: str, param: Array) -> MuonDimensionNumbers:

@@ -1,6 +1,6 @@
-"""AdamW, LAMB, Adafactor and Muon with decay on matrices only, layer-wise rates and frozen parts.
+"""AdamW, LAMB, Adafactor and Muon with weight decay of matrices, layer-wise rates and freezing.
 
-Composed of optax's parts. What a parameter gets follows from its path alone (`parameters.py`).
+Composed of optax's parts. The treatment of a parameter depends only on its path (`parameters.py`).
 """
 
 import difflib
@@ -36,29 +36,27 @@ from .schedules import make_schedule
 def make_optimizer(
     config: OptimizerConfig, steps: int, model: TransformerConfig | None = None
 ) -> optax.GradientTransformation:
-    """Clips the gradient, then AdamW or another rule, each parameter at its own rate.
+    """Makes an optimizer: gradient clipping, an update rule, decay and per-parameter rates.
 
-    AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the bias of its young
-    moments. BERT's original optimizer did not, which makes its first step
-    (1 - beta1) / √(1 - beta2) times as long, 3.2 for its betas; Mosbach et al.
-    (2021) advise the correction for fine-tuning.
+    AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the initial bias of its moments. BERT's
+    original optimizer did not, which makes its first step (1 - beta1) / √(1 - beta2) times as long,
+    3.2 for its betas. Mosbach et al. (2021) recommend the correction for fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) corrects it too. It differs from
-    `optax.lamb` in that biases and norms have no trust ratio, as they have no
-    decay (so the published LAMB code for BERT), and in that each layer of the
-    stack has its own.
+    LAMB (You et al. 2020, algorithm 2) corrects it as well. Unlike in `optax.lamb`, biases and
+    norms have no trust ratio, as they have no decay (like the published LAMB code for BERT), and
+    each layer of the stack has a separate one.
 
-    Adafactor (`adafactor.py`) and Muon (`muon.py`) treat each layer by itself, too. Decay is
-    multiplied by the learning rate in all of them.
+    Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All rules
+    multiply decay by the learning rate.
 
-    A frozen parameter has no part in the norm that is clipped, no update and no
-    decay; its moments are stored and stay 0.
+    A frozen parameter does not count in the clipped norm and gets no update and no decay; its
+    moments are stored and stay 0.
 
     Args:
         config: hyper-parameters.
         steps: length of the run, for the schedule.
-        model: the model's configuration, whose family says which parameters are below and above
-          the layers, for `config.layer_decay`; None: as every family says.
+        model: the model's configuration, whose family names the parameters below and above the
+          layers, for `config.layer_decay`; if None, all families are consulted.
 
     Returns:
         The transformation; its `init` raises ValueError if a pattern of
@@ -84,8 +82,8 @@ def make_optimizer(
 
 
 def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-    """Returns what makes an update of a gradient, before decay and learning rate."""
-    # A moment that is stored in another form is read as float32.
+    """Returns the transformations from gradient to update, before decay and learning rate."""
+    # A moment that `store_moments` quantizes is computed in float32.
     mu_dtype = "bfloat16" if config.state_dtype == "bfloat16" else "float32"
 
     def stored(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -115,7 +113,7 @@ def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
-    """Makes each matrix's update as long as the matrix itself, in a stack layer by layer."""
+    """Scales each matrix's update to the norm of the matrix, per layer of a stack."""
     ratio = optax.scale_by_trust_ratio()
 
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
@@ -133,19 +131,19 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """Multiplies each update by its factor.
 
     Args:
-        factors_of: from the parameters (or their shapes) to a tree of numpy
-          arrays that broadcast against them.
+        factors_of: maps the parameters (or their shapes) to a tree of numpy arrays that broadcast
+          against them.
     """
 
     def init(params: PyTree) -> optax.EmptyState:
-        # The factors are computed here to show a mistake before the first step. optax calls `init`
+        # Compute the factors here to raise errors before the first step. optax also calls `init`
         # with a single leaf, which has no path, to find the parameters in the state.
         if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
             factors_of(params)
         return optax.EmptyState()
 
     def scale(update: jax.Array, factor: np.ndarray) -> jax.Array:
-        # A product would leave NaN and infinity as they are.
+        # 0 · NaN and 0 · infinity are NaN, so a product would not zero them.
         return jnp.where(factor == 0, 0, update * factor) if np.any(factor != 1) else update
 
     def update(
@@ -162,12 +160,12 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
     Args:
         params: parameters or their shapes.
-        patterns: regular expressions, each for the whole path of a parameter or of
-          a subtree.  A layer of the stack goes by `layers/3/…`, the same parameter
-          in all layers also by its stored path, `layers/attention/…`.
+        patterns: regular expressions that match the whole path of a parameter or of a subtree. A
+          layer of the stack is `layers/3/…`; a parameter in all layers also matches by its stored
+          path, `layers/attention/…`.
 
     Raises:
-        UserError: a pattern fits nothing, or nothing is left to train.
+        UserError: a pattern matches nothing, or all parameters are frozen.
     """
     for pattern in patterns:
         _check_fits(pattern, params)
@@ -190,12 +188,11 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 def rate_factors(
     params: PyTree, config: OptimizerConfig, model: TransformerConfig | None = None
 ) -> PyTree:
-    """Returns each parameter's learning rate over the schedule's: 0 if frozen, else by its depth.
+    """Returns each parameter's learning-rate factor: 0 if frozen, otherwise by its depth.
 
-    The head, and all else above the stack, has 1, the top layer `layer_decay`,
-    the layer below it `layer_decay`², …, the embeddings `layer_decay`^(L + 1)
-    (Sun et al. 2019 begin to count at the top layer; at the head do ELECTRA and
-    BEiT).
+    The factor is 1 for the head and all else above the stack, `layer_decay` for the top layer,
+    `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings. (ELECTRA
+    and BEiT also start at the head, Sun et al. 2019 at the top layer.)
 
     Args:
         params: parameters or their shapes.
@@ -203,7 +200,7 @@ def rate_factors(
         model: the model's configuration; see `make_optimizer`.
 
     Raises:
-        UserError: see `trained_factors`; or a parameter's depth is unknown.
+        UserError: as `trained_factors`, or a parameter's depth is unknown.
     """
     known = list(families().values()) if model is None else [family_of(model)]
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
@@ -218,7 +215,7 @@ def rate_factors(
 
 
 def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:
-    """Returns the number of rates above that of a parameter; for a stack, of each layer."""
+    """Returns the exponents of `layer_decay`: one for each layer of a stack, else a single one."""
     part = name.split("/", 1)[0]
     if part == STACK:
         return list(range(layers, 0, -1))
@@ -250,7 +247,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _check_fits(pattern: str, params: PyTree) -> None:
-    """Raises ValueError, with the paths most like it, if a pattern fits nothing."""
+    """Raises UserError, with the most similar paths, if a pattern matches nothing."""
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
     if not any(_fits(pattern, name) for name in names):
         places = list(dict.fromkeys(place for name in names for place in _with_parents(name)))

@@ -1,9 +1,8 @@
-"""Parameters by their names: which are matrices, which lie in a stack, and along which axes.
+"""Properties of parameters by name: which are matrices, which are stacked, and along which axes.
 
-Whatever an optimizer does to a parameter follows from its path alone. The layers of a model are
-stored in a stack, `layers/…` of shape `[L, …]` (of an encoder and decoder in two,
-`encoder/layers/…`); here layer i is also known by its own name, `layers/i/…`, and is treated as if
-it were stored by itself.
+Optimizers treat a parameter by its path alone. The layers of a model are stored in a stack,
+`layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). Here layer
+i also has the name `layers/i/…` and is treated as if stored separately.
 """
 
 import dataclasses
@@ -31,11 +30,11 @@ class MatrixAxes:
     """The axes of an array that holds a matrix, or a stack of them."""
 
     stack: tuple[int, ...]
-    """Axes of layers and experts: along them are matrices of their own."""
+    """Axes of layers and experts, each index of which is a separate matrix."""
     inputs: tuple[int, ...]
-    """Axes that are contracted with the input, as `(N, H)` of the output of attention."""
+    """Axes that are contracted with the input, such as `(N, H)` of attention's output map."""
     outputs: tuple[int, ...]
-    """Axes of the output, as `(N, H)` of a query."""
+    """Axes of the output, such as `(N, H)` of a query."""
 
 
 def is_decayed(name: str) -> bool:
@@ -44,12 +43,12 @@ def is_decayed(name: str) -> bool:
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether a parameter's leading axis is that of the layers."""
+    """Returns whether a parameter's leading axis is the layer axis."""
     return f"/{STACK}/" in f"/{name}"
 
 
 def split_at_stack(name: str) -> tuple[str, str]:
-    """Returns the path of a stacked parameter above the stack, and from its layer on."""
+    """Splits the path of a stacked parameter into the parts above and within the stack."""
     above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
     return above, below
 
@@ -60,21 +59,21 @@ def num_stack_axes(name: str) -> int:
 
 
 def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
-    """Returns the axes of the matrix that a parameter is, or of each that is stacked in it.
+    """Returns the axes of a parameter's matrix, or of each matrix of a stack.
 
     Args:
-        name: the parameter's path, as `layers/attention/query/kernel`.
+        name: the parameter's path, such as `layers/attention/query/kernel`.
         ndim: the number of its axes.
 
     Returns:
-        The axes; None for a bias, the scale of a norm, and all else that is no matrix.
+        The axes; None for biases, scales of norms, and all else that is not a matrix.
     """
     first = num_stack_axes(name)
     if not is_decayed(name) or ndim < first + 2:
         return None
     parent, _, own = f"/{name}".rpartition("/")
-    # One axis is the input or the output, and all others are the other: only what reads heads,
-    # the output of attention `[…, N, H, D]`, and the A of an adapter have one output.
+    # Either the input or the output is a single axis. It is the output for maps that read heads,
+    # such as attention's output `[…, N, H, D]`, and for the A of an adapter.
     reads_all = own == "lora_a" or (own == "kernel" and parent.endswith("/output"))
     cut = ndim - 1 if reads_all else first + 1
     axes = tuple(range(ndim))
@@ -85,7 +84,7 @@ def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
     """Returns the axes of a parameter that is a matrix; see `matrix_axes`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a matrix.
     """
     axes = matrix_axes(name, ndim)
     if axes is None:
@@ -94,7 +93,7 @@ def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
 
 
 def map_named(f: Callable[..., object], tree: PyTree, *rest: PyTree) -> PyTree:
-    """Returns a tree with `f(name, leaf, …)` in place of every parameter."""
+    """Maps `f(name, leaf, …)` over a tree of parameters."""
     return jax.tree_util.tree_map_with_path(
         lambda path, *x: f(keystr(path, simple=True, separator="/"), *x), tree, *rest
     )
@@ -112,7 +111,7 @@ def decay_mask(params: PyTree) -> PyTree:
 
 
 def own_names(name: str, param: Leaf) -> list[str]:
-    """Returns the paths that a parameter would have if each layer were stored by itself."""
+    """Returns the paths that a parameter would have if each layer were stored separately."""
     if not is_stacked(name):
         return [name]
     above, below = split_at_stack(name)

@@ -9,25 +9,24 @@ from ..optimizer_config import OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns a linear warm-up from 0 to the peak, then the decay that `config.schedule` names.
+    """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
-    BERT's is linear with `final_fraction` 0: up for 10,000 of 1,000,000 steps,
-    then down to 0. Here step i, counted from 1, has the rate of i, and so the
-    first step has one and the last has none. (The original code counts from 0,
-    and falls as if it had from the first step on: it begins its decay at
-    1 - warm-up / steps, 0.99 of the peak.)
+    BERT uses linear decay with `final_fraction` 0: 10,000 of 1,000,000 steps of warm-up, then decay
+    to 0. Here step i, counted from 1, has the rate of i, so the first step has a positive rate and
+    the last has rate 0. (The original code counts from 0 and decays from step 0 on, so its decay
+    starts at 1 - warm-up / steps, 0.99 of the peak.)
 
     Args:
         config: peak, warm-up and kind.
         steps: length of the run, the last step of linear and cosine decay.
 
     Raises:
-        UserError: the warm-up is as long as the run, or inverse_sqrt has none.
+        UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
     """
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     if not 0 <= warmup < steps:
         raise UserError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
-    # Without a warm-up the first step has the peak; with one, its last step has.
+    # The peak is at the first step, or at the last step of the warm-up if there is one.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {
@@ -37,7 +36,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         "inverse_sqrt": lambda: _inverse_sqrt(peak, warmup),
     }
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
-    # The first update would do nothing at a rate of 0: step i takes the rate of i + 1.
+    # optax counts from 0, and an update at rate 0 would do nothing, so shift by one.
     schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
     return (lambda step: schedule(step + 1)) if warmup else schedule
 
