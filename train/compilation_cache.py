@@ -8,7 +8,7 @@ HIT = "/jax/compilation_cache/cache_hits"
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs in flaxzoo's cache folder, unless jax is configured with another."""
+    """Caches compiled programs in flaxzoo's folder, unless jax has a configured cache folder."""
     import jax
 
     from ..data.common.files import default_cache_dir
@@ -19,7 +19,7 @@ def enable_compilation_cache() -> None:
 
 @contextmanager
 def cache_hits() -> Iterator[list[str]]:
-    """Yields a list that gets an entry for each program that is read from the cache."""
+    """Yields a list that grows by one entry per program read from the cache."""
     import jax
 
     hits: list[str] = []

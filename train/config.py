@@ -34,27 +34,25 @@ class TrainConfig(Checked):
     model: TransformerConfig
     data: DataConfig
     objective: ObjectiveConfig[Any] = cast(ObjectiveConfig[Any], None)
-    """What is learned from the data; by default the first objective that learns from such data."""
+    """What to learn from the data. Defaults to the first objective for the kind of data."""
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
     parallel: Parallel = "jit"
     """jit: any mesh. pmap: data parallelism over the devices of one process."""
     gather: Gather = "auto"
-    """How parameters that `mesh.fsdp` divides become whole: layer: layer by layer, forward and
-    backward in each micro-batch, whose gradients are scattered. step: all of them once a step, and
-    the sums of the gradients are scattered once. auto: step if the mesh has no axes but data and
-    fsdp, and the compiled step fits into a device's memory, which must be known."""
+    """When parameters that are sharded over `mesh.fsdp` are all-gathered. layer: per layer, forward
+    and backward in each micro-batch, with gradients scattered per layer. step: all once per step,
+    with summed gradients scattered once. auto: step if the mesh uses only data and fsdp, and the
+    compiled step fits into a device's memory, which must be known; otherwise layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
-    name on its hub. The run has that model's sizes and tokenizer, and starts from the parameters
-    of its body and of those parts of the head that both have. Of `model` only `dropout_rate` is
-    used, and `data.tokenizer` is not used."""
+    name on its hub. The run takes that model's sizes and tokenizer, its body, and the parts of the
+    head that both have. Of `model` only `dropout_rate` is used; `data.tokenizer` is ignored."""
     init_step: NonNegativeInt | None = None
-    """The checkpoint of `init_from`. By default the newest."""
+    """The checkpoint of `init_from`. Defaults to the newest."""
     lora: LoRAConfig | None = None
-    """Train adapters of low rank to the model of `init_from`, which is frozen, instead of its own
-    parameters."""
+    """Train low-rank adapters on the model of `init_from`, whose parameters are frozen."""
     steps: NonNegativeInt = 0
     """Number of parameter updates; 0: derived from `epochs`."""
     epochs: NonNegative = 0.0
@@ -62,7 +60,7 @@ class TrainConfig(Checked):
     batch_size: PositiveInt
     """Sequences in an update, over all devices, B."""
     micro_batches: PositiveInt = 1
-    """Parts of a batch that run one after another, to save memory."""
+    """Parts of a batch that run sequentially, to save memory."""
     seed: Seed = 0
     """Seed of the initial parameters, the dropout and the order of the examples."""
     log_every: PositiveInt = 10
@@ -90,6 +88,7 @@ class TrainConfig(Checked):
             "above 0",
         )
         if self.objective is None or self.objective.is_default:
+            # The dataclass is frozen, so the default is set past its guard.
             object.__setattr__(self, "objective", default_objective(self.data))
         check_learns_from(self.objective, self.data)
         if self.init_from is None:  # otherwise the model's sizes are not known yet
@@ -112,7 +111,7 @@ class TrainConfig(Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A named configuration, and what a person is told of it."""
+    """A named configuration with its help text."""
 
     summary: str
     """One line, for a list of recipes."""
@@ -120,18 +119,18 @@ class Recipe:
     """Further lines: the command, the result to expect, the source of the settings."""
     config: TrainConfig
     of_preset: Callable[[str], TrainConfig] | None = None
-    """For a recipe that trains any published size: the configuration of a size."""
+    """The configuration of a preset, for a recipe that trains any published size of a family."""
     preset: str | None = None
-    """The size of `config`, for the recipe of a family."""
+    """The preset of `config`, for the recipe of a family."""
     of_model: Callable[[TransformerConfig], TrainConfig] | None = None
-    """For a recipe that trains the published sizes of all families: the configuration of a size."""
+    """The configuration of a model, for a recipe that trains published sizes of all families."""
 
 
 def check_length(config: TrainConfig) -> None:
-    """Checks that the model can read sequences as long as those of the data.
+    """Checks that the model can read the longest sequences of the data.
 
     Raises:
-        UserError: The sequences are longer.
+        UserError: The sequences exceed the model's maximum length.
     """
     longest = config.data.longest_side
     if longest > config.model.max_length:
@@ -144,13 +143,13 @@ def check_length(config: TrainConfig) -> None:
 
 
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
-    """Returns the loss of a run, or the caller's own, with the inputs that its model takes."""
+    """Returns the objective of a run or the caller's, with the inputs that the model takes."""
     objective = config.objective.build(config.data) if own is None else own
     objective = with_router(objective, config.model)
     if config.model.num_token_types > 1:
         return objective
 
-    # RoBERTa and DistilBERT distinguish the parts of a sequence by their separators alone.
+    # RoBERTa and DistilBERT have no token types: separators alone mark the parts of a sequence.
     def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
         given = objective.inputs(batch)
         several = [
@@ -163,12 +162,13 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
 
 
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
-    """Returns `config` with all that is counted in epochs counted in steps.
+    """Returns `config` with all intervals in steps instead of epochs.
 
-    A warm-up that is as long as the run or longer becomes a tenth of the run.
+    A warm-up that is at least as long as the run is reduced to a tenth of the run.
     """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
+    # A run of few steps may be shorter than its recipe's warm-up.
     warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
     if warmup >= steps:
         warmup = min(max(steps // 10, 1), steps - 1)
@@ -182,8 +182,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     )
 
 
-# Fields that say how a run is carried out and not what comes out of it: a run
-# may be resumed with others.
+# Fields that affect how a run is executed, not its result: a resumed run may change them.
 OPERATIONAL_FIELDS = (
     "mesh",
     "parallel",
@@ -211,9 +210,9 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
         "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
-    if config.lora is None:  # as every run before there were adapters
+    if config.lora is None:  # like runs from before adapters existed
         del fields["lora"]
-    return json.loads(json.dumps(fields))  # tuples are lists there
+    return json.loads(json.dumps(fields))  # JSON has lists, not tuples
 
 
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -228,7 +227,7 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields in which two runs differ as `{name: (old, new)}`.
+    """Returns the fields that differ between two runs as `{name: (old, new)}`.
 
     `OPERATIONAL_FIELDS` are left out.
     """

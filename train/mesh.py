@@ -1,4 +1,4 @@
-"""The sizes of the device mesh, and how a step uses it."""
+"""The configuration of the device mesh, and the ways that a step uses it."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from ..data.common.fields import Checked, Range
 Parallel = Literal["jit", "pmap"]
 """jit: any mesh. pmap: data parallelism over the devices of one process."""
 Gather = Literal["auto", "step", "layer"]
-"""When parameters that are sharded over `fsdp` are gathered."""
+"""When parameters that are sharded over `fsdp` are all-gathered; see `TrainConfig`."""
 
 Devices = Annotated[int, Range(least=-1)]
 """A number of devices; -1: all remaining ones."""
@@ -19,12 +19,12 @@ class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: Devices = -1
-    """Copies of the model, each with its part of the batch; -1: all remaining devices."""
+    """Copies of the model, each with a part of the batch; -1: all remaining devices."""
     fsdp: Devices = 1
-    """Shards of the parameters and the optimizer state, each with its part of the batch."""
+    """Shards of the parameters and the optimizer state, each with a part of the batch."""
     expert: Devices = 1
-    """Shards of the experts of a mixture, each with its part of the batch; the other parameters
-    are sharded over it as over `fsdp`."""
+    """Shards of the experts of a mixture, each with a part of the batch; other parameters are
+    sharded over this axis as over `fsdp`."""
     context: Devices = 1
     """Shards of the tokens of each sequence."""
     tensor: Devices = 1

@@ -18,22 +18,22 @@ Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
-"""Opens the model that a run starts from, as the log-probabilities of the answers of examples."""
+"""Opens the model that a run starts from, as a function to the log-probabilities of answers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationMetrics:
-    """The metrics of texts that a trained model generates."""
+    """Metrics of generated texts."""
 
     scores: Callable[[Sequence[str], Sequence[str]], Scores]
-    """The metrics, given the references and the texts."""
+    """Computes the metrics from the references and the texts."""
     missing: Callable[[], str | None] = lambda: None
-    """A line that names the package that some metrics need, if it is not installed."""
+    """Returns a line that names a missing package that some metrics need, or None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Checked, ABC, Generic[D]):
-    """What a run learns, and with which hyperparameters.
+    """The objective of a run with its hyperparameters.
 
     Each objective is a subclass in a file named after its `kind`. The fields are options of the
     command line: `--objective.beta 0.1`.
@@ -43,13 +43,13 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     kind: ClassVar[str]
     """The name in a run's config.json."""
     data_kinds: ClassVar[tuple[type[DataConfig], ...]]
-    """The data that it learns from. The first objective that names a kind is its default."""
+    """The kinds of data that it learns from. The first objective for a kind is its default."""
     progress_metrics: ClassVar[tuple[str, ...]]
-    """The metrics that a line of progress shows."""
+    """The metrics that a progress line shows."""
     next_command: ClassVar[str]
-    """The command that uses a finished run; {run} stands for its folder."""
+    """A command that uses a finished run; {run} is replaced by its folder."""
     needs_init_from: ClassVar[bool] = False
-    """Whether it compares the model with the one that the run starts from."""
+    """Whether the loss compares the model with the model of `init_from`."""
     generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
     """The metrics of generated texts, by kind of data."""
 
@@ -66,7 +66,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def heads(self, data: D) -> tuple[str, ...]:
-        """Returns the names in `HEADS` of the heads that can learn it, the first choice first."""
+        """Returns the names in `HEADS` of the supported heads, the default first."""
         return (data.kind,)
 
     def check(self, data: D) -> None:
@@ -76,24 +76,24 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         """Returns a line on how the loss differs from the metrics, or None."""
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float] | None:
-        """Returns what token frequencies alone reach: metric, name of the baseline and value."""
+        """Returns the metric, name and value of a token-frequency baseline, or None."""
 
     def batch_spec(self, data: D, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of an example that a step reads; see `DataConfig.batch_spec`."""
         return data.batch_spec(num_labels, num_choices)
 
     def prepare(self, data: D, open_reference: OpenReference) -> D:
-        """Returns the data with what only the objective can add to the examples."""
+        """Returns the data with the arrays that the objective adds to the examples."""
         del open_reference
         return data
 
     def for_evaluation(self) -> "ObjectiveConfig[D]":
-        """Returns the settings for a model without the frozen parameters of its train state."""
+        """Returns the settings for an evaluation without the frozen parameters of a train state."""
         return self
 
 
 def perplexity(nats: float) -> float:
-    """Returns exp(nats), at most e⁷⁰⁰: more does not fit into float64."""
+    """Returns exp(nats), capped at e⁷⁰⁰ to fit into float64."""
     return math.exp(min(nats, 700.0))
 
 

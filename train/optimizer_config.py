@@ -30,12 +30,12 @@ class OptimizerConfig(Checked):
     2024).
 
     Raises:
-        UserError: a number is out of its range, or a name or pattern is none.
+        UserError: a number is out of range, a name is unknown, or a pattern is invalid.
     """
 
     name: OptimizerName = "adamw"
     """adamw; lamb: AdamW's update scaled by the norm of each parameter array, for large batches;
-    adafactor: no first moment, and of the second only sums of rows and columns, with learning rates
+    adafactor: no first moment, a second moment factored into rows and columns, and learning rates
     relative to the parameters; muon: orthogonal updates of the matrices inside layers, AdamW for
     the rest."""
     peak_learning_rate: Positive
@@ -43,7 +43,7 @@ class OptimizerConfig(Checked):
     schedule: ScheduleName = "cosine"
     """How the learning rate decays after the warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the learning rate rises linearly from 0 to its peak."""
+    """Steps of linear warm-up of the learning rate, from 0 to the peak."""
     warmup_fraction: Rate = 0.0
     """Length of the warm-up as a fraction of the run, if `warmup_steps` is 0."""
     final_fraction: NonNegative = 0.1
@@ -51,18 +51,19 @@ class OptimizerConfig(Checked):
     beta1: Rate = 0.9
     """Decay of the first moment, the running mean of the gradient."""
     adafactor_momentum: bool = False
-    """Whether Adafactor keeps a first moment, too, with beta1."""
+    """Whether Adafactor also keeps a first moment, with decay beta1."""
     muon_beta: Rate = 0.95
-    """Decay of Muon's momentum; beta1 and beta2 are those of the parameters that AdamW updates."""
+    """Decay of Muon's momentum. beta1 and beta2 apply to the parameters that AdamW updates."""
     beta2: Rate = 0.95
-    """Decay of the second moment, the running mean of the squared gradient. Adafactor's rises from
-    step to step, 1 - step^-0.8."""
+    """Decay of the second moment, the running mean of the squared gradient. Adafactor uses 1 -
+    step^-0.8 instead."""
     epsilon: Positive = 1e-8
     """Added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
-    """Precision of AdamW's and LAMB's two moments: float32, 8 bytes per parameter; bfloat16, 6, the
-    first moment in bfloat16; bfloat16_stochastic, 4, both in bfloat16 and rounded at random; int8,
-    about 2.1, both in blocks with a scale. Muon has one moment of matrices, and half of that."""
+    """Precision of the two moments of AdamW and LAMB. float32: 8 bytes per parameter. bfloat16: 6
+    bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both in bfloat16 with
+    stochastic rounding. int8: about 2.1 bytes, both in blocks with a scale. Muon keeps one moment
+    per matrix, so half of that."""
     weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have none."""
     max_gradient_norm: Positive | None = 1.0

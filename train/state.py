@@ -1,4 +1,4 @@
-"""The state that a train step takes and returns."""
+"""The train state, which each step takes and returns."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,17 +12,17 @@ from ..models.nn.typing import Array, Key, Params, PyTree
 
 @struct.dataclass
 class TrainState:
-    """All that a run carries from step to step: arrays, or their shapes or shardings."""
+    """The state between two steps, as arrays, shapes or shardings."""
 
     step: PyTree
     """The number of steps taken, int32[]."""
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes: the reference of an objective, the base to which adapters
-    are trained, or under `further` further models of the objective; None for others."""
+    """Parameters that no step changes: the reference of an objective, the base of adapters, or
+    frozen further models of the objective under `further`; None if there are none."""
     further: Params | None = None
-    """Parameters of further models that an objective trains, by name; None for others."""
+    """Parameters of further models that the objective trains, by name; None if there are none."""
 
 
 Metrics = dict[str, Array]
@@ -41,10 +41,11 @@ def init_state(
         params: the parameters to train.
         tx: the optimizer.
         frozen: parameters for an objective with a `reference`. They must not share arrays with
-          `params` when a compiled step consumes its state.
+          `params`, as a compiled step donates its state.
         further: parameters of further models that the objective trains; see
           `Objective.initial_models`.
     """
+    # One optimizer updates all trained models, in one tree of parameters.
     trained = params if further is None else {**params, "further": further}
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained), frozen, further)
 
