@@ -1,1 +1,1 @@
-"""Training objectives, their losses, and the scores of predictions."""
+"""Training objectives with their hyperparameters, losses and metrics."""

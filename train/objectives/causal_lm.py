@@ -33,6 +33,7 @@ class CausalLMConfig(ObjectiveConfig[CausalLMData]):
         tokens = int(evaluation.counts["next_token"])
         return {
             "perplexity": perplexity(evaluation.loss),
+            # Bits per byte do not depend on the tokenizer.
             "bits_per_byte": evaluation.loss * tokens / (math.log(2) * split.content.num_bytes),
             "tokens": tokens,
         }

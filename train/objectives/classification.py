@@ -1,4 +1,4 @@
-"""Classifiers of texts: one label, several labels, a number, or one of several choices."""
+"""Text classification: one label, several labels, a number, or one of several choices."""
 
 import dataclasses
 from typing import cast
@@ -21,7 +21,7 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
-    """Labels of texts, of the kind that the data state; it has no hyperparameters."""
+    """Labels of texts, of the kind given by the data; it has no hyperparameters."""
 
     kind = "classification"
     data_kinds = (SequenceClassificationData,)
@@ -71,6 +71,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
     if target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
     names = examples.labels
+    # A single label that applies or not is scored as two classes, the second one positive.
     if target == "binary":
         (positive,) = names
         names = (f"not {positive}", positive)
@@ -80,6 +81,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
         return classification_scores(gold, present, names)
     found = [names.index(p["label"]) for p in predicted]
     scores = classification_scores(gold, found, names)
+    # Some tests have several parts, such as matched and mismatched: score each.
     parts = [example.part for example in split.content]
     for part in sorted(set(filter(None, parts))):
         right = [a == b for a, b, of in zip(gold, found, parts, strict=True) if of == part]
@@ -88,7 +90,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
 
 
 def label_terms(outputs: Outputs, labels: Array, weights: Array) -> Terms:
-    """Returns the sums of the loss and of correct labels."""
+    """Returns the sum of the loss and the number of correct labels."""
     result = softmax_cross_entropy(outputs.logits, labels, weights)
     return {"label": result.loss, "accuracy": result.correct}
 
@@ -114,7 +116,7 @@ MULTI_LABEL = dataclasses.replace(
         "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], row_weights(batch))
     },
 )
-"""Any number of labels for a sequence, each by its own sigmoid; of a binary target one."""
+"""Any number of labels for a sequence, each with a separate sigmoid; one for a binary target."""
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,
@@ -124,4 +126,4 @@ REGRESSION = dataclasses.replace(
         "squared_error": squared_error(outputs.logits[..., 0], batch["labels"], row_weights(batch))
     },
 )
-"""A number for a sequence, by squared error."""
+"""A number for a sequence, with squared error."""

@@ -31,14 +31,14 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     needs_init_from = True
 
     beta: Positive = 0.1
-    """The strength with which the model is held near the reference, its initial parameters."""
+    """Strength of the penalty for leaving the reference, the model's initial parameters."""
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
     """The loss of a pair; see `train.dpo`."""
     label_smoothing: Annotated[float, Range(least=0, below=0.5)] = 0.0
-    """For the loss `robust`: the share of pairs whose answers are in the wrong order."""
+    """For the loss `robust`: the share of pairs with swapped answers."""
     reference: Literal["precomputed", "frozen"] = "precomputed"
-    """precomputed: the log-probabilities of the reference are computed before training, and kept
-    for later runs. frozen: each step computes them from frozen parameters."""
+    """precomputed: the reference's log-probabilities are computed before training and cached for
+    later runs. frozen: each step computes them from frozen parameters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,13 +71,13 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return spec
 
     def prepare(self, data: DPOData, open_reference: OpenReference) -> DPOData:
-        """Returns the data with the reference that computes log-probabilities."""
+        """Returns the data with a reference for its log-probabilities, unless it is frozen."""
         if self.reference == "frozen":
             return data
         return data.with_reference(open_reference())
 
     def for_evaluation(self) -> "DPOConfig":
-        """Returns the settings with a precomputed reference: an evaluation has no frozen one."""
+        """Returns the settings with a precomputed reference, as an evaluation has no frozen one."""
         return dataclasses.replace(self, reference="precomputed")
 
 
@@ -88,6 +88,7 @@ def _log_sigmoid_loss(beta: float, label_smoothing: float) -> Callable[[Array, A
         if not label_smoothing:
             return -right
         wrong = jax.nn.log_sigmoid(-beta * difference)
+        # The expectation over swapped labels, rescaled to be unbiased.
         e = label_smoothing
         return (-(1 - e) * right + e * wrong) / (1 - 2 * e)
 
@@ -98,8 +99,8 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     """Returns the loss of direct preference optimization of a causal language model.
 
     With π and π_ref the probabilities of a whole answer under the model and under a frozen
-    reference, and Δ = log (π / π_ref) of the chosen answer minus that of the rejected one, the
-    loss of a pair is
+    reference, and Δ = log (π / π_ref) of the chosen minus the rejected answer, the loss of a pair
+    is
 
     - `sigmoid`: -log σ(β Δ) (Rafailov et al. 2023, equation 7);
     - `robust`: [-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)] / (1 - 2ε), where a share ε of the labels is
@@ -143,6 +144,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
             reference_log_probs = batch["reference_log_probs"]
         else:
             reference_log_probs = answer_log_probs(reference, batch)
+        # log (π / π_ref) of each answer, [B, 2].
         ratios = log_probs - reference_log_probs
         lengths = jnp.maximum(jnp.sum(answer_mask(batch), axis=-1), 1)
         per_token = ratios / lengths
@@ -171,7 +173,7 @@ _REWARDS = ("chosen", "rejected", "accuracies", "margins")
 
 
 def answer_log_probs(outputs: Outputs, batch: Batch) -> Float[Array, "B 2"]:
-    """Returns the log-probability of the answer in each row of a batch of pairs, in nats.
+    """Returns the log-probability in nats of each answer in a batch of pairs.
 
     Args:
         outputs: the outputs of a causal language model for the inputs of `dpo`.

@@ -1,7 +1,7 @@
-"""Group relative policy optimization (GRPO): answers are compared with others to their prompt.
+"""Group relative policy optimization (GRPO): compares the answers to each prompt.
 
-A batch holds answers that an earlier state of the model, the old policy, sampled, each with its
-advantage: by how much its reward exceeds what is usual for its prompt.
+A batch holds answers sampled by an earlier state of the model, the old policy. The advantage of an
+answer is the difference of its reward from the mean reward for its prompt.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 from .online import OnlineConfig, near_zero_note, per_token_spec
 
 GroupSize = Annotated[int, Range(least=2)]
-"""Answers to each prompt, for an objective that compares them."""
+"""Number of answers per prompt, for an objective that compares them."""
 Scale = Literal["group", "batch", "none"]
-"""The divisor of `group_advantages`: a standard deviation, or none."""
+"""The divisor of `group_advantages`: the standard deviation of the group or the batch, or none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,17 @@ class GRPOConfig(OnlineConfig):
     num_generations: GroupSize = 8
     beta: NonNegative = 0.0
     epsilon_high: NonNegative | None = None
-    """Largest relative increase of a probability, if not `epsilon`."""
+    """Largest relative increase of a probability; defaults to `epsilon`."""
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
     """How losses are averaged over tokens. dapo and bnpo: over all tokens of the batch. grpo: over
     the tokens of each answer, then over answers. dr_grpo: the sum is divided by the number of
     answers times max_new_tokens."""
     scale_rewards: Scale = "group"
-    """The standard deviation by which rewards are divided."""
+    """The standard deviation that divides centered rewards, or none."""
     importance: Literal["token", "sequence"] = "token"
-    """Ratios of probabilities of tokens or of whole answers (GSPO)."""
+    """Probability ratios of tokens or of whole answers (GSPO)."""
     correct_kl: bool = True
-    """Whether the divergence is estimated under the model, not under the policy that sampled."""
+    """Whether the divergence is estimated under the model instead of the sampling policy."""
 
     def loss(self, data: PolicyData) -> Objective:
         """Returns `grpo` with the longest answer that the data allow."""
@@ -65,7 +65,7 @@ class GRPOConfig(OnlineConfig):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns advantages, and log-probabilities as far as the loss needs them."""
+        """Returns advantages, and the log-probabilities that the loss needs."""
         del loss_mask
         found = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
@@ -106,29 +106,30 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     divides the sum by the number of answers times `max_new_tokens` (Liu et al. 2025). With
     `importance="sequence"` ρ is the exponential of the mean log-ratio of an answer's tokens (GSPO,
     Zheng et al. 2025, equation 7). Without `correct_kl` k lacks the factor ρ. Before the first
-    update after sampling ρ is 1 and the loss near 0 whatever the rewards, but its gradient is not.
+    update after sampling, ρ is 1 and the loss is near 0 for any rewards, but its gradient is not.
 
     The arrays of a batch:
 
     - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
       after each of them;
     - `attention_mask` int32 `[B, T]`: 1 for real tokens;
-    - `loss_mask` int32 or bool `[B, T]`: 1 where the label belongs to the answer, its end
-      included, and was written by the policy, not by a tool;
+    - `loss_mask` int32 or bool `[B, T]`: 1 where the label belongs to the answer, including its end
+      token, and was written by the policy, not by a tool;
     - `advantages` float32 `[B]`; see `group_advantages`;
     - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
       policy, in nats, at the same temperature. Without them the model is its own old policy: ρ = 1;
-    - `reference_log_probs` float32 `[B, T]`: those under the reference, if β is above 0.
+    - `reference_log_probs` float32 `[B, T]`: log-probabilities under the reference, if β is above
+      0.
 
     Measures: `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean`, the share of tokens whose
-    gradient the clipping takes away, with `clip_ratio/low_mean` and `clip_ratio/high_mean`; all are
+    gradient is clipped to 0, with `clip_ratio/low_mean` and `clip_ratio/high_mean`; all are
     means over the tokens of answers.
 
     Args:
         settings: the hyperparameters.
 
     Raises:
-        UserError: the loss type is `dr_grpo`, and `max_new_tokens`, by which it divides, is None.
+        UserError: the loss type is `dr_grpo`, and its divisor `max_new_tokens` is None.
     """
     beta, loss_type, longest = settings.beta, settings.loss_type, settings.max_new_tokens
     low, high = settings.epsilon, settings.epsilon_high
@@ -139,6 +140,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     def counts(batch: Batch) -> Terms:
         tokens = jnp.sum(answer_mask(batch)).astype(jnp.float32)
         rows = jnp.sum(real_rows(batch))
+        # The divisor of the policy term depends on how tokens are averaged.
         number = {"grpo": rows, "dr_grpo": rows * (longest or 1)}.get(loss_type, tokens)
         return {"policy": number, **dict.fromkeys(measures, tokens)}
 
@@ -147,15 +149,18 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)  # [B, 1]
         found = label_log_probs(outputs, batch, settings.temperature)
         log_probs = found.log_prob
+        # Without old log-probabilities ρ is 1 in value but keeps its gradient.
         old = batch.get("old_log_probs", jax.lax.stop_gradient(log_probs))
         log_ratio = jnp.where(mask, log_probs - old, 0.0)
         if settings.importance == "sequence":
             log_ratio = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths  # [B, 1]
         ratio = jnp.exp(log_ratio)
         advantages = batch["advantages"][:, None]
+        # One ratio per token [B, T], or per answer [B, 1].
         values = clipped_loss(ratio, advantages, low, low if high is None else high)
         values["entropy"] = found.entropy
         if beta:
+            # The k3 estimate of the divergence, which is never negative.
             towards = jnp.where(mask, batch["reference_log_probs"] - log_probs, 0.0)
             divergence = jnp.exp(towards) - towards - 1
             values["kl"] = divergence
@@ -175,19 +180,19 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
 def group_advantages(
     rewards: Float[Array, " N"], group_size: int, *, scale: Scale = "group"
 ) -> Float[Array, " N"]:
-    """Returns GRPO's advantages of the answers to each prompt (Shao et al. 2024, section 4.1.2).
+    """Returns GRPO's advantages of answers (Shao et al. 2024, section 4.1.2).
 
     The advantage of an answer is its reward minus the mean of its group, the answers to the same
-    prompt, divided by a standard deviation (of n - 1 degrees of freedom, plus 1e-4).
+    prompt, divided by a standard deviation (with n - 1 degrees of freedom, plus 1e-4).
 
     Args:
-        rewards: the rewards, group by group. An answer without a reward is NaN: it is left out, and
-          its advantage is 0.
+        rewards: the rewards, group by group. NaN for an answer without a reward: it is left out,
+          and its advantage is 0.
         group_size: the number of answers to each prompt, at least 2.
-        scale: whose standard deviation divides: the group's, that of the whole batch, or none.
+        scale: the standard deviation to divide by: of the group, of the whole batch, or none.
 
     Raises:
-        UserError: N is not a multiple of the group size, or the latter is below 2.
+        UserError: N is not a multiple of the group size, or the group size is below 2.
     """
     groups = in_groups(rewards, group_size)
     centered = groups - jnp.nanmean(groups, axis=1, keepdims=True)
@@ -195,4 +200,5 @@ def group_advantages(
         centered /= jnp.nanstd(groups, axis=1, ddof=1, keepdims=True) + 1e-4
     elif scale == "batch":
         centered /= jnp.nanstd(rewards, ddof=1) + 1e-4
+    # Groups without enough rewards have NaN or infinite values: they get no gradient.
     return jnp.nan_to_num(centered.reshape(-1), posinf=0.0, neginf=0.0)

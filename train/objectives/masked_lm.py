@@ -1,4 +1,4 @@
-"""Masked language models: predict masked tokens, and for BERT whether a sentence is the next."""
+"""Masked language models: predict masked tokens and, for BERT, next sentences."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return PRETRAINING if data.next_sentence else MASKED
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
-        """Returns all measures, perplexity, and the numbers of masked tokens and of pairs."""
+        """Returns all means, perplexity, and the numbers of masked tokens and of pairs."""
         del split
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
@@ -35,11 +35,11 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return {**means, "perplexity": perplexity(means["masked_token"]), **counted}
 
     def heads(self, data: PretrainingData) -> tuple[str, ...]:
-        """Returns the head with or without the classifier of next sentences."""
+        """Returns the head with or without the next-sentence classifier."""
         return ("pretraining" if data.next_sentence else "masked_lm",)
 
     def loss_note(self, data: PretrainingData) -> str | None:
-        """Returns a line on the two losses."""
+        """Returns a line on the two losses, if there are two."""
         if not data.next_sentence:
             return None
         return (

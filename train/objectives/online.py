@@ -1,4 +1,4 @@
-"""The base of objectives that learn from answers that the model samples: GRPO, RLOO, PPO."""
+"""The base of objectives that learn from sampled answers: GRPO, RLOO, PPO."""
 
 import dataclasses
 from abc import abstractmethod
@@ -16,50 +16,50 @@ from ..objective_config import ObjectiveConfig, OpenReference, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig(ObjectiveConfig[PolicyData]):
-    """How answers are sampled and rewarded, and what all such objectives do with the rewards."""
+    """The settings of sampling and rewards, shared by all online objectives."""
 
     data_kinds = (PolicyData,)
     progress_metrics = ("reward", "kl", "completions/mean_length")
     next_command = "chat {run}"
 
     rewards: tuple[str, ...] = ()
-    """Rewards of an answer, one or several: exact_match, arithmetic, format:REGEX, length:N,
-    contains:WORD, or the folder of a reward model's run."""
+    """One or several rewards: exact_match, arithmetic, format:REGEX, length:N, contains:WORD, or
+    the run folder of a reward model."""
     reward_weights: tuple[float, ...] = ()
-    """The factor of each reward in their sum; by default 1."""
+    """Weight of each reward in their sum. Defaults to 1."""
     missing_end_penalty: NonNegative = 0.0
-    """Penalty of an answer without an end, subtracted from its reward."""
+    """Penalty subtracted from the reward of an answer without an end token."""
     mask_truncated: bool = False
-    """Whether answers without an end are left out of the loss."""
+    """Whether the loss ignores answers without an end token."""
     num_generations: PositiveInt
-    """Answers to each prompt, G. A step samples and learns from batch_size · G answers."""
+    """Number of answers per prompt, G. A step samples and learns from batch_size · G answers."""
     max_new_tokens: PositiveInt | None = None
-    """Tokens of an answer at most, its end token included; None: half of data.length. What
-    is left of data.length is the longest prompt."""
+    """Maximum number of tokens of an answer, including its end token. If None, half of data.length.
+    The rest of data.length is for the prompt."""
     temperature: Positive = 1.0
     """Divisor of the logits in sampling and in the loss."""
     num_iterations: PositiveInt = 1
     """Passes over the answers of a step."""
     num_mini_batches: PositiveInt = 1
-    """Updates in each of these passes."""
+    """Updates in each pass."""
     beta: NonNegative
-    """Weight of the divergence from the model at the start. Above 0 the checkpoints hold that
-    model, too."""
+    """Weight of the divergence from the initial model. If above 0, checkpoints also contain that
+    model."""
     epsilon: NonNegative = 0.2
     """Largest relative change of a probability that is rewarded."""
 
     @property
     def updates_several(self) -> bool:
-        """Whether a step has several updates, so that the policy leaves the one that sampled."""
+        """Whether a step has several updates, so that the policy differs from the sampling one."""
         return self.num_iterations * self.num_mini_batches > 1
 
     @property
     def needs_log_probs(self) -> bool:
-        """Whether a step needs the log-probabilities of answers under the policy that sampled."""
+        """Whether a step needs the log-probabilities of answers under the sampling policy."""
         return self.updates_several or self.beta > 0
 
     def answer_length(self, data: PolicyData) -> int:
-        """Returns the longest answer in tokens, N."""
+        """Returns the maximum length of an answer in tokens, N."""
         given = self.max_new_tokens
         return max(data.length // 2, 1) if given is None else given
 
@@ -74,12 +74,12 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns what is learned from the rewards, as arrays of a batch of the loss.
+        """Returns the arrays that the loss learns from, computed from the rewards.
 
         Args:
-            rewards: the reward of each answer; NaN for none.
+            rewards: the reward of each answer; NaN without a reward.
             loss_mask: 1 where a label belongs to the answer.
-            scored: `log_probs`, `reference_log_probs` and `values`, as far as they are needed.
+            scored: `log_probs`, `reference_log_probs` and `values`, if needed.
         """
 
     def rollout_metrics(
@@ -94,15 +94,15 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
         Args:
             rewards: as in `targets`.
-            loss_mask: likewise.
-            scored: likewise.
-            ended: whether an answer has an end.
+            loss_mask: as in `targets`.
+            scored: as in `targets`.
+            ended: whether an answer has an end token.
         """
         del rewards, loss_mask, scored, ended
         return {}
 
     def build(self, data: PolicyData) -> Objective:
-        """Returns the loss; the state keeps the initial parameters if β is above 0."""
+        """Returns the loss, which keeps the initial parameters in the state if β is above 0."""
         return dataclasses.replace(self.loss(data), keeps_initial=self.beta > 0)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PolicyData) -> Scores:
@@ -111,7 +111,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return {**evaluation.means, "prompts": int(evaluation.counts["reward"])}
 
     def heads(self, data: PolicyData) -> tuple[str, ...]:
-        """Returns the head of a language model."""
+        """Returns the head of a causal language model."""
         del data
         return ("causal_lm",)
 
@@ -137,19 +137,20 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return arrays | {"advantages": ArraySpec((), Values.LABEL, "float32")}
 
     def prepare(self, data: PolicyData, open_reference: OpenReference) -> PolicyData:
-        """Returns the data whose prompts leave room for the longest answer."""
+        """Returns the data with prompts that leave room for the longest answer."""
         del open_reference
         return data.with_answer_length(self.answer_length(data))
 
 
 def per_token_spec(length: int) -> ArraySpec:
-    """Returns the description of a number at each token of a row."""
+    """Returns the spec of one number per token of a row."""
     return ArraySpec((length,), Values.LABEL, "float32")
 
 
 def near_zero_note(settings: OnlineConfig) -> str:
-    """Returns the note on a loss without a value: near 0 before the first update of a step."""
+    """Returns the note on a loss without values, which is near 0 in the first update of a step."""
     note = "the validation loss is the mean reward of held-out prompts, negated"
+    # With several updates the loss leaves 0 after the first, so the note would be wrong.
     if settings.updates_several:
         return note
     return f"{note}; the loss of a step is near 0 whatever the rewards, its gradient is not"

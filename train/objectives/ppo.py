@@ -1,7 +1,7 @@
-"""Proximal policy optimization (PPO): a learned value predicts the reward.
+"""Proximal policy optimization (PPO), with a learned value function.
 
-A model with a value head predicts at each token the reward to come. Advantages are what comes
-beyond that prediction. Everything here is as in TRL 1.12, the last version with PPO.
+A value head predicts the future reward at each token. Advantages are the rewards beyond that
+prediction. Everything here is as in TRL 1.12, the last version with PPO.
 """
 
 import dataclasses
@@ -39,21 +39,21 @@ class PPOConfig(OnlineConfig):
     value_coefficient: NonNegative = 0.1
     """Weight of the value's squared error."""
     epsilon_value: NonNegative = 0.2
-    """Largest change of a value that is learned."""
+    """Largest change of a value in its loss."""
     gamma: Fraction = 1.0
     """Discount of later rewards."""
     gae_lambda: Fraction = 0.95
     """Weight of later values against earlier ones in advantages."""
     whiten_rewards: bool = False
-    """Whether rewards of tokens are scaled to variance 1."""
+    """Whether token rewards are scaled to variance 1."""
 
     @property
     def needs_log_probs(self) -> bool:
-        """True: the loss compares with the policy that sampled and with its values."""
+        """True: the loss needs log-probabilities and values of the sampling policy."""
         return True
 
     def heads(self, data: PolicyData) -> tuple[str, ...]:
-        """Returns the head of a language model with values."""
+        """Returns the head of a causal language model with values."""
         del data
         return ("causal_lm_with_value",)
 
@@ -119,15 +119,15 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
 
     With ρ the ratio of the probabilities of a token under the model and under the old policy, and A
     its advantage, the loss of a token is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A), averaged over the
-    tokens of all answers. The loss of a value v, whose target is the return R and which was v_old,
-    is ½ max((v - R)², (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers and,
-    where there is room, the token after each. The model has the head `causal_lm_with_value`.
+    tokens of all answers. The loss of a value v with target R, the return, and old value v_old is ½
+    max((v - R)², (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers and, where
+    there is room, the token after each answer. The model has the head `causal_lm_with_value`.
 
     The arrays of a batch:
 
-    - `input_ids`, `labels`, `attention_mask`, `loss_mask` int32 `[B, T]`: as those of `grpo`;
-    - `value_mask` int32 or bool `[B, T]`: 1 where a value is learned, see `ppo_targets`;
-    - `advantages`, `returns` float32 `[B, T]`: of `ppo_targets`;
+    - `input_ids`, `labels`, `attention_mask`, `loss_mask` int32 `[B, T]`: as in `grpo`;
+    - `value_mask` int32 or bool `[B, T]`: 1 where a value is learned; see `ppo_targets`;
+    - `advantages`, `returns` float32 `[B, T]`: from `ppo_targets`;
     - `old_log_probs` float32 `[B, T]`: log-probabilities of the labels under the old policy, in
       nats, at the same temperature;
     - `old_values` float32 `[B, T]`: the values of the old policy.
@@ -152,12 +152,14 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         mask, value_mask = _masks(batch)
+        # The clipped policy loss of each token.
         found = label_log_probs(outputs, batch, settings.temperature)
         log_ratio = jnp.where(mask, found.log_prob - batch["old_log_probs"], 0.0)
         ratio, advantages = jnp.exp(log_ratio), batch["advantages"]
         plain = -advantages * ratio
         clipped = -advantages * jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
 
+        # The clipped value loss: a value that moved far towards its return gets no gradient.
         old, returns = batch["old_values"], batch["returns"]
         near = jnp.clip(outputs.values, old - epsilon_value, old + epsilon_value)
         error, near_error = jnp.square(outputs.values - returns), jnp.square(near - returns)
@@ -192,35 +194,37 @@ def ppo_targets(
     reference_log_probs: Float[Array, "B T"] | None = None,
     settings: PPOConfig = PPOConfig(),
 ) -> dict[str, Array]:
-    """Returns what PPO learns from the scores of answers, as arrays of a batch of `ppo`.
+    """Returns the targets of PPO from the scores of answers, as arrays of a batch of `ppo`.
 
-    The reward of a token is -β log (π_old / π_ref), and the score of its answer is added at the
-    token after the last one, or at the last one where there is no room. Advantages are generalized
-    ones (Schulman et al. 2016, equation 16), scaled to mean 0 and variance 1 over all tokens.
+    The reward of a token is -β log (π_old / π_ref). The answer's score is added at the token after
+    its last one, or at the last one if the row is full. Generalized advantages (Schulman et al.
+    2016, equation 16) are scaled to mean 0 and variance 1 over all tokens.
 
     Args:
         scores: the reward of each answer.
         log_probs: log-probabilities of the labels under the old policy, in nats.
-        values: its values.
-        loss_mask: 1 where the label belongs to the answer; at no row's last position.
-        reference_log_probs: those under the reference; None: there is no divergence.
-        settings: β, γ, λ, and whether the rewards of tokens are scaled to variance 1 first.
+        values: the values of the old policy.
+        loss_mask: 1 where the label belongs to the answer; 0 at the last position of each row.
+        reference_log_probs: log-probabilities under the reference; None for no divergence.
+        settings: β, γ, λ, and whether token rewards are first scaled to variance 1.
 
     Returns:
         `advantages`, `returns`, `old_log_probs` and `old_values` float32 `[B, T]`, and `value_mask`
         int32 `[B, T]`.
     """
     mask = loss_mask != 0
-    # The token after an answer's last one has a value, too: the state in which the score comes.
+    # The token after an answer's last one also has a value, as it receives the score.
     after = jnp.roll(mask, 1, axis=1).at[:, 0].set(False).at[:, -1].set(False)
     value_mask = mask | after
     positions = jnp.arange(mask.shape[1])
     last = jnp.max(jnp.where(value_mask, positions, -1), axis=1, keepdims=True)  # [B, 1]
+    # Token rewards: the score at the last value, and the divergence at each token.
     rewards = jnp.where(positions == last, scores[:, None], 0.0)
     if reference_log_probs is not None:
         rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
     if settings.whiten_rewards:
         rewards = jnp.where(value_mask, whitened(rewards, value_mask, shift_mean=False), 0.0)
+    # Values beyond an answer are 0, so that its return ends there.
     values = jnp.where(value_mask, values, 0.0)
     raw = generalized_advantages(
         rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
@@ -239,6 +243,7 @@ def generalized_advantages(
 ) -> Float[Array, "B T"]:
     """Returns Σ (γ λ)^k δ_(t+k) with δ_t = r_t + γ v_(t+1) - v_t (Schulman et al. 2016)."""
     following = jnp.concatenate([values[:, 1:], jnp.zeros_like(values[:, :1])], axis=1)
+    # The error of each value's one-step prediction.
     deltas = rewards + gamma * following - values
 
     def before(later: Array, delta: Array) -> tuple[Array, Array]:
@@ -252,7 +257,7 @@ def generalized_advantages(
 def whitened(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, shift_mean: bool = True
 ) -> Float[Array, "B T"]:
-    """Returns values with variance 1 over a mask, and with mean 0 unless `shift_mean` is false."""
+    """Scales values to variance 1 over a mask, and to mean 0 if `shift_mean`."""
     number = jnp.sum(mask)
     mean = jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(number, 1)
     squares = jnp.sum(jnp.where(mask, jnp.square(values - mean), 0.0))
@@ -261,6 +266,6 @@ def whitened(
 
 
 def _masks(batch: Batch) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
-    """Returns where a label belongs to an answer, and where a value is learned."""
+    """Returns the masks of answer labels and of learned values."""
     real = batch["attention_mask"] != 0
     return answer_mask(batch), (batch["value_mask"] != 0) & real

@@ -1,4 +1,4 @@
-"""Extractive question answering: where the answer begins and ends."""
+"""Extractive question answering: the start and end of the answer."""
 
 import dataclasses
 from typing import cast
@@ -41,7 +41,7 @@ class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
 
 
 def _span_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns 1 for each row that is not filler and whose answer has a known place, else 0."""
+    """Returns 1 for each row with a known answer position that is not filler, else 0."""
     return row_weights(batch) * (batch["start_positions"] >= 0)
 
 
@@ -50,6 +50,7 @@ def _span_terms(outputs: Outputs, batch: Batch) -> Terms:
     seen = batch["attention_mask"] != 0
     terms = {}
     for name in ("start", "end"):
+        # Padding cannot begin or end an answer.
         logits = jnp.where(seen, getattr(outputs, f"{name}_logits"), -1e30)
         result = softmax_cross_entropy(logits, batch[f"{name}_positions"], weights)
         terms |= {name: result.loss, f"{name}_accuracy": result.correct}
@@ -68,4 +69,4 @@ SPAN = Objective(
         "end_logits": outputs.end_logits,
     },
 )
-"""Where an answer begins and ends (Devlin et al. 2019, section 4.2)."""
+"""The start and end of an answer (Devlin et al. 2019, section 4.2)."""

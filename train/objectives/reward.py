@@ -1,4 +1,4 @@
-"""Reward models: a number for a text, learned from preferences.
+"""Reward models: score a text with a number, learned from preferences.
 
 A preference is a pair of texts, the chosen one and the rejected one, for the same prompt.
 """
@@ -27,7 +27,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
     next_command = "evaluate {run} --data SOURCE"
 
     margin: float = 0.0
-    """The least difference of the rewards of a pair for which the loss asks."""
+    """Difference of rewards that the loss requests of a pair."""
     centering: NonNegative = 0.0
     """The weight of the squared sum of both rewards, which keeps rewards near 0; TRL recommends
     0.01."""
@@ -45,13 +45,13 @@ class RewardConfig(ObjectiveConfig[RewardData]):
         return {**preference_metrics(evaluation, split), **extreme}
 
     def heads(self, data: RewardData) -> tuple[str, ...]:
-        """Returns the head with one number."""
+        """Returns the classification head, which has a single label here."""
         del data
         return ("sequence_classification",)
 
 
 def preference_metrics(evaluation: Evaluation, split: DataSplit) -> Scores:
-    """Returns the measures of an evaluation on preferences, and the number of pairs."""
+    """Returns the metrics of an evaluation on preferences, and the number of pairs."""
     measures = {name: x for name, x in evaluation.means.items() if name != "preference"}
     return {**measures, "pairs": split.examples.num_examples}
 
@@ -67,7 +67,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
     - `input_ids` int32 `[B, 2, T]`: prompt and answer, the chosen one first, padded on the right;
     - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens; a causal model is read at the last;
     - `token_type_ids` int32 `[B, 2, T]` (optional, for an encoder that has segments);
-    - `margin` float32 `[B]` (optional): is added to `margin`;
+    - `margin` float32 `[B]` (optional): added to the setting `margin`;
     - `pair_weights` float32 `[B]` (optional): the weight of each pair, such as 1 / the number of
       pairs of its prompt; the loss is the weighted mean.
 
@@ -85,6 +85,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
         return dict.fromkeys((*names, "accuracy", "margin", "mean_reward"), number)
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
+        # Rows 2i and 2i + 1 are the chosen and the rejected text of pair i.
         rewards = outputs.logits[:, 0].reshape(-1, 2)  # [B, 2]
         difference = rewards[:, 0] - rewards[:, 1]
         wanted = margin + batch["margin"] if "margin" in batch else margin

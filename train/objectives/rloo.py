@@ -1,4 +1,4 @@
-"""REINFORCE with a leave-one-out baseline (RLOO): whole answers are compared."""
+"""REINFORCE with a leave-one-out baseline (RLOO): compares whole answers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -45,8 +45,9 @@ class RLOOConfig(OnlineConfig):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns advantages of rewards less the divergence, and the old log-probabilities."""
+        """Returns advantages of the rewards minus the divergence, and the old log-probabilities."""
         if self.beta:
+            # The divergence is part of the reward, not of the loss.
             divergence = scored["log_probs"] - scored["reference_log_probs"]
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
         found = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
@@ -73,7 +74,7 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
     -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A), averaged over answers. The divergence from a reference is
     part of the reward; see `RLOOConfig.targets`.
 
-    The arrays of a batch are those of `grpo`; there are no `reference_log_probs`. Measures:
+    A batch has the arrays of `grpo` except `reference_log_probs`. Measures:
     `entropy`, a mean over tokens; `clip_ratio/region_mean`, `…/low_mean` and `…/high_mean`, means
     over answers.
 
@@ -91,6 +92,7 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
         mask = answer_mask(batch)
         found = label_log_probs(outputs, batch, settings.temperature)
         old = batch.get("old_log_probs", jax.lax.stop_gradient(found.log_prob))
+        # The log-ratio of an answer is the sum over its tokens.
         ratio = jnp.exp(sum_over_answers(found.log_prob - old, mask))  # [B]
         values = clipped_loss(ratio, batch["advantages"], epsilon, epsilon)
         entropy = masked_sums({"entropy": found.entropy}, mask)
@@ -105,17 +107,18 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
 
 
 def leave_one_out_advantages(rewards: Float[Array, " N"], group_size: int) -> Float[Array, " N"]:
-    """Returns RLOO's advantages: a reward minus the mean of the others of its group.
+    """Returns RLOO's advantages: each reward minus the mean of the other rewards of its group.
 
     Args:
-        rewards: the rewards, group by group. An answer without a reward is NaN: it is left out, and
-          its advantage is 0.
+        rewards: the rewards, group by group. NaN for an answer without a reward: it is left out,
+          and its advantage is 0.
         group_size: the number of answers to each prompt, at least 2.
 
     Raises:
-        UserError: N is not a multiple of the group size, or the latter is below 2.
+        UserError: N is not a multiple of the group size, or the group size is below 2.
     """
     groups = in_groups(rewards, group_size)
+    # The mean of the other rewards, from the group's sum.
     others = jnp.sum(~jnp.isnan(groups), axis=1, keepdims=True) - 1
     baseline = (jnp.nansum(groups, axis=1, keepdims=True) - groups) / others
     return jnp.nan_to_num((groups - baseline).reshape(-1), posinf=0.0, neginf=0.0)

@@ -1,6 +1,7 @@
-"""Encoder-decoders: predict each next token of a target, given its source.
+"""Encoder-decoders: predict each next token of a target from its source.
 
-Translation, any pairs of texts, and the denoising of T5 and BART, whose targets are removed text.
+It is used for translation, other text pairs, and the denoising of T5 and BART, whose targets
+contain the removed text.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
     }
 
     label_smoothing: Rate = 0.0
-    """The fraction of each label's probability that the other tokens share."""
+    """Fraction of each label's probability that is spread over the other tokens."""
 
     def build(self, data: Seq2SeqData) -> Objective:
         """Returns `seq2seq`."""
@@ -47,6 +48,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
         """Returns perplexity, accuracy, and the numbers of tokens and of pairs or texts."""
         means, tokens = evaluation.means, int(evaluation.counts["nll"])
         scores = {"perplexity": perplexity(means["nll"]), "accuracy": means["accuracy"]}
+        # Text pairs may have a smoothed loss, so they also report the plain one.
         if data.kind in self.generation:
             pairs = len(cast(TranslationExamples, split.examples).pairs)
             return {"nll": means["nll"], **scores, "tokens": tokens, "pairs": pairs}
@@ -72,7 +74,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
 def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
     """Returns the loss of each next token of a target (Vaswani et al. 2017, section 5.4).
 
-    The term of the loss is smoothed; the plain loss, `nll`, and the accuracy are measures.
+    The loss term is smoothed; the plain loss `nll` and the accuracy are metrics.
 
     Args:
         settings: the hyperparameters.

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (SFT): next tokens, of which only the marked ones are learned."""
+"""Supervised fine-tuning (SFT): next-token prediction on the marked tokens only."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ class SFTConfig(ObjectiveConfig[SupervisedData]):
         }
 
     def heads(self, data: SupervisedData) -> tuple[str, ...]:
-        """Returns the head of a language model."""
+        """Returns the head of a causal language model."""
         del data
         return ("causal_lm",)
 
@@ -47,14 +47,14 @@ def supervised() -> Objective:
     """Returns the loss of supervised fine-tuning of a causal language model.
 
     The loss is -Σ log π(y_t | …) over the marked labels, divided by their number in the whole
-    batch, in nats (Ouyang et al. 2022, section 3.5, step 1). The arrays of a batch are those of
-    `CAUSAL` and `loss_mask`:
+    batch, in nats (Ouyang et al. 2022, section 3.5, step 1). A batch has the arrays of `CAUSAL` and
+    `loss_mask`:
 
     - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each of them;
     - `segment_ids` int32 `[B, T]`: the number of the example in a packed row, 0 for padding;
       `position_ids` int32 `[B, T]` (optional);
-    - `loss_mask` int32 or bool `[B, T]`: 1 where the label is to be learned, as the tokens of an
-      answer and its end; 0 for prompts, padding, and the first token of a packed example.
+    - `loss_mask` int32 or bool `[B, T]`: 1 for labels to learn, such as the tokens of an answer and
+      its end; 0 for prompts, padding, and the first token of a packed example.
 
     Measures: `mean_token_accuracy`, the share of the marked labels that have the highest logit.
     """

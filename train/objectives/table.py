@@ -1,4 +1,4 @@
-"""The table of objectives. A new objective is a file in this folder, and a line here."""
+"""The table of objectives. A new objective is a file in this folder and a line here."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -23,14 +23,14 @@ OBJECTIVES = {
     "multiple_choice": "classification.MultipleChoiceConfig",
     "seq2seq": "seq2seq.Seq2SeqConfig",
 }
-"""Objective → file and class. A file is imported when it is needed: help should appear at once."""
+"""Objective → file and class. Files are imported on demand, so that help appears at once."""
 
 
 def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
     """Returns the class of an objective.
 
     Raises:
-        KeyError: There is no such objective.
+        KeyError: The objective is unknown.
     """
     file, _, name = OBJECTIVES[kind].partition(".")
     return getattr(import_module(f".{file}", __package__), name)
@@ -47,7 +47,7 @@ def data_class(kind: str) -> type[DataConfig]:
     """Returns the class of a kind of data.
 
     Raises:
-        KeyError: There is no such kind.
+        KeyError: The kind is unknown.
     """
     for _, data in _of_data(kind):
         return data
@@ -57,20 +57,22 @@ def data_class(kind: str) -> type[DataConfig]:
 def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
     """Returns the first objective in the table that learns from the data.
 
-    It is marked: `dataclasses.replace(config, data=…)` with other data then chooses again.
+    It is marked as a default, so that `dataclasses.replace(config, data=…)` chooses again for other
+    data.
 
     Raises:
-        UserError: None does.
+        UserError: No objective learns from the data.
     """
     for objective, _ in _of_data(data.kind):
         chosen = objective()
+        # The dataclass is frozen, and the mark must not become a field or an option.
         object.__setattr__(chosen, "is_default", True)
         return chosen
     raise UserError(f"data.kind {data.kind!r} has no objective: add it to objectives/table.py")
 
 
 def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None:
-    """Checks an objective against the data of a run.
+    """Checks that an objective suits the data of a run.
 
     Raises:
         UserError: It learns from other data, or a hyperparameter does not suit the data.

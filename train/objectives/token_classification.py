@@ -1,4 +1,4 @@
-"""Classifiers of words: parts of speech, names."""
+"""Word classification, such as parts of speech or names."""
 
 import dataclasses
 from typing import cast
@@ -33,7 +33,7 @@ class TokenClassificationConfig(ObjectiveConfig[TokenClassificationData]):
     def metrics(
         self, evaluation: Evaluation, split: DataSplit, data: TokenClassificationData
     ) -> Scores:
-        """Returns the scores of entities; of other labels the accuracy of tokens."""
+        """Returns entity scores for BIO labels, otherwise the token accuracy."""
         del data
         examples = cast(TokenClassificationExamples, split.examples)
         if not all(name == "O" or name[:2] in ("B-", "I-") for name in examples.labels):
@@ -43,7 +43,7 @@ class TokenClassificationConfig(ObjectiveConfig[TokenClassificationData]):
 
 
 def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
-    """Returns 1 for each first piece of a word, whose label is at least 0, else 0."""
+    """Returns 1 for the first piece of each word, which has a label of at least 0, else 0."""
     return ((batch["labels"] >= 0) & (batch["attention_mask"] != 0)).astype(jnp.float32)
 
 
@@ -60,7 +60,10 @@ TAGGING = Objective(
     inputs=ENCODER_INPUTS,
     counts=lambda batch: label_counts(_tag_weights(batch)),
     terms=lambda outputs, batch: label_terms(
-        outputs, jnp.maximum(batch["labels"], 0), _tag_weights(batch)
+        # Labels below 0 have weight 0, but must be valid indices.
+        outputs,
+        jnp.maximum(batch["labels"], 0),
+        _tag_weights(batch),
     ),
     predictions=_tag_predictions,
 )
