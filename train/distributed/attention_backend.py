@@ -102,6 +102,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
             ring = context if kernel in PART_KERNELS else 1
             return KernelChoice(kernel, instead_of, reason, ring)
         instead_of, reason = instead_of or kernel, reason or cannot
+    # Report that a faster kernel was declined.
     if asked == "xla" and fastest is not None:
         return KernelChoice("xla", fastest, "execution.attention says so")
     if asked in ("auto", "xla"):

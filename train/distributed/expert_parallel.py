@@ -58,6 +58,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
 def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:
     """Returns the sums for the device's tokens over the experts of all devices."""
     kernels = Kernels(
+        # Gather the width of the kernels, which is sharded over `fsdp`.
         tuple(jax.lax.all_gather(k, WIDTH, axis=1, tiled=True) for k in kernels.inputs),
         jax.lax.all_gather(kernels.down, WIDTH, axis=2, tiled=True),
     )

@@ -194,6 +194,7 @@ def gather_candidates(
         )
     if gather != "auto":
         return (gather,)
+    # auto: try "step" first if it is supported and may fit into memory.
     once = mesh.shape["fsdp"] > 1 and not others and not whole_batch
     return ("step", "layer") if once and fits else ("layer",)
 
@@ -256,6 +257,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     axes, dtype = way.axes, way.dtype
     if not axes:
         return function
+    # The specs of a manual program name the manual axes only.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
@@ -280,9 +282,11 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         if way.per_layer:
+            # Parameters stay sharded here, and each layer gathers its part.
             with _reading(specs, dtype, stages):
                 gradients, sums = function(params, frozen, counts, rows)
         else:
+            # Gather all parameters before the first micro-batch.
             whole, frozen = map_named(gathered, (params, frozen), specs)
             gradients, sums = function(whole, frozen, counts, rows)
         return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
@@ -325,6 +329,7 @@ def _gathered(name: str, x: Array, spec: PartitionSpec, dtype: DTypeLike | None)
 
     Linear maps and embeddings are sent in `dtype`; only linear maps are kept in it.
     """
+    # Cast before sending: bfloat16 has half of the bytes of float32.
     cast = LINEAR.fullmatch(name) or EMBEDDING.fullmatch(name)
     whole, sent_as = x, x.dtype if dtype is None or not cast else dtype
     for dimension, axes in _sharded(spec):
@@ -429,6 +434,7 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     Returns:
         The groups of both stages, as indices along the axis; empty for a prime number.
     """
+    # The most balanced factors of the number.
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
         return ()
@@ -469,6 +475,7 @@ def _scattered_in_stages(
     num_shards = math.prod(len(groups[0]) for groups in stages)
     x = jnp.moveaxis(x, dimension, 0)
     rest = x.shape[1:]
+    # [shards, rows of a shard, rest]: each stage scatters the first axis.
     x = x.reshape(num_shards, x.shape[0] // num_shards, math.prod(rest))
     for groups in stages:
         x = jax.lax.psum_scatter(x, over, tiled=True, axis_index_groups=groups)

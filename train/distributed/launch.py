@@ -69,6 +69,7 @@ def launch(command: list[str], processes: int) -> int:
             all_failed = failed is None or len({process.poll() for process in started}) == 1
         finally:
             for process in started:
+                # The remaining processes would wait for the failed one.
                 process.kill()
                 process.wait()
             for thread in printing:

@@ -86,6 +86,7 @@ def _connect(seconds: int) -> None:
     jax.distributed.initialize(
         num_processes=count,
         process_id=index,
+        # With explicit settings jax must not look for a cluster.
         cluster_detection_method=None if None in (address, count, index) else "deactivate",
         initialization_timeout=seconds + 60,
         heartbeat_timeout_seconds=SILENCE_SECONDS,
@@ -199,6 +200,7 @@ def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     pending: list[jax.Array] = []
 
     def reduce(numbers: Sequence[int]) -> Sequence[int]:
+        # One row per device, so that the reduction runs on all devices.
         here = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
         pending.append(greatest(jax.make_array_from_process_local_data(each, here)))
         return np.asarray(pending.pop(0)).tolist() if len(pending) > 1 else [0] * len(numbers)

@@ -47,6 +47,7 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         def on_one(
             params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, data: Array
         ) -> tuple[Params, PyTree]:
+            # Rebuild typed keys from their data.
             rows = batch, jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
             return jax.lax.psum(function(params, frozen, counts, rows), AXIS)
 

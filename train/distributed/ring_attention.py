@@ -118,6 +118,7 @@ def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
         window: how many keys a query attends to, including its own.
         num_devices: n.
     """
+    # Steps to the farthest visible key, rounded up.
     seen = min(-(-(window - 1) // length), num_devices - 1)
     return min(max(window // length - 1, 0), seen), seen
 
@@ -215,6 +216,7 @@ class Ring:
         positions = device * length + tokens
         if self.is_zigzag:
             half = length // 2
+            # In zigzag order the two halves are the parts i and 2n - 1 - i.
             part = jnp.where(tokens < half, device, 2 * self.size - 1 - device)
             positions = part * half + tokens % half
         return jnp.broadcast_to(positions, x.shape[:2])
@@ -319,6 +321,7 @@ class Ring:
             def visited(stays: T, travels: U) -> tuple[T, U]:
                 return visit(stays, travels, keys, step=number, band=band)
 
+            # The sums of the keys follow their keys around the ring.
             travels = self._hand_on(travels)
             if self.window is None:
                 return visited(stays, travels)
@@ -370,6 +373,7 @@ class Ring:
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
         if mine.head_keys is not None:
+            # Dropout keys have no token axis, so they are repeated for both pairs.
             queries = queries._replace(head_keys=jnp.concatenate([mine.head_keys] * 2))
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 

@@ -291,6 +291,7 @@ def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict
     parts = process_shard(mesh)[1]
 
     def put(rows: np.ndarray | jax.Array) -> jax.Array:
+        # All processes have equal parts of the global batch.
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 

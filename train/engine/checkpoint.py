@@ -85,6 +85,7 @@ class Checkpoints:
     def _write_checksums(self) -> None:
         """Writes the checksums of a complete checkpoint before it gets its final name."""
         if jax.process_index() == 0:
+            # Orbax renames this temporary folder afterwards.
             write_checksums(self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}")
 
     def __enter__(self) -> "Checkpoints":
@@ -124,6 +125,7 @@ class Checkpoints:
             RunError: This checkpoint or the previous one cannot be written.
         """
         step = int(state.step)
+        # A run that stops right after a checkpoint would save the same step again.
         if step == self.newest:
             return
         self.wait()

@@ -197,6 +197,7 @@ def make_sharded_step(
     shardings = state_shardings(shapes, mesh, model.config)
     replicated = NamedSharding(mesh, PartitionSpec())
 
+    # Choose the ways to exchange parameters and gradients over the devices.
     if parallel == "pmap":
         trained_fn = model.apply  # in pmap a model runs on one device
         exchanges = (pmap_exchange(mesh, whole_batch=objective.whole_batch),)
@@ -227,6 +228,7 @@ def make_sharded_step(
             adapter=adapter,
             exchange=exchange.wrap,
         )
+        # Donate the state, so that the old and the new state share memory.
         compiled = jax.jit(
             _on_mesh(step, mesh),
             in_shardings=(shardings, None, replicated),  # None: the batch keeps its shardings
@@ -270,6 +272,7 @@ def make_init(
         params = init_params(model, rng)
         kept = objective.reference or objective.keeps_initial
         if objective.models:
+            # Derive another key, so that further models differ from the model.
             further, fixed = objective.initial_models(jax.random.fold_in(rng, 1))
             frozen = {**(params if kept else {}), **(fixed or {})} or None
             return init_state(params, tx, frozen, further)
@@ -315,6 +318,7 @@ def configured_step(
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
+    # From here on the configuration names the kernel, not "auto".
     config = with_kernel(config, chosen.kernel)
     if mesh.shape["expert"] > 1 and not config.model.num_experts:
         raise UserError(

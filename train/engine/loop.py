@@ -72,6 +72,7 @@ class Loop:
         try:
             self._evaluate_before_first_step()
             while self.step < self.config.steps:
+                # Collective: all processes stop before the same step.
                 self.stopper.check()
                 self._take_step()
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
@@ -109,6 +110,7 @@ class Loop:
         # Virtual CPU devices may deadlock with several programs in flight.
         if has_virtual_devices():
             self.stopper.wait_for(metrics)
+        # Save the position only after the step, so that a failed step repeats its batch.
         self.step, self.position = number, self.batches.get_state()
         self._log_pending()
         self.pending = number, metrics
@@ -126,7 +128,7 @@ class Loop:
         self.progress.advance(step, numbers["loss"])
         if self.log is not None and step % self.config.log_every == 0:
             skipped = self.bad_steps.counts.total
-            rate = float(jnp.asarray(self.schedule(step - skipped - 1)))  # it counts updates
+            rate = float(jnp.asarray(self.schedule(step - skipped - 1)))  # counts updates, from 0
             self._check_folder()
             counted = {"learning_rate": rate, "skipped_steps": skipped}
             self.log.write(step, "train", {**counted, **numbers})
@@ -193,6 +195,7 @@ class Loop:
         )
 
     def _until_stopped(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+        # An evaluation changes no state, so a signal may interrupt it between batches.
         for batch in batches:
             self.stopper.check_here()
             yield batch

@@ -78,6 +78,7 @@ def memory_of_each() -> int | None:
 
 def available_on_machine() -> int | None:
     """Returns the free memory of the machine with its swap space, or of the container if less."""
+    # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
         lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())

@@ -113,6 +113,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
     Raises:
         UserError: The batch does not fit.
     """
+    # The host of each process holds only its part of the global batch.
     whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
     needed, available = whole // jax.process_count(), available_on_machine()
     if available is not None and needed > available:

@@ -124,6 +124,7 @@ class PolicyTrainer:
             StepNotTaken: a reward failed; `state` is unchanged.
         """
         sample_key, update_key = self._keys
+        # Keys depend on the step number alone, so that a resumed run samples the same answers.
         number = int(state.step)
         rollout = self._sample(
             state.params,
@@ -270,6 +271,7 @@ class PolicyTrainer:
         if parts == 1:
             return [rows] * iterations
         number = next(iter(rows.values())).shape[0]
+        # Each pass over the rows has another order.
         rng = np.random.default_rng([self.config.seed, step])
         orders = [rng.permutation(number) for _ in range(iterations)]
         return [
@@ -339,6 +341,7 @@ class PolicyTrainer:
             )
             for name, x in rows.items()
         }
+        # Replace the update by the candidate that fits into memory.
         chosen, program = self.sharded.compile(part)
         changed, self.sharded = chosen.change_from(self.sharded), chosen
         return program, changed

@@ -209,6 +209,7 @@ def start_or_resume(
     if base is not None:
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
+    # What remains in `data` is the position of the iterator.
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return Start(state, newest, skipped, evaluation_due)
@@ -237,11 +238,13 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     plan = run.init_from
     if plan is None:
         return trainer.init()
+    # Both the loss and rollouts may use the initial parameters as a reference.
     keep_initial = opened.objective.reference or opened.objective.keeps_initial
     if run.config.lora is not None:
         lora = make_lora(run.config.lora, create(run.config.model))
         return _with_base(trainer, plan, lora, keep_initial=keep_initial, log=log)
     state = trainer.init()
+    # Parameters are read directly into their shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
     frozen = state.frozen

@@ -56,6 +56,7 @@ class StopRequest:
     def _handle(self, number: int, frame: object) -> None:
         if number == SIGHUP:
             _leave_closed_terminal()
+        # The first signal is only recorded: the loop checks it between steps.
         if not self.number:
             self.number, self._received = number, time.monotonic()
             if self.cuts_off:
@@ -82,6 +83,7 @@ def stop_requested() -> Iterator[StopRequest]:
 def _leave_closed_terminal() -> None:
     """Redirects output of a closed terminal to the null device, because saving prints messages."""
     for file in (1, 2):
+        # A closed terminal is a character device that is no longer a terminal.
         if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 

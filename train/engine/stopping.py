@@ -46,6 +46,7 @@ class Stopper:
 
     def check(self) -> None:
         """Raises StopNow if any process has a reason to stop; all processes call it together."""
+        # The maximum over processes: a reason in one process stops all.
         failed, self._signal = self._greatest((self.failure is not None, self._request.number))
         if failed or self._signal:
             raise StopNow
@@ -79,6 +80,7 @@ class Stopper:
         try:
             yield
         except errors as error:
+            # StepNotTaken wraps the error of a reward; store the error itself.
             cause = error.__cause__ if isinstance(error, StepNotTaken) else error
             if cause is error and not self._alone:
                 raise

@@ -140,6 +140,7 @@ def accumulate(function: Callable[[T], tuple[Params, Terms]], parts: T) -> tuple
     def body(total: tuple[Params, Terms], part: T) -> tuple[tuple[Params, Terms], None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
+    # Start the sum with zeros of the shapes of a part's results.
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(body, zeros, parts)[0]

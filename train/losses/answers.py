@@ -64,7 +64,7 @@ def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S
     """Returns the rewards grouped by prompt.
 
     Raises:
-        UserError: N is not a multiple of the group size, or the latter is below 2.
+        UserError: N is not a multiple of the group size, or the group size is below 2.
     """
     if group_size < 2 or rewards.shape[0] % group_size:
         raise UserError(

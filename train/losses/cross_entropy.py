@@ -69,6 +69,7 @@ def _sums(
     logits: Array, labels: Array, weights: Array, smoothing: float
 ) -> tuple[CrossEntropy, Array]:
     """Returns the sums, and the logarithm of each item's softmax denominator."""
+    # Subtract the maximum for numerical stability; its gradient cancels.
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
     log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))

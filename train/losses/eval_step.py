@@ -86,6 +86,7 @@ def evaluate(
                 total[name] = total.get(name, 0.0) + float(value)
         kept.append(predictions)
     means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
+    # Regularizers count in the training loss only.
     loss = sum(
         coefficient * means[name]
         for name, coefficient in objective.coefficients.items()

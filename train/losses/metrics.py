@@ -88,6 +88,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
         raise UserError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
+    # The correlation of nearly constant scores is still defined.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         pearson = float(stats.pearsonr(gold, predicted).statistic)  # pyright: ignore[reportAttributeAccessIssue]

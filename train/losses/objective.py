@@ -123,6 +123,7 @@ class Objective:
         own, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
+        # `forward` decides in which order the models run, and on what.
         run = {"model": _bound(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for number, (name, model) in enumerate(self.models.items()):
@@ -173,6 +174,7 @@ class Objective:
                 "the objective has a reference, and the state has no frozen parameters: give them "
                 "to init_state(params, tx, frozen=…)"
             )
+        # The frozen tree may also contain further models.
         first = jax.lax.stop_gradient(split(frozen)[0])
         reference = self._model_outputs(apply_fn, first, batch, None)
         terms = self.terms(outputs, batch, jax.lax.stop_gradient(reference))
@@ -249,6 +251,7 @@ def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
     rows = next(iter(inputs.values())).shape[0]
     if rows == keys.shape[0]:
         return keys
+    # An example has several consecutive rows, each with another key.
     of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
     return jnp.stack(of_each, axis=1).reshape(rows)
 

@@ -142,6 +142,7 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     size = jnp.abs(parts)
     scales = jnp.max(size, -1)
     share = size / jnp.where(scales > 0, scales, 1)[..., None]  # in [0, 1]
+    # The inverse of the fourth power.
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))

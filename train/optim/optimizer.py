@@ -69,14 +69,17 @@ def make_optimizer(
     trained = functools.partial(trained_factors, patterns=config.frozen)
     rates = functools.partial(rate_factors, config=config, model=model)
     return optax.chain(
+        # Zero frozen gradients first, so that they do not count in the norm.
         *([scale_by_factors(trained)] if frozen else []),
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
         optax.chain(
             *_update_rule(config),
             optax.add_decayed_weights(config.weight_decay, decay_mask),
+            # LAMB's ratio includes the decay.
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps)),
         ),
+        # Last, so that decay is scaled as well.
         *([scale_by_factors(rates)] if uneven else []),
     )
 
@@ -174,6 +177,7 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
         return any(_fits(pattern, name) for pattern in patterns)
 
     def factor(name: str, param: Leaf) -> np.ndarray:
+        # A pattern may match one layer, or a parameter in all layers.
         of_layers = [not (is_frozen(name) or is_frozen(own)) for own in own_names(name, param)]
         return _along_leading_axis(of_layers, name, param)
 
@@ -218,6 +222,7 @@ def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[i
     """Returns the exponents of `layer_decay`: one for each layer of a stack, else a single one."""
     part = name.split("/", 1)[0]
     if part == STACK:
+        # Layer 0 is the lowest.
         return list(range(layers, 0, -1))
     if any(re.fullmatch(family.below_layers, part) for family in known):
         return [layers + 1]
@@ -251,6 +256,7 @@ def _check_fits(pattern: str, params: PyTree) -> None:
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
     if not any(_fits(pattern, name) for name in names):
         places = list(dict.fromkeys(place for name in names for place in _with_parents(name)))
+        # Without similar paths, suggest the parts of the model.
         top = [place for place in places if "/" not in place]
         like = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
         raise UserError(
