@@ -34,7 +34,7 @@ class TrainConfig(Checked):
     model: TransformerConfig
     data: DataConfig
     objective: ObjectiveConfig[Any] = cast(ObjectiveConfig[Any], None)
-    """What to learn from the data. Defaults to the first objective for the kind of data."""
+    """The training objective. Defaults to the first one for the kind of data."""
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()

@@ -67,7 +67,7 @@ class OptimizerConfig(Checked):
     weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have none."""
     max_gradient_norm: Positive | None = 1.0
-    """Gradients with a larger global norm are scaled down to it; None: no clipping."""
+    """Gradients with a larger global norm are scaled down to it. If None, no clipping."""
     layer_decay: LayerDecay = 1.0
     """Learning rate of each layer divided by that of the layer above it. The head has the full
     rate."""
@@ -88,6 +88,7 @@ class OptimizerConfig(Checked):
             f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is {self.name}: "
             "leave it out",
         )
+        # Only the syntax is checked here: matches need the parameters.
         for pattern in self.frozen:
             try:
                 re.compile(pattern)

@@ -65,6 +65,7 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, module: Layer) -> object:
         del module
+        # Tokens may be sharded over `context`; the width is not sharded.
         spec = PartitionSpec(automatic(BATCH_AXES), PartitionSpec.UNCONSTRAINED)
         by_sequence = NamedSharding(current(mesh), spec)
         x, *rest = args  # x: [B, T, D]

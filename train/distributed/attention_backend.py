@@ -87,6 +87,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     asked, platform = config.execution.attention, device.platform
     fastest: Kernel | None = FASTEST.get(platform)
     if any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder)):
+        # Not every kernel supports attention dropout.
         fastest = DROPPING.get(platform) or fastest
     kernels: tuple[Kernel, ...]
     if asked == "auto":
@@ -120,6 +121,7 @@ def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
 
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
     """Returns why a kernel does not support a training step, or None."""
+    # Check the device first, then the sizes of the calls.
     for cannot, why in _LIMITS:
         if cannot(kernel, device):
             return why.format(device=device, needs=PLATFORMS.get(kernel, ""))

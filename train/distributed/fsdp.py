@@ -82,7 +82,7 @@ class Way:
     dtype: DTypeLike | None
     """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
     micro_batches: int
-    """The number of micro-batches. With one, gradients are exchanged in `dtype`, in which they are
+    """The number of micro-batches. With one, gradients are exchanged in `dtype`, as they are
     computed; sums over several have the dtype of the parameters."""
 
 
@@ -159,6 +159,7 @@ def whole_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) 
 
         return sum(jax.tree.leaves(map_named(size, tree)))
 
+    # Sums over micro-batches have the dtype of the parameters.
     sums = size(state.params, None) * (micro_batches > 1)
     return 2 * size(state.params, dtype) + sums + size(state.frozen, dtype)
 
@@ -315,7 +316,7 @@ def _names(dimension: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _axes(spec: PartitionSpec) -> set[str]:
-    """Returns the mesh axes over which an array is sharded."""
+    """Returns the mesh axes that shard an array."""
     return {axis for _, axes in _sharded(spec) for axis in axes}
 
 
@@ -469,8 +470,8 @@ def _scattered_in_stages(
 ) -> Array:
     """Returns this device's shard of the sum of an array along a dimension.
 
-    The compiler scatters only along multiples of the 8 × 128 tiles in which a TPU stores the last
-    two dimensions. The shards are therefore moved to a leading dimension.
+    A TPU stores the last two dimensions in tiles of 8 × 128, and the compiler scatters only
+    multiples of a tile. The shards are therefore moved to a leading dimension.
     """
     num_shards = math.prod(len(groups[0]) for groups in stages)
     x = jnp.moveaxis(x, dimension, 0)

@@ -70,6 +70,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
 
 def has_others(environment: Mapping[str, str]) -> bool:
     """Returns whether environment variables name other processes to train with."""
+    # SLURM_NTASKS is also set outside of a step, where this process is alone.
     tasks = int(environment.get("SLURM_NTASKS", 1)) if "SLURM_STEP_NODELIST" in environment else 1
     pod = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
     return ADDRESS in environment or tasks > 1 or len(pod) > 1

@@ -4,8 +4,8 @@ Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite c
 Each of n devices has T / n tokens. In each of n steps it attends to the keys that it has and sends
 them to the next device. The partial results are merged by their log-sum-exps
 (`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again, with their
-gradients. A device holds at most two parts of the keys, and keeps only the arrays of its own tokens
-for the backward pass.
+gradients. A device holds at most two parts of the keys, and keeps only the arrays of its tokens for
+the backward pass.
 
 **Causal order.** With contiguous parts, the first device would be idle in n - 1 of n steps, while
 the last one computes in all of them. So the sequence is cut into 2n parts, and device i gets the
@@ -17,8 +17,8 @@ parts are visible on every device, and both completely:
   attends to the second arriving part.
 
 Queries, keys and values are permuted into this order before the ring, and the outputs are permuted
-back after it. Each permutation is one exchange, in which a device sends half of its tokens to one
-device and half to another. The order of tokens outside of the ring is unchanged, and so are
+back after it. Each permutation is one exchange: a device sends half of its tokens to one device and
+half to another. The order of tokens outside of the ring is unchanged, and so are
 positions and labels. (Brandon et al. 2023, "Striped attention", distribute single tokens instead;
 then every pair of blocks is half masked.)
 
@@ -232,6 +232,7 @@ class Ring:
 
     def attend(self, mine: _Queries, keys: _Keys) -> Attended:
         """Returns the attention of the device's queries to the keys of all devices."""
+        # The first step uses the device's own keys.
         own = self._forward(mine, keys, self._own_band)
 
         def visit(
@@ -433,6 +434,7 @@ def _placed(
     """Returns the arrays of a device's queries and of its keys."""
     query, key, value = inputs
     of_queries, of_keys = (None, None) if segments is None else segments
+    # Positions only determine the dropped weights.
     positions = (None, None) if head_keys is None else (ring.positions(query), ring.positions(key))
     queries = _Queries(query, of_queries, positions[0], head_keys)
     return queries, _Keys(key, value, of_keys, positions[1])

@@ -84,6 +84,7 @@ def parameter_spec(
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
+    # An adapter's factors follow the rule of their kernel.
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
     matches = [axes for pattern, axes in rules if re.fullmatch(pattern, stored)]
     # An adapter's factor has fewer axes than its kernel.

@@ -250,8 +250,8 @@ class Checkpoints:
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining one is intact.
 
-    Checkpoints are checked completely from the newest on, until one is intact. Of older ones only
-    the validation loss is checked, because Orbax reads it of each.
+    Checkpoints are checked completely from the newest on, until one is intact. In older ones only
+    the validation loss is checked, because Orbax reads it from each.
 
     Args:
         run: The run folder.

@@ -79,7 +79,7 @@ class ShardedStep:
     attention: str = ""
     """The attention kernel, for a message; empty if none was chosen."""
     device_memory: int | None = None
-    """The bytes of a device's memory; None: unknown."""
+    """The memory of a device in bytes; None if unknown."""
 
     @property
     def step(self) -> jax.stages.Wrapped:
@@ -109,6 +109,7 @@ class ShardedStep:
             program = step._compile_if_it_fits(batch)
             if program is not None:
                 return step, program
+        # The last one is not checked here: `check_step_fits` reports if it does not fit.
         return smallest, smallest.trace(batch).lower().compile()
 
     def change_from(self, other: "ShardedStep") -> str:
@@ -310,8 +311,8 @@ def configured_step(
     Args:
         config: the run.
         objective: what is learned.
-        mesh: from `make_mesh`; its devices need not be at hand.
-        device_memory: the bytes of a device's memory; None: unknown.
+        mesh: from `make_mesh`; its devices need not be present.
+        device_memory: the memory of a device in bytes; None if unknown.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other.

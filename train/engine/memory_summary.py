@@ -197,6 +197,7 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
 
 def _smaller_model(config: TrainConfig, resumed: bool) -> str:
     divided = f"divide the model over more devices (mesh.fsdp, now {config.mesh.fsdp})"
+    # A resumed run cannot change its model or its optimizer.
     if resumed:
         return divided
     optimizer, remedies = config.optimizer, ["choose a smaller model"]

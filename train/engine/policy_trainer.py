@@ -304,6 +304,7 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> EvaluatedBatch:
         total = self._total(rollout, rewards)
+        # An evaluation needs log-probabilities for the divergence only.
         scored = {}
         if self.objective.beta:
             scored = self.programs.log_probs(params, frozen, rollout, reference=True)
@@ -380,12 +381,13 @@ def compile_policy_trainer(
     settings = cast(OnlineConfig, config.objective)
     training = cast(PolicyExamples, run.train.examples)
     end_ids = ends_of_answers(run.tokenizer, training)
+    # The compiled step is an update on a mini-batch of answers.
     inner = update_config(config, settings)
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    # Rollouts use XLA attention, as kernels do not read a cache, and no remat, as there is no
-    # backward pass.
+    # Rollouts use XLA attention, because kernels do not read a cache. Without a backward pass they
+    # need no remat.
     execution = dataclasses.replace(config.execution, attention="xla", remat="none")
     model = create(config.model, execution)
     trainer = PolicyTrainer(

@@ -98,7 +98,7 @@ class RolloutPrograms:
     end_ids: tuple[int, ...]
     """The tokens that end an answer."""
     num_parts: int = 1
-    """Number of sequential parts in which rows are scored, to save memory."""
+    """Number of parts of the rows that are scored sequentially, to save memory."""
     adapter: LoRA | None = None
     """The adapters that are trained, if any."""
 

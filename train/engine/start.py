@@ -209,7 +209,7 @@ def start_or_resume(
     if base is not None:
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
-    # What remains in `data` is the position of the iterator.
+    # Without these two entries `data` is the position of the iterator.
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return Start(state, newest, skipped, evaluation_due)

@@ -101,6 +101,7 @@ def ended_by_second_signal() -> Iterator[None]:
         return
     # The interpreter writes each signal's number to the socket at once, and a thread reads it.
     reader, writer = socket.socketpair()
+    # `set_wakeup_fd` requires a non-blocking descriptor.
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()

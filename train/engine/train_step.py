@@ -33,8 +33,8 @@ def make_train_step(
         apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
         objective: what is learned.
         tx: the optimizer.
-        num_micro_batches: the number of equal parts in which a batch is processed sequentially, to
-          save memory; the result equals that of the whole batch.
+        num_micro_batches: the number of equal parts of a batch, processed sequentially to save
+          memory; the result equals that of the whole batch.
         adapter: the adapters to train, from `models.make_lora`. The state's `params` then hold the
           trained parameters and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base without adapters.

@@ -36,7 +36,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
         `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
-        UserError: there is nothing to score, or not one prediction for each example.
+        UserError: there is nothing to score, or a prediction is missing.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -48,6 +48,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
             "f1_micro": _f1(gold, predicted, average="micro"),
             "f1_macro": _f1(gold, predicted, average="macro"),
         }
+    # GLUE reports F1 of the positive class for two labels.
     name, average = ("f1", "binary") if len(names) == 2 else ("f1_macro", "macro")
     # Matthews correlation is undefined for a single label; sklearn would warn.
     one_label = len(np.union1d(gold, predicted)) == 1
@@ -62,6 +63,7 @@ def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
     """Returns F1 over the labels that occur on either side, or of label 1 for "binary"."""
     from sklearn.metrics import f1_score
 
+    # A label that never occurs would count as 0 in a macro mean.
     labels = np.flatnonzero((gold + predicted).any(axis=0)) if gold.ndim == 2 else None
     if labels is not None and not len(labels):
         return 0.0
@@ -77,8 +79,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
         `pearson` and `spearman`; 0 where either series is constant.
 
     Raises:
-        UserError: there is nothing to score, or not one prediction for each
-          example, or one that is not finite.
+        UserError: there is nothing to score, or a prediction is missing or not finite.
     """
     from scipy import stats
 
@@ -112,8 +113,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         on either side, and `token_accuracy`.
 
     Raises:
-        UserError: there is nothing to score, a sentence has not one predicted tag
-          for each word, or a tag is not BIO.
+        UserError: there is nothing to score, a word has no predicted tag, or a tag is not BIO.
     """
     from seqeval.metrics.v1 import precision_recall_fscore_support
     from seqeval.scheme import IOB2, Entities
@@ -232,14 +232,14 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
 
     Args:
         references: one for each text, as it came with the data.
-        texts: alike.
+        texts: one for each reference.
 
     Returns:
         The scores of `translation_scores`, plus `rouge_scores` if the package rouge-score is
         installed.
 
     Raises:
-        UserError: there is nothing to score, or not one text for each reference.
+        UserError: there is nothing to score, or the numbers of texts and references differ.
     """
     scores = translation_scores(references, texts)
     return scores if missing_rouge() else {**scores, **rouge_scores(references, texts)}
@@ -260,15 +260,15 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
 
     Args:
         references: one for each text.
-        texts: alike.
+        texts: one for each reference.
 
     Returns:
         `rouge1`, `rouge2` and `rougeL`: the mean F1 of single words, of word pairs and of the
         longest common subsequence; fractions.
 
     Raises:
-        UserError: the package is not installed, there is nothing to score, or not one text for
-          each reference.
+        UserError: the package is not installed, there is nothing to score, or the numbers of texts
+          and references differ.
     """
     missing = missing_rouge()
     if missing:
@@ -292,14 +292,14 @@ def translation_scores(
 
     Args:
         references: one for each sentence, as it came with the data.
-        translations: alike.
+        translations: one for each reference.
 
     Returns:
         `bleu` and `chrf`, 0 to 100, each with the signature of its settings; `exact_match`, the
         fraction of translations that equal their reference.
 
     Raises:
-        UserError: there is nothing to score, or not one translation for each reference.
+        UserError: there is nothing to score, or the numbers of translations and references differ.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF

@@ -118,12 +118,12 @@ class Objective:
             params: the parameters of the model and of trained further models; see `joined`.
             batch: the batch, or a part of it.
             frozen: the frozen parameters of the state, for frozen further models.
-            rng: keys `[B]` for dropout; None for none.
+            rng: keys `[B]` for dropout, or None.
         """
         own, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
-        # `forward` decides in which order the models run, and on what.
+        # `forward` decides the order and the inputs of the models.
         run = {"model": _bound(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for number, (name, model) in enumerate(self.models.items()):
@@ -157,10 +157,10 @@ class Objective:
 
         Args:
             apply_fn: the model's.
-            params: its parameters.
+            params: the parameters of the model.
             batch: the batch, or a part of it.
             frozen: the parameters of the reference.
-            rng: keys `[B]` for dropout; None for none.
+            rng: keys `[B]` for dropout, or None.
 
         Raises:
             UserError: `terms` did not return a scalar for each coefficient.

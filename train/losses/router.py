@@ -66,6 +66,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         counts=counts,
         terms=terms,
         regularizers=(*objective.regularizers, *coefficients),
+        # The balance over a batch is not a sum over its examples.
         whole_batch=objective.whole_batch or (over_batch and model.router_balance > 0),
     )
 

@@ -146,6 +146,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
             reference_log_probs = answer_log_probs(reference, batch)
         # log (π / π_ref) of each answer, [B, 2].
         ratios = log_probs - reference_log_probs
+        # Only `ipo` uses log-ratios per token.
         lengths = jnp.maximum(jnp.sum(answer_mask(batch), axis=-1), 1)
         per_token = ratios / lengths
         difference = ratios[:, 0] - ratios[:, 1]

@@ -53,6 +53,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
 
 
 def _masked_counts(batch: Batch) -> Terms:
+    # Unused slots for masked tokens have weight 0.
     count = jnp.sum(batch["masked_weights"]).astype(jnp.float32)
     return {"masked_token": count, "masked_accuracy": count}
 

@@ -90,6 +90,7 @@ class PPOConfig(OnlineConfig):
         scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
         metrics = {
             "objective/scores": scores,
+            # A sample estimate: the negative log-probability of each answer.
             "objective/entropy": jnp.mean(sum_over_answers(-log_probs, loss_mask)),
             "val/num_eos_tokens": jnp.sum(ended).astype(jnp.float32),
         }
@@ -261,6 +262,7 @@ def whitened(
     number = jnp.sum(mask)
     mean = jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(number, 1)
     squares = jnp.sum(jnp.where(mask, jnp.square(values - mean), 0.0))
+    # Divide by n - 1, for the unbiased variance.
     scaled = (values - mean) * jax.lax.rsqrt(squares / jnp.maximum(number - 1, 1) + 1e-8)
     return scaled if shift_mean else scaled + mean
 

@@ -67,6 +67,7 @@ def supervised() -> Objective:
 
 
 def _weights(batch: Batch) -> Float[Array, "B T"]:
+    # Filler rows have no segments, so they never count.
     return ((batch["loss_mask"] != 0) & (batch["segment_ids"] != 0)).astype(jnp.float32)
 
 

@@ -38,6 +38,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
 
 def _of_data(kind: str) -> Iterator[tuple[type[ObjectiveConfig[Any]], type[DataConfig]]]:
     """Yields the objectives that learn from a kind of data, each with the class of the data."""
+    # The order of the table decides the default.
     for name in OBJECTIVES:
         objective = objective_class(name)
         yield from ((objective, data) for data in objective.data_kinds if data.kind == kind)

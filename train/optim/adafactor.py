@@ -99,6 +99,7 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
     """Applies a stateless transformation to each layer and expert of a stack separately."""
 
     def apply(update: Array, param: Array) -> Array:
+        # The transformation is stateless, so a fresh state suffices.
         return transformation.update(update, transformation.init(param), param)[0]  # pyright: ignore[reportReturnType]
 
     def apply_named(name: str, update: Array, param: Array) -> Array:

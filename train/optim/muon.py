@@ -22,6 +22,7 @@ ADAMW_RMS = 0.2
 
 def is_orthogonalized(name: str, ndim: int) -> bool:
     """Returns whether a parameter is a matrix inside a layer."""
+    # Embeddings are tables of vectors, not linear maps.
     embeds = name.endswith("/embedding")
     return is_stacked(name) and not embeds and matrix_axes(name, ndim) is not None
 
@@ -63,6 +64,7 @@ def scale_to_adamw() -> optax.GradientTransformation:
 
     def scale(name: str, update: Array) -> Array:
         axes = axes_of_matrix(name, update.ndim)
+        # An orthogonal matrix has a root mean square of 1 / √max(inputs, outputs).
         sides = (math.prod(update.shape[a] for a in side) for side in (axes.inputs, axes.outputs))
         return update * (ADAMW_RMS * math.sqrt(max(sides)))
 

@@ -30,7 +30,7 @@ class MatrixAxes:
     """The axes of an array that holds a matrix, or a stack of them."""
 
     stack: tuple[int, ...]
-    """Axes of layers and experts, each index of which is a separate matrix."""
+    """Axes of layers and experts; each index along them has a separate matrix."""
     inputs: tuple[int, ...]
     """Axes that are contracted with the input, such as `(N, H)` of attention's output map."""
     outputs: tuple[int, ...]
