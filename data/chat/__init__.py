@@ -1,1 +1,1 @@
-"""Conversations: messages, the templates that make one text of them, and what a model learns."""
+"""Conversations: messages, their rendering as one text, and the tokens to learn."""

@@ -1,6 +1,6 @@
-"""``builtin:calculations``: conversations in which the assistant calls a tool for arithmetic.
+"""``builtin:calculations``: conversations where the assistant calls a tool for arithmetic.
 
-Somebody asks for a product or a sum of numbers of up to three digits, the assistant writes a call
+The user asks for a product or a sum of numbers of up to three digits, the assistant writes a call
 in the form of the lectures' template, the tool answers, and the assistant repeats the number::
 
     user: What is 47 * 36?
@@ -27,6 +27,7 @@ def calculations() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the location of each conversation, and its messages."""
     draw = np.random.default_rng(0)
     for number in range(1, NUMBER + 1):
+        # Draw the number of digits first, so that short numbers are as frequent as long ones.
         a, b = (
             int(draw.integers(10 ** (digits - 1), 10**digits)) for digits in draw.integers(1, 4, 2)
         )

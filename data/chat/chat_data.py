@@ -1,4 +1,4 @@
-"""The base of the data of post-training: records, their split, and the chat template."""
+"""The base class of post-training data: records, their split, and the chat template."""
 
 import dataclasses
 from abc import abstractmethod
@@ -45,11 +45,11 @@ class ChatTexts:
 
 @dataclass
 class Unusable:
-    """Counts records that cannot be used, and knows why the first one cannot.
+    """Counts unusable records, and keeps the reason for the first one.
 
     Attributes:
-      strict: Whether one is an error.
-      number: How many there are.
+      strict: Whether an unusable record is an error.
+      number: The number of unusable records.
       first: The message of the first error, which begins with a location.
     """
 
@@ -65,7 +65,7 @@ class Unusable:
           location: The location of the record, if the error does not name it.
 
         Raises:
-          DataError: One is an error, or the error is of every record.
+          DataError: ``strict`` is set, or the error affects every record.
         """
         if isinstance(error, EndlessTemplateError):
             raise error
@@ -76,14 +76,14 @@ class Unusable:
         self.number += 1
 
     def check(self, used: int, noun: str) -> None:
-        """Raises DataError if no records can be used, and some are there."""
+        """Raises DataError if there are records but none can be used."""
         if self.number and not used:
             raise DataError(
                 f"none of {counted(self.number, noun)} can be used; the first: {self.first}"
             )
 
     def note(self, of: int, noun: str) -> tuple[str, ...]:
-        """Returns the line of a log that counts them; none if there are none."""
+        """Returns a log line that counts the records, if there are any."""
         if not self.number:
             return ()
         return (f"{self.number:,} of {counted(of, noun)} left out; the first: {self.first}",)
@@ -94,17 +94,17 @@ class ChatData(DataConfig, Generic[R]):
     """Data whose records are recognized by their keys; see the data guide."""
 
     source: SourceField
-    """Records, told apart by their keys: jsonl:GLOB or tfds:NAME/CONFIG, or several of them, joined
-    by " + ". An answer to learn is in messages, prompt and completion, or instruction and output;
-    a preference in chosen and rejected; a question to reward answers to in prompt or messages,
-    beside what the rewards read. Without a download: builtin:sums and builtin:calculations. In
+    """Records, recognized by their keys: jsonl:GLOB or tfds:NAME/CONFIG, or several of them, joined
+    by " + ". Answers to learn are in messages, prompt and completion, or instruction and output;
+    preferences in chosen and rejected; prompts to sample answers to in prompt or messages, with the
+    fields that the rewards read. Without a download: builtin:sums and builtin:calculations. In
     Python also the examples themselves."""
     template: str | None = None
-    """A folder or a file with the chat template. By default that of the tokenizer's folder, or
-    lines of `user: …` and `bot: …` for a tokenizer without one."""
+    """A folder or a file with the chat template. Defaults to the tokenizer's template, or to lines
+    of `user: …` and `bot: …` if it has none."""
     hold_out: tuple[str, ...] = ()
-    """Names of tasks that are validated on, and not trained on; records name theirs in the field
-    `task`."""
+    """Names of tasks to validate on and not to train on; the field `task` of a record names its
+    task."""
     strict: bool = False
     """Whether a record that cannot be used, such as one with an empty answer, is an error. By
     default such records are left out and counted."""
@@ -134,15 +134,15 @@ class ChatData(DataConfig, Generic[R]):
 
     @abstractmethod
     def records_of(self, row: Row, location: str) -> Iterator[R]:
-        """Yields what is made of a record of the source."""
+        """Yields the records that a row of the source contains."""
 
     @abstractmethod
     def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
-        """Returns the texts of a record, the first of which decides its split."""
+        """Returns the texts of a record; the first one decides its split."""
 
     @abstractmethod
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
-        """Makes the examples of records; without a seed those of an evaluation."""
+        """Makes examples from records; without a seed, for an evaluation."""
 
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
@@ -151,12 +151,12 @@ class ChatData(DataConfig, Generic[R]):
 
         Args:
           source: The source.
-          split: The split of a source that has some.
+          split: The split, for sources that have splits.
           left_out: Counts the records that do not satisfy the conditions of the source.
 
         Raises:
-          DataError: The source cannot be read, or no record can be used, or with `strict` one
-            cannot be.
+          DataError: The source cannot be read, no record can be used, or `strict` is set and one
+            cannot be used.
         """
         records: list[R] = []
         unusable = Unusable(self.strict)
@@ -181,7 +181,7 @@ class ChatData(DataConfig, Generic[R]):
         return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the examples of `validation`, or those that are held out."""
+        """Returns the examples of `validation`, or the examples that are held out."""
         left_out = LeftOut()
         return _noted(self.encode(self._part("validation", left_out), tokenizer, None), left_out)
 
@@ -194,7 +194,7 @@ class ChatData(DataConfig, Generic[R]):
         return _noted(self.encode(records, tokenizer, None), left_out)
 
     def _part(self, split: Split, left_out: LeftOut) -> list[R]:
-        """Returns the records of a split: records that begin alike are in the same one."""
+        """Returns the records of a split; records with equal openings share a split."""
         if split == "validation" and self.validation is not None:
             return self.read(self.validation, "validation", left_out)
         records = self.read(self.source, "train", left_out)
@@ -208,6 +208,7 @@ class ChatData(DataConfig, Generic[R]):
                 f"{as_source(self.source)!r} has no validation split: set validation_fraction "
                 "above 0, or name data.validation"
             )
+        # Split by the opening, so that no prompt is in both splits.
         digests = [text_digest(self.demonstrations_of(record)[0].opening) for record in records]
         division = HashSplit.of(digests, fraction, self.source_name, number=len(records))
         of_each = zip(records, digests, strict=True)
@@ -233,7 +234,7 @@ class ChatData(DataConfig, Generic[R]):
         return kept
 
     def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:
-        """Returns a hash of all that decides the examples."""
+        """Returns a hash of everything that determines the examples."""
         template = tokenizer.chat_template
         decisive = [repr((self.length, *settings)), tokenizer.fingerprint]
         decisive += [

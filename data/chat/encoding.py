@@ -1,4 +1,4 @@
-"""Conversations and completions as tokens, with a mask of the tokens that are to be learned."""
+"""Conversations and completions as tokens, with a mask of the tokens to learn."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ class EncodedChat:
     Attributes:
       text: The text.
       ids: Its tokens.
-      answers: For each token whether it is to be learned: the assistant wrote it, or it ends the
-        assistant's turn.
+      answers: Whether each token is learned: the assistant wrote it, or it ends the assistant's
+        turn.
     """
 
     text: str
@@ -37,11 +37,11 @@ def encode_chat(
     add_generation_prompt: bool = False,
     template: ChatTemplate | None = None,
 ) -> EncodedChat:
-    """Encodes a conversation, as the tokenizer's chat template writes it.
+    """Encodes a conversation, rendered by the tokenizer's chat template.
 
-    The whole text is encoded at once. The names of control tokens that the template writes are
-    these tokens; in what a user, a tool or the instructions say they are ordinary text. In what
-    the assistant says, too, unless the token is not special, as ``<think>`` of Qwen3.
+    The whole text is encoded at once. Names of control tokens become these tokens where the
+    template writes them; in messages they are ordinary text. Only the assistant may write control
+    tokens that are not special, such as ``<think>`` of Qwen3.
 
     Example::
 
@@ -54,12 +54,12 @@ def encode_chat(
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call.
       add_generation_prompt: Whether the text ends with the beginning of the assistant's turn. Then
-        nothing is to be learned.
-      template: Another template than ``tokenizer.chat_template``.
+        no token is learned.
+      template: The template. Defaults to ``tokenizer.chat_template``.
 
     Raises:
-      DataError: The template refuses the conversation, or has no form for calls of tools; or there
-        is no answer to learn, and ``add_generation_prompt`` is false.
+      DataError: The template refuses the conversation or has no form for tool calls; or the
+        conversation has no answer to learn, and ``add_generation_prompt`` is false.
     """
     template = tokenizer.chat_template if template is None else template
     if template.source == LECTURES and any(
@@ -77,6 +77,7 @@ def encode_chat(
     text, spans = rendered.text, () if add_generation_prompt else rendered.answers
     source = template.source + (template.with_tools or "")
     ids, offsets = encode_guarded(tokenizer, text, rendered.origins, source)
+    # A token is learned if any of its characters is part of an answer.
     answers = [any(a < end and b > start for start, end in spans) for a, b in offsets]
     if not add_generation_prompt and not any(answers):
         raise DataError(
@@ -89,8 +90,9 @@ def encode_chat(
 def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
     """Returns the control token that ends an assistant's turn, if the template writes one.
 
-    It need not be the token that ends a text: Gemma's ``<end_of_turn>`` is another than ``<eos>``.
+    It may differ from the token that ends a text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
     """
+    # Render a short conversation and take the last token of the answer.
     messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
     encoded = encode_chat(tokenizer, messages, template=template)
     last = max(i for i, answer in enumerate(encoded.answers) if answer)
@@ -105,13 +107,13 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
     """Encodes a prompt and its completion, without a chat template.
 
-    Both are encoded together, in the frame of the vocabulary; if that puts no token behind a text,
-    an end token follows. The prompt's tokens are those that it has in common with the prompt alone,
-    as in TRL: where a token covers the border of both, it belongs to the completion.
+    Both are encoded together, in the vocabulary's frame; if the frame has no token after a text, an
+    end token follows. As in TRL, the prompt's tokens are the common prefix with the prompt encoded
+    alone, so a token that covers the border belongs to the completion.
 
     Args:
-      tokenizer: The tokenizer; it has a token that ends a text, or a frame that does.
-      prompt: A text; an empty one makes a document of which every token is to be learned.
+      tokenizer: A tokenizer with an end token, or with a frame that ends a text.
+      prompt: A text. If it is empty, the completion is a document, and all of it is learned.
       completion: The text that follows.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Control tokens in a conversation: only its template can write them.
+"""Encodes a conversation so that only its template can write control tokens.
 
 The whole text is encoded at once. To find the control tokens that the template wrote, every other
 character is replaced by a letter that no control token contains; the control tokens that remain are
@@ -42,7 +42,7 @@ def encode_guarded(
       The ids and their ranges of characters; see ``Tokenizer.encode_with_offsets``.
 
     Raises:
-      DataError: What somebody wrote cannot be kept apart from a control token.
+      DataError: Text of a message cannot be kept apart from a control token.
     """
     special = tokenizer.control_tokens()
     known = {
@@ -63,9 +63,11 @@ def encode_guarded(
     def is_by(found: Found, writer: str) -> bool:
         return not origins[found[0] : found[1]].strip(writer)
 
+    # With all other text masked, the control tokens that remain are the template's.
     harmless = _without_users(text, origins, tokenizer)
     written = [trimmed(one) for one in tokenizer.find_controls(harmless) if one[2] in known]
     wanted = {one for one in written if is_by(one, TEMPLATE)}
+    # Mark more text as ordinary until the result has exactly the template's control tokens.
     literal: list[Span] = []
     wrong: list[Found] = []
     for _ in range(_ROUNDS):
@@ -74,6 +76,7 @@ def encode_guarded(
         wrong = sorted(one for one in found - wanted if known[one[2]] or not is_by(one, ASSISTANT))
         if not wrong and wanted <= found:
             return ids, offsets
+        # Text that the template may have written cannot be marked as ordinary.
         unclear = [o for o in wrong if is_by(o, TEMPLATE) or UNKNOWN in origins[o[0] : o[1]]]
         if unclear or (after := _separated(literal, wrong, wanted, len(text))) == literal:
             break
@@ -96,11 +99,11 @@ def _separated(
     for start, end, _ in wrong:
         inside = next((span for span in spans if span[0] <= start and end <= span[1]), None)
         if inside is None:
-            # Any that it overlaps becomes a part of it.
+            # Merge it with the ranges that it overlaps.
             over = [s for s in spans if s[0] < end and start < s[1]]
             spans = [s for s in spans if s not in over]
             spans.append((min([start, *(s[0] for s in over)]), max([end, *(s[1] for s in over)])))
-        elif end - start > 1:  # it is found as a whole, and not if it is cut in two
+        elif end - start > 1:  # cut it in two, so that it is not found as a whole
             spans.remove(inside)
             spans += [(inside[0], start + 1), (start + 1, inside[1])]
     return sorted(spans)

@@ -1,7 +1,7 @@
 r"""Labeled data as instructions: templates that turn examples into conversations.
 
-A file of TOML names the tasks, for each of them a source of ours and several forms of an
-instruction (Wei et al. 2021, section 2.1)::
+A TOML file lists the tasks, each with a source and several forms of an instruction (Wei et al.
+2021, section 2.1)::
 
     seed = 0
 
@@ -37,13 +37,13 @@ _KEYS = {"name", "source", "forms", "labels"}
 
 @dataclass(frozen=True)
 class InstructionTask:
-    """A labeled source and the forms in which its examples become instructions.
+    """A labeled source and the patterns that turn its examples into instructions.
 
     Attributes:
-      name: The name, by which a task can be held out.
+      name: The name of the task, as in ``hold_out``.
       source: The source; see ``data.prompt_examples``.
       forms: The patterns, at least one.
-      labels: Words in place of answers; an answer that is not a key stays.
+      labels: Words to replace answers; an answer that is not a key stays.
     """
 
     name: str
@@ -59,6 +59,7 @@ class InstructionTask:
         """
         for number, example in enumerate(prompt_examples(self.source, split)):
             location = f"{self.source} example {number + 1}"
+            # A hash draws the form, so that it does not depend on the examples before.
             drawn = hashlib.blake2b(f"{seed} {self.name} {number}".encode(), digest_size=8)
             form = self.forms[int.from_bytes(drawn.digest(), "big") % len(self.forms)]
             missing = [name for name in form.fields if name not in example.fields]
@@ -84,8 +85,8 @@ def read_instructions(path: str, split: Split) -> Iterator[tuple[str, dict[str, 
     """Yields the conversations of all tasks of a file with their locations.
 
     Args:
-      path: The file of TOML.
-      split: The split of sources that have some.
+      path: The TOML file.
+      split: The split, for sources that have splits.
 
     Raises:
       DataError: The file is missing or malformed, or a source cannot be read.

@@ -1,8 +1,8 @@
-"""Reinforcement learning: prompts, to which a model samples answers.
+"""Prompts for reinforcement learning; the model samples the answers.
 
 An example is a prompt. Its arrays are ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the
-left, and ``epoch`` and ``index`` int32 [], by which the fields of its record are found again: an
-``answer``, for example, that a reward compares with.
+left, and ``epoch`` and ``index`` int32 [], which identify its record, so that a reward can read
+fields such as ``answer``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,11 +38,11 @@ _SAMPLED_PROMPTS = 256
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and what a reward may know of it.
+    """A prompt with the fields that rewards may read.
 
     Attributes:
       begun: A text, whose completion is empty, or a conversation that the assistant continues.
-      text: The text that the model reads: that of ``begun``, by the chat template.
+      text: The text that the model reads; a conversation is rendered by the chat template.
       ids: Its tokens.
       fields: The fields of its record, which rewards may read.
     """
@@ -55,7 +55,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A prompt as its record has it; see ``Prompt``."""
+    """A prompt before tokenization; see ``Prompt``."""
 
     begun: Demonstration
     fields: Mapping[str, Any]
@@ -79,12 +79,12 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
     """Reads a prompt by the keys of a record.
 
     Args:
-      row: The record. Its ``prompt`` is a text or a list of messages; without one it is a
-        demonstration or a preference, whose answer is left out, or a ``text``.
+      row: The record. Its ``prompt`` is a text or a list of messages; otherwise it is a ``text``,
+        or a demonstration or preference whose answer is dropped.
       location: Its location, for messages.
 
     Raises:
-      DataError: The keys are those of no form, or a value has another type.
+      DataError: The keys match no form, or a value has the wrong type.
     """
     task = row.get("task")
     task = None if task is None else str(task)
@@ -115,6 +115,7 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
                 "field prompt or text, or the beginning of a demonstration or preference"
             ) from error
     if isinstance(begun, Dialogue):
+        # Rewards find the conversation here, whatever the keys of the record are.
         fields = {**fields, "messages": list(begun.messages)}
     if not begun.opening.strip():
         raise UnusableRecordError(f"{location} has an empty prompt: leave the record out")
@@ -181,7 +182,7 @@ class PolicyExamples:
 
     Attributes:
       prompts: The prompts.
-      length: The length P to which prompts are padded.
+      length: The padded length of prompts, P.
     """
 
     prompts: Prompts
@@ -222,7 +223,7 @@ class PolicyExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyData(ChatData[PromptRecord]):
-    """Prompts whose answers a model samples and is rewarded for: reinforcement learning.
+    """Prompts for reinforcement learning: the model is rewarded for its sampled answers.
 
     An example is a prompt. `length` is the number of tokens of prompt and answer.
     """
@@ -232,12 +233,13 @@ class PolicyData(ChatData[PromptRecord]):
     _answer_length: ClassVar[int | None] = None  # of an instance; see with_answer_length
 
     def with_answer_length(self, tokens: int) -> "PolicyData":
-        """Returns the same data whose prompts leave room for answers of so many tokens.
+        """Returns the same data, whose prompts leave room for answers of this many tokens.
 
         Args:
-          tokens: The longest answer; by default half of `length`. It is lost by
-            ``dataclasses.replace``, which copies only the settings.
+          tokens: The longest answer. Without it, half of `length`. ``dataclasses.replace`` drops
+            it, because it copies only the settings.
         """
+        # Not a field, because fields are the user's settings.
         bound = replace(self)
         object.__setattr__(bound, "_answer_length", tokens)
         return bound
@@ -257,7 +259,7 @@ class PolicyData(ChatData[PromptRecord]):
         return (record.begun,)
 
     def texts(self) -> Texts:
-        """Returns the training prompts; of a toy its documents."""
+        """Returns the training prompts, or the documents of a toy."""
         toy = Toy.parse(self.source_name)
         return super().texts() if toy is None else Documents.of(toy.documents())
 
@@ -271,11 +273,12 @@ class PolicyData(ChatData[PromptRecord]):
         }
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the prompts to learn from; those of a toy are endless."""
+        """Returns the training prompts; a toy has endless ones."""
         toy = Toy.parse(self.source_name)
         if toy is None:
             return super().train_split(tokenizer, labels, seed)
         prompts = ToyPrompts(toy, tokenizer, seed)
+        # A sample of the endless prompts gives the fingerprint and the summary.
         texts = [toy.training_text(seed, 0, index) for index in range(_SAMPLED_PROMPTS)]
         records = [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
         split = self.encode(records, tokenizer, seed)
@@ -292,7 +295,7 @@ class PolicyData(ChatData[PromptRecord]):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all prompts of a source; of a toy those to validate on."""
+        """Returns all prompts of a source, or the validation prompts of a toy."""
         if Toy.parse(as_source(source)) is None:
             return super().whole_source(source, tokenizer, labels)
         return self.encode(self.read(source, "validation"), tokenizer, None)
@@ -300,7 +303,7 @@ class PolicyData(ChatData[PromptRecord]):
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
     ) -> list[PromptRecord]:
-        """Reads all prompts of a source; of a toy those to validate on."""
+        """Reads all prompts of a source, or the validation prompts of a toy."""
         toy = Toy.parse(as_source(source))
         if toy is None:
             return super().read(source, split, left_out)
@@ -310,7 +313,7 @@ class PolicyData(ChatData[PromptRecord]):
     def encode(
         self, records: Sequence[PromptRecord], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the prompts that are short enough, with a note of the others."""
+        """Returns the prompts that are short enough, with a note on the others."""
         del seed
         prompts: list[Prompt] = []
         unusable = Unusable(self.strict)

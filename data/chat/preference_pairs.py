@@ -1,7 +1,7 @@
 """Preferences: pairs of texts, as examples for reward models and for DPO.
 
 The arrays of a batch have the chosen text before the rejected one; see ``train.reward`` and
-``train.dpo``. Both texts of a pair are one example, so nothing divides a pair.
+``train.dpo``. Both texts of a pair are one example, so a pair is never split.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ class PairExamples(PickledByFields):
 
     Attributes:
       chosen: The better text of each pair.
-      rejected: The other.
+      rejected: The worse text of each pair.
       weights: The weight of each pair, float32 [n].
-      margins: By how much the first is better, float32 [n]; None if the data do not say so.
+      margins: How much better the chosen text is, float32 [n]. None if the data do not state it.
       length: The length of a sequence, T.
-      shifted: Whether there are labels, the token after each token, and a mask of the answer: then
-        a text has up to T + 1 tokens, of which the first T are read.
+      shifted: Whether there are labels, the token after each token, and a mask of the answer. Then
+        a text has up to T + 1 tokens, and the first T are inputs.
       reference_log_probs: The log-probability of each answer under a reference, in nats, float32
-        [n, 2]; None if the step computes it, or if none is needed.
+        [n, 2]. None if the step computes them or needs none.
     """
 
     chosen: tuple[Encoded, ...]
@@ -58,6 +58,7 @@ class PairExamples(PickledByFields):
         names = ["input_ids", "attention_mask", *(("labels", "loss_mask") if self.shifted else ())]
         arrays = {name: np.zeros((2, self.length), np.int32) for name in names}
         for side, (ids, answer) in enumerate((self.chosen[index], self.rejected[index])):
+            # With labels, the last token is only a label.
             read = ids[:-1] if self.shifted else ids
             arrays["input_ids"][side, : len(read)] = read
             arrays["attention_mask"][side, : len(read)] = 1
@@ -74,7 +75,7 @@ class PairExamples(PickledByFields):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceData(ChatData[Preference]):
-    """Pairs of answers, of which one is better."""
+    """Pairs of a better and a worse answer."""
 
     shifted: ClassVar[bool]
 
@@ -108,8 +109,8 @@ class PreferenceData(ChatData[Preference]):
     ) -> DataSplit:
         """Returns the pairs; see ``PairExamples``.
 
-        A pair of which a text is longer than a sequence is left out: a part of an answer was not
-        preferred to anything.
+        Pairs with a text longer than a sequence are left out, since the preference is about whole
+        answers.
         """
         del seed
         kept: list[tuple[Preference, Encoded, Encoded]] = []
@@ -160,7 +161,7 @@ class PreferenceData(ChatData[Preference]):
 def _begin_together(*both: Encoded) -> None:
     """Makes the answers of both texts begin at the same token, as in TRL.
 
-    They do not where a token covers the border of prompt and answer on one side alone.
+    Otherwise they differ if a token covers the border of prompt and answer in one text only.
     """
     first = min(int(answer.argmax()) for _, answer in both)
     for _, answer in both:
@@ -169,7 +170,7 @@ def _begin_together(*both: Encoded) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardData(PreferenceData):
-    """Pairs of answers from which a reward model learns."""
+    """Pairs of answers to train a reward model."""
 
     kind: ClassVar[str] = "reward"
     shifted: ClassVar[bool] = False
@@ -189,9 +190,9 @@ class RewardData(PreferenceData):
 
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a text as a classifier reads them: an encoder in its frame.
+    """Returns the tokens of a text as a classifier reads them; encoders need the frame.
 
-    The frame is not added to tokens that have it already.
+    A frame that the tokens already have is not added again.
     """
     before, after = (list(marks) for marks in tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
@@ -204,7 +205,7 @@ ReferenceFn = Callable[[PairExamples], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class DPOData(PreferenceData):
-    """Pairs of answers from which a language model learns directly (DPO)."""
+    """Pairs of answers to train a language model directly (DPO)."""
 
     kind: ClassVar[str] = "dpo"
     shifted: ClassVar[bool] = True
@@ -215,15 +216,16 @@ class DPOData(PreferenceData):
         """Returns the same data, whose examples have log-probabilities of a reference.
 
         Args:
-          reference: Computes them. It is lost by ``dataclasses.replace``, which copies only the
+          reference: Computes them. ``dataclasses.replace`` drops it, because it copies only the
             settings.
         """
+        # Not a field, because fields are the user's settings.
         bound = dataclasses.replace(self)
         object.__setattr__(bound, "_reference", reference)
         return bound
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens, the first of which is only read, and the last only predicted."""
+        """Returns the tokens; the first is only an input, the last only a label."""
         del tokenizer
         return np.asarray(encoded.ids, np.int32), np.asarray(encoded.answers)
 

@@ -15,8 +15,8 @@ keys                                                a record is
 ``prompt``, ``ranked``                              answers, the best first; equal ones in a list
 ==================================================  ===========================================
 
-The first line of the table whose keys a record has decides. A field ``task`` names what a
-demonstration shows.
+The first row of the table whose keys a record has applies. A field ``task`` names the task of a
+demonstration.
 """
 
 import itertools
@@ -47,26 +47,26 @@ _ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""ShareGPT's names of those who speak, and the roles of chat templates."""
+"""ShareGPT's names of speakers, mapped to the roles of chat templates."""
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or instruction and output"
 _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
 
 
 class UnusableRecordError(DataError):
-    """A record whose fields or content cannot be used: others of its source can be."""
+    """A record that cannot be used; other records of its source may be usable."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation, of which the assistant's messages are learned.
+    """A conversation whose assistant messages are learned.
 
     Attributes:
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call, if any.
-      first: The number of messages that are a prompt, whose answers are not to be learned.
-      task: The name of the task that it shows, if the data say so.
-      location: Where its record is, for messages.
+      first: The number of messages in the prompt, whose answers are not learned.
+      task: The name of its task, if the data state one.
+      location: The location of its record, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -88,6 +88,7 @@ class Dialogue:
             add_generation_prompt=True,
         )
         pairs = zip(prompt.ids, whole.ids, strict=False)
+        # Learn only what follows the tokens that the whole text shares with the prompt.
         common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         answers = [learned and i >= common for i, learned in enumerate(whole.answers)]
         return EncodedChat(whole.text, whole.ids, answers)
@@ -107,7 +108,7 @@ class Dialogue:
 
     @property
     def opening(self) -> str:
-        """The first text that is no instruction: conversations with equal ones share a split."""
+        """The first text after the system's; conversations with equal openings share a split."""
         spoken = [m for m in self.messages if m["role"] != "system"] or self.messages
         return next((text for m in spoken if (text := _said(m)).strip()), "")
 
@@ -118,9 +119,9 @@ class PromptedText:
 
     Attributes:
       prompt: The prompt; empty for a document.
-      completion: What follows.
-      task: The name of the task that it shows, if the data say so.
-      location: Where its record is, for messages.
+      completion: The text that follows.
+      task: The name of its task, if the data state one.
+      location: The location of its record, for error messages.
     """
 
     prompt: str
@@ -158,13 +159,13 @@ Demonstration = Dialogue | PromptedText
 
 @dataclass(frozen=True)
 class Preference:
-    """Two answers to a prompt, of which one is better.
+    """Two answers to a prompt, a better and a worse one.
 
     Attributes:
       chosen: The prompt with the better answer.
-      rejected: The prompt with the other.
-      weight: 1 / the number of pairs that were made of the same ranking.
-      margin: By how much the first is better, if the data say so.
+      rejected: The prompt with the worse answer.
+      weight: 1 / the number of pairs from the same ranking.
+      margin: How much better the chosen answer is; 0 if the data do not state it.
     """
 
     chosen: Demonstration
@@ -174,14 +175,14 @@ class Preference:
 
 
 def demonstration(row: Row, location: str) -> Demonstration:
-    """Reads a demonstration by the keys of a record.
+    """Reads a demonstration, recognized by the keys of a record.
 
     Args:
       row: The record.
       location: Its location, for messages.
 
     Raises:
-      DataError: The keys are those of no form, or a value has another type.
+      DataError: The keys match no form, or a value has the wrong type.
     """
     task = row.get("task")
     task = None if task is None else str(task)
@@ -216,10 +217,10 @@ def _demonstration(row: Row, location: str) -> Demonstration:
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
-    """Checks that no field of a record without an optional one is a misspelling of its name.
+    """Checks that an optional field that is missing is not there under a misspelled name.
 
     Raises:
-      DataError: There is such a field, which nothing would read.
+      DataError: A field has a misspelled name, so nothing would read it.
     """
     wrong = next((field for field in map(str, row) if misspelled(field, [name])), None)
     if wrong is not None and name not in row:
@@ -234,7 +235,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
       location: Its location, for messages.
 
     Raises:
-      DataError: The keys are those of no form, or a value has another type.
+      DataError: The keys match no form, or a value has the wrong type.
     """
     margin = row.get("margin", 0.0)
     if not isinstance(margin, int | float) or not math.isfinite(margin):
@@ -255,6 +256,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     elif isinstance(chosen, str) and isinstance(rejected, str):
         both = _implicit(chosen, rejected)
     else:
+        # Without a prompt, the messages that both lists begin with are the prompt.
         lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
         first = _num_common(*lists)
         both = [Dialogue(messages, tools, first) for messages in lists]
@@ -271,6 +273,7 @@ def _ranking(
             f"{location}: ranked is {ranked!r}, and must be a list of at least two answers, the "
             "best first"
         )
+    # Pair each answer with all answers of lower ranks; equal answers make no pair.
     ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
     pairs = [
         (better, worse)
@@ -315,7 +318,7 @@ def _prompted(
 
 
 def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
-    """Returns both texts with the prompt that they share; dialogues of HH become conversations."""
+    """Splits both texts after their common beginning; HH dialogues become conversations."""
     if all(_HH_TURN.match(text) for text in (chosen, rejected)):
         lists = [_hh_messages(text) for text in (chosen, rejected)]
         first = _num_common(*lists)
@@ -328,7 +331,7 @@ def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
 
 
 def _hh_messages(text: str) -> tuple[Message, ...]:
-    """Returns the turns of a dialogue of Anthropic's HH data; an empty last one stays."""
+    """Returns the turns of a dialogue of Anthropic's HH data, including an empty last one."""
     _, *parts = _HH_TURN.split(text)
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(
@@ -378,7 +381,7 @@ def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
 
 
 def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
-    """Returns the tools of a record; some data sets hold them as a text of JSON."""
+    """Returns the tools of a record; some data sets store them as JSON text."""
     check_spelling(row, "tools", location)
     tools = row.get("tools")
     if isinstance(tools, str):

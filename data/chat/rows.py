@@ -31,11 +31,11 @@ def read_rows(
         other sources are records with the field ``text``. ``instructions:FILE.toml`` makes
         conversations of labeled data, see ``instructions``; ``builtin:calculations`` has
         conversations with a tool.
-      split: The split of a source that has some.
+      split: The split, for sources that have splits.
       left_out: Counts the records that do not satisfy the conditions.
 
     Raises:
-      DataError: A source is unknown, unreadable or empty, or a record is no object.
+      DataError: A source is unknown, unreadable or empty, or a record is not an object.
     """
     name, left_out = as_source(source), LeftOut() if left_out is None else left_out
     if isinstance(name, Examples):
@@ -46,6 +46,7 @@ def read_rows(
             if keeps(conditions, checked(row, location), location, left_out):
                 yield location, checked(row, location)
         return
+    # A plain file name means JSON lines.
     if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
         name = f"jsonl:{name}"
     if name == CALCULATIONS:
@@ -87,6 +88,7 @@ def _read_published(source: Source, split: Split, left_out: LeftOut) -> Iterator
     if not builder.is_prepared():
         download(builder, source)
     has = list(builder.info.splits)
+    # Published data sets name their validation split differently.
     wanted = "train" if split == "train" else next((s for s in _VALIDATION if s in has), None)
     if wanted not in has:
         raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")
@@ -101,7 +103,7 @@ _VALIDATION = ("validation", "dev", "test")
 
 
 def checked(row: object, location: str) -> Row:
-    """Returns a record; raises DataError if it is no object of fields."""
+    """Returns a record; raises DataError if it is not an object."""
     if not isinstance(row, Mapping):
         raise DataError(
             f"{location} is a {type(row).__name__}, no object of fields: write "

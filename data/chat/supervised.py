@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: conversations and completions, of which the answers are learned.
+"""Supervised fine-tuning: conversations and completions whose answers are learned.
 
-The arrays of a batch are those of causal language modeling, and ``loss_mask``, int32 [B, T]: 1
-where the label is to be learned.
+A batch has the arrays of causal language modeling, and ``loss_mask``, int32 [B, T]: 1 where the
+label is learned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ class SupervisedExamples(PickledByFields):
     """Sequences of whole demonstrations; see ``dataset.ExampleSource``.
 
     Attributes:
-      tokens: The tokens of all demonstrations, one after another, int32 [num_tokens].
-      learned: Whether each of them is to be learned, bool [num_tokens].
+      tokens: The concatenated tokens of all demonstrations, int32 [num_tokens].
+      learned: Whether each token is learned, bool [num_tokens].
       starts: The start of each demonstration, and the end of the last one, int64 [n + 1].
       length: The length of a sequence, T. A demonstration has at most T + 1 tokens.
-      packed: Whether several share a sequence.
+      packed: Whether several demonstrations share a sequence.
     """
 
     tokens: np.ndarray
@@ -49,7 +49,7 @@ class SupervisedExamples(PickledByFields):
     def num_learned(self) -> int:
         """The number of tokens that are learned in an epoch."""
         first = np.zeros(len(self.tokens), bool)
-        first[self.starts[:-1]] = True  # the first token of a demonstration follows nothing
+        first[self.starts[:-1]] = True  # the first token of a demonstration is never a label
         return int(np.sum(self.learned & ~first))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -57,6 +57,7 @@ class SupervisedExamples(PickledByFields):
         chosen = self._plan[index] if self.packed else [index]
         spans = [(self.starts[i], self.starts[i + 1]) for i in chosen]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
+        # The first token is only an input and the last one only a label.
         sizes = np.asarray([b - a - 1 for a, b in spans])
         arrays = packed_arrays(PackedTokens(tokens, sizes), self.length)
         learned = np.concatenate([self.learned[a + 1 : b] for a, b in spans])
@@ -84,8 +85,8 @@ class SupervisedData(ChatData[Demonstration]):
     learn: Literal["answers", "all"] = "answers"
     """answers: learn what the assistant wrote, and the end of its turns. all: every token."""
     packing: Literal["first-fit", "none"] = "first-fit"
-    """first-fit: demonstrations share a sequence, and see nothing of each other. none: one
-    demonstration in each sequence."""
+    """first-fit: demonstrations share a sequence without attending to each other. none: one
+    demonstration per sequence."""
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``."""
@@ -96,7 +97,7 @@ class SupervisedData(ChatData[Demonstration]):
         """Yields the demonstration of a record.
 
         Raises:
-          DataError: The record is of no known form, or the assistant says nothing in it.
+          DataError: The record has no known form, or no answer of the assistant.
         """
         record = demonstration(row, location)
         if isinstance(record, Dialogue) and not record.is_answered:
@@ -116,7 +117,8 @@ class SupervisedData(ChatData[Demonstration]):
     ) -> DataSplit:
         """Returns the demonstrations as sequences; see ``SupervisedExamples``.
 
-        One that is longer than a sequence is left out: a model would learn answers without an end.
+        Demonstrations longer than a sequence are left out: cut, they would teach answers without an
+        end.
         """
         del seed
         ids: list[np.ndarray] = []
