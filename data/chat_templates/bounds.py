@@ -1,8 +1,8 @@
 """Bounds of a template's run: steps, characters, processor time.
 
-A step is an iteration of a loop, a call, a filter or an operator; a result costs its characters,
-before it is made. So an endless template always ends at the same place. The processor time bounds
-single steps that are slow; it is that of the thread, which works in every thread.
+A step is an iteration of a loop, a call, a filter or an operator. The characters of a result are
+counted before it is made, so an endless template always stops at the same place. Processor time,
+measured for the thread, bounds slow single steps.
 """
 
 import time
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 MAX_SOURCE = 1 << 17
 """The longest template, in characters; published ones have up to 20,000."""
 MAX_STEPS = 1 << 20
-"""Steps of a run, besides those for its input."""
+"""Steps of a run, in addition to the steps for its input."""
 STEPS_PER_CHARACTER = 64
 """Further steps for each character of the input."""
 MAX_SECONDS = 5.0
@@ -26,7 +26,7 @@ _STEPS_PER_LOOK = 256
 
 
 class TooMuch(Exception):
-    """A template that takes too long, or makes too much."""
+    """A template takes too long, or makes too much."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ _RUN: ContextVar[Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def bounded(run: Run) -> Iterator[None]:
-    """Makes a run the one that ``spend`` counts."""
+    """Makes ``spend`` count for a run."""
     token = _RUN.set(run)
     try:
         yield
@@ -64,17 +64,19 @@ def bounded(run: Run) -> Iterator[None]:
 
 
 def spend(steps: int = 1, *, characters: int = 0) -> None:
-    """Counts steps and characters of the present run.
+    """Counts steps and characters of the current run.
 
     Raises:
-      TooMuch: No more are left.
+      TooMuch: The budget of the run is used up.
     """
     run = _RUN.get()
+    # Strings are also made outside of a run, where nothing is counted.
     if run is None:
         return
     run.steps -= steps + characters // _CHARACTERS_PER_STEP
     if run.steps < 0:
         raise TooMuch("it takes more than the steps that a template may take")
+    # Reading the clock is slow, so do it once in many steps.
     if run.steps < run.looks_at:
         run.looks_at = run.steps - _STEPS_PER_LOOK
         if time.thread_time() > run.ends:

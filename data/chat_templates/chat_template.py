@@ -1,8 +1,8 @@
 """Chat templates: a conversation as one text, byte for byte as transformers renders it.
 
-A template is a program in the language of jinja2 that comes with a model's files and is not to be
-trusted: it runs in a sandbox, within bounds, on plain JSON data alone. Which characters it wrote
-itself, and which its input gave, is known of all that it writes; see ``chat_templates.traced``.
+A template is an untrusted jinja2 program that comes with a model's files. It runs in a sandbox,
+within bounds, and reads only plain JSON data. Its output records which characters the template
+wrote and which came from its input; see ``chat_templates.traced``.
 """
 
 import dataclasses
@@ -18,10 +18,11 @@ from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
 from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins
 
 Message = Mapping[str, Any]
-"""A message: ``role``, ``content``, and what else its template reads, such as ``tool_calls``."""
+"""A message: ``role``, ``content``, and other fields that its template reads, such as
+``tool_calls``."""
 
 TEMPLATE_FILE = "chat_template.jinja"
-"""The file of a folder that has its template."""
+"""The file of a folder's template."""
 
 LECTURES = """\
 {%- for message in messages -%}
@@ -40,14 +41,14 @@ LECTURES = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "bot:" }}{% endif -%}
 """
-"""A template for models that have none: instructions, then ``user: …`` and ``bot: …`` in turns.
+"""The default template: instructions, then ``user: …`` and ``bot: …`` in turns.
 
 The token that ends a document also ends an answer. The space after ``bot:`` belongs to the answer.
 """
 _MORE = "additional_chat_templates"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 WITH_TOOLS_FILE = f"{_MORE}/{_WITH_TOOLS}.jinja"
-"""The file of a folder that has its template for conversations with tools, if that is another."""
+"""The file of a folder's separate template for conversations with tools."""
 _MARKER = re.compile(r"{%-?\s*generation\s*-?%}")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """The roles of messages. A template may write them as a part of a control token."""
@@ -56,7 +57,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class EndlessTemplateError(DataError):
-    """A chat template whose run has no end, or makes too much: that of every conversation."""
+    """A chat template that never ends or makes too much; it fails for every conversation."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class RenderedChat:
 
     Attributes:
       text: The text.
-      answers: The half-open ranges of characters that the assistant wrote, in order, the ends of
-        its turns included.
+      answers: The half-open ranges of characters that the assistant wrote, in order, including the
+        ends of its turns.
       origins: A letter for each character, which says who wrote it; see ``chat_templates.traced``.
     """
 
@@ -86,8 +87,8 @@ class ChatTemplate:
 
     Attributes:
       source: The template.
-      tokens: The special tokens by the names that a template knows: ``bos_token``, ``eos_token`` ….
-      with_tools: The template for conversations with tools; None: the same.
+      tokens: The special tokens by their names in templates: ``bos_token``, ``eos_token`` ….
+      with_tools: The template for conversations with tools. Defaults to ``source``.
     """
 
     source: str
@@ -124,7 +125,7 @@ class ChatTemplate:
         """Returns the text of a conversation.
 
         Args:
-          messages: The messages; what is not plain JSON data becomes its type's name.
+          messages: The messages; a value that is not plain JSON becomes its type's name.
           tools: JSON schemas of the functions that the assistant may call.
           documents: Documents to answer from, with ``title`` and ``text``.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
@@ -158,26 +159,26 @@ class ChatTemplate:
     ) -> RenderedChat:
         """Returns the text of a conversation, and which characters the assistant wrote.
 
-        A template may mark these by ``{% generation %}``. If it does not, the text after each of
-        the assistant's messages must begin with the text before it, and the answer is what is
-        new, without white space after a token that ends it; a template that rewrites earlier turns
-        is an error.
+        A template may mark them with ``{% generation %}``. If it does not, an answer is the text
+        that an assistant's message adds to the text before it, without white space after its end
+        token. A template that rewrites earlier turns is an error.
 
         Args:
           messages: The messages.
           tools: JSON schemas of the functions that the assistant may call.
           documents: Documents to answer from.
-          ends: Names of tokens that may end an answer, besides those of ``tokens``.
+          ends: Names of further tokens that may end an answer, in addition to ``tokens``.
           **variables: Further variables of the template.
 
         Raises:
-          DataError: There is no answer, the template neither marks answers nor keeps the earlier
-            turns, or it refuses the conversation.
+          DataError: The conversation has no answer, the template neither marks answers nor keeps
+            the earlier turns, or it refuses the conversation.
         """
         given = {**variables, "tools": tools, "documents": documents}
         whole = self._run(messages, given)
         text, answers = whole.text, list(whole.answers)
         if not _MARKER.search(self._source(given)):
+            # Render the conversation up to each answer, and take what the answer adds.
             answers = [
                 self._by_prefix(messages, number, text, given, ends=ends)
                 for number, message in enumerate(messages)
@@ -237,9 +238,11 @@ class ChatTemplate:
         from .sandbox import MARKS, Marks, compiled
 
         template, marks = compiled(self._source(given)), Marks()
+        # The `generation` tag finds the marks of this run through a context variable.
         token = MARKS.set(marks)
         try:
             traced = [self._traced(message, n) for n, message in enumerate(messages, start=1)]
+            # Special tokens count as the template's text, other variables as the user's.
             variables = {
                 **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
                 **{name: _plain(value, USER) for name, value in given.items()},
@@ -272,9 +275,11 @@ class ChatTemplate:
         check_role(role, f"message {number}")
         if isinstance(content, list | tuple):
             texts = [_text_of(part, number) for part in content]
+            # The default template needs the content as one text.
             if self.source == LECTURES:
                 message = {**message, "content": "".join(texts)}
         plain = _plain(message, ASSISTANT if role == "assistant" else USER)
+        # The role was checked, so a template may use it in a control token.
         return _with_reasoning({**plain, "role": Traced(str.__str__(role), TEMPLATE)})
 
 
@@ -282,7 +287,7 @@ def check_role(role: object, location: str) -> None:
     """Checks the role of a message.
 
     Raises:
-      DataError: It is none of ``ROLES``.
+      DataError: It is not in ``ROLES``.
     """
     if role not in ROLES:
         raise DataError(
@@ -309,7 +314,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     """Returns the chat template of a folder in Hugging Face's format; None if it has none.
 
     Raises:
-      DataError: A file cannot be read, or holds something else than templates.
+      DataError: A file cannot be read, or does not hold templates.
     """
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
@@ -322,6 +327,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
         if not isinstance(config, dict):
             raise DataError(f"{path} is a {type(config).__name__}, and must be an object")
     named = _templates(config.get("chat_template"), path)
+    # Separate files override tokenizer_config.json, which has the templates of older folders.
     if (file := folder / TEMPLATE_FILE).is_file():
         named[_DEFAULT] = read_template(file)
     for file in sorted((folder / _MORE).glob("*.jinja")):
@@ -376,7 +382,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: object, by: str) -> Any:
-    """Returns plain JSON data, of which a template can call no dangerous method.
+    """Returns plain JSON data, which has no methods that are dangerous in a template.
 
     Args:
       value: The data.
@@ -386,6 +392,7 @@ def _plain(value: object, by: str) -> Any:
         return Traced(str.__str__(value), by)
     if value is None or type(value) in (int, float, bool):
         return value
+    # Convert other types, because a subclass could add methods.
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):  # a numpy number
@@ -407,7 +414,7 @@ def _size(value: object) -> int:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message without empty fields, whose reasoning has the names that templates read."""
+    """Removes fields that are None, and gives the reasoning the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
     found = [message[name] for name in _REASONING if name in message]
     if not found:

@@ -1,4 +1,4 @@
-"""The sandbox of chat templates: jinja2's, with bounds, and with strings that know their origins.
+"""The sandbox of chat templates: jinja2's sandbox with bounds and traced strings.
 
 Every string of a template, of its input and of its output is ``Traced``. If the language or a
 filter makes a string without keeping origins, the string gets the common origin of its parts, or an
@@ -30,7 +30,8 @@ from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
 from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 
 _OLDEST_JINJA = (3, 1, 6)
-# Filters and methods whose result grows with a number, and what else the number is multiplied by.
+# Filters and methods whose result grows with a number. The number counts once, and once more for
+# each occurrence of the given string.
 _SIZED = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
     **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
@@ -40,7 +41,7 @@ _SIZED = {
 
 @dataclass
 class Marks:
-    """The text that a template has made, and the ranges that it marked, while it runs."""
+    """The text that a running template has made, and the ranges that it marked."""
 
     blocks: list[str] = field(default_factory=list)
     ranges: list[tuple[int, int]] = field(default_factory=list)
@@ -61,13 +62,14 @@ class _Generation(jinja2.ext.Extension):
 
     def _mark(self, caller: Any) -> str:
         text, marks = caller(), MARKS.get()
+        # The text comes after all blocks that the template has written.
         start = sum(map(len, marks.blocks))
         marks.ranges.append((start, start + len(text)))
         return text
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that refuses names with an underscore first, a way out of the sandbox."""
+    """A namespace that refuses names that begin with an underscore, a way out of the sandbox."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, args = args[0], args[1:]
@@ -92,7 +94,7 @@ class _Safe(Markup):
 
 
 class _Dict:
-    """Makes dicts, without the methods of the type."""
+    """Makes dicts without exposing the methods of the type."""
 
     def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*args, **fields)
@@ -114,6 +116,7 @@ class _Code(jinja2.compiler.CodeGenerator):
         return self._literal("".join(group))
 
     def _literal(self, text: str) -> str:
+        # The compiled code can hold only plain strings, so it refers to traced ones by index.
         literals = self.environment.literals  # pyright: ignore
         literals.append(Traced(text, TEMPLATE))
         return f"environment.literals[{len(literals) - 1}]"
@@ -137,6 +140,7 @@ class _Code(jinja2.compiler.CodeGenerator):
         self._counted(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: Any, frame: Any) -> None:  # noqa: N802
+        # The target of an assignment is not a value.
         if node.ctx == "load":
             self._counted(super().visit_Tuple, node, frame)
         else:
@@ -156,7 +160,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
-            optimized=False,  # nothing runs before a run has begun
+            optimized=False,  # constant folding would run outside of the bounds
             finalize=_written,
         )
         self.literals: list[Traced] = []
@@ -171,30 +175,31 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
         }
-        del self.filters["urlize"], self.globals["lipsum"]  # no template needs them, and both grow
+        del self.filters["urlize"], self.globals["lipsum"]  # not needed, and their results grow
         self.globals.update(
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
         )
 
     def _parse(self, source: str, name: Any, filename: Any) -> Any:
-        """Parses a template, each iteration of whose loops is a step."""
+        """Parses a template, and makes each iteration of a loop a step."""
         parsed = Parser(self, source, name, filename).parse()
         nodes = jinja2.nodes
         for loop in list(parsed.find_all(nodes.For)):
             step = nodes.EnvironmentAttribute("step", lineno=loop.lineno)
             loop.body.insert(0, nodes.ExprStmt(step, lineno=loop.lineno))
+            # Items that the loop's condition rejects count as well.
             if loop.test is not None:
                 loop.test = nodes.And(step, loop.test, lineno=loop.lineno)
         return parsed
 
     @property
     def step(self) -> bool:
-        """Counts a step; true."""
+        """Counts a step; True, so that it can be a part of a condition."""
         spend()
         return True
 
     def counted(self, value: Any) -> Any:
-        """Returns a container, all of whose parts are counted."""
+        """Returns a container after counting all of its parts."""
         waiting = [value]
         while waiting:
             spend()
@@ -208,6 +213,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Applies an operator whose result may be large."""
         spend()
+        # Bound the size of the result before it is computed.
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length()
             bits = abs(left.bit_length() * right) if operator == "**" else bits
@@ -217,7 +223,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for one, times in ((left, right), (right, left)):
                 if isinstance(one, list | tuple) and isinstance(times, int):
                     spend(max(times, 0) * len(one))
-        if isinstance(left, Markup) or isinstance(right, Markup):  # which escapes the other
+        if isinstance(left, Markup) or isinstance(right, Markup):  # it escapes the other
             left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
         return self._adopted(super().call_binop(context, operator, left, right), left, right)
 
@@ -225,6 +231,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Calls a function, a method or a macro."""
         spend()
         self.counted([args, kwargs])
+        # For a method, the value that it belongs to.
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str) and called.__name__ == "translate":
             raise TooMuch("it calls translate, whose result has no bound")
@@ -235,7 +242,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._adopted(found, *owners, *args, *kwargs.values())
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Returns ``format`` of a string so that it is safe, and keeps origins."""
+        """Returns a safe ``format`` of a string that keeps origins."""
         if super().wrap_str_format(value) is None:
             return None
         pattern, formatter = value.__self__, _Formatter(self)
@@ -245,6 +252,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             fields = kwargs
             if value.__name__ == "format_map":
                 (fields,), args = args, ()
+            # jinja2's text is authoritative; without it origins are unknown.
             text = formatter.vformat(str.__str__(pattern), args, fields)
             made = formatter.traced(pattern, args, fields)
             return made if made == text else Traced(text)
@@ -252,7 +260,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return wrapped
 
     def _traced(self, name: str, used: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a filter that counts as a step, and whose result has an origin."""
+        """Wraps a filter so that it counts as a step and its result has an origin."""
+        # Some filters get the context or the environment before their value.
         first = 0 if jinja2.utils._PassArg.from_obj(used) is None else 1
 
         @functools.wraps(used)
@@ -266,7 +275,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return traced
 
     def _adopted(self, value: Any, *made_of: object) -> Any:
-        """Returns a result whose strings have origins, and whose parts are counted."""
+        """Returns a result after counting its parts and giving its strings origins."""
         if isinstance(value, str):
             if not isinstance(value, Traced | Markup):
                 spend(characters=len(value))
@@ -295,6 +304,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             values = map(jinja2.filters.make_attrgetter(self, attribute), values)
         total = start
         for value in values:
+            # Values may be numbers, strings or lists, so use the bounded operator.
             total = self.call_binop(None, "+", total, value)
         return total
 
@@ -303,12 +313,12 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
     """``str.format`` that keeps origins, except in nested fields."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """Returns a value as text, whose width is counted."""
+        """Returns a value as text and counts its width."""
         spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
         return super().format_field(value, format_spec)
 
     def traced(self, pattern: str, args: Any, kwargs: Any) -> Traced:
-        """Returns a pattern with its fields filled in."""
+        """Returns a pattern with its fields filled in, with origins."""
         parts: list[str] = []
         number = 0
         for literal, name, form, conversion in self.parse(str.__str__(pattern)):
@@ -327,7 +337,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
 
 def _check_size(name: str, value: object, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Counts what a filter or a method makes because of a number."""
+    """Counts the characters that a filter or a method makes because of a number."""
     if name not in _SIZED:
         return
     times = 1 + (value.count(_SIZED[name]) if isinstance(value, str) and _SIZED[name] else 0)
@@ -341,6 +351,7 @@ def _check_size(name: str, value: object, args: Any, kwargs: Mapping[str, Any]) 
 @jinja2.pass_context
 def _written(context: Any, value: Any) -> Traced:
     """Returns a value as a template writes it."""
+    # Asking for the context keeps jinja2 from calling this function while it compiles.
     del context
     spend()
     return as_text(value)

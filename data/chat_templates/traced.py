@@ -1,9 +1,9 @@
-"""Strings that know who wrote each of their characters, whatever a chat template does to them.
+"""Strings that record who wrote each character, through all operations of a template.
 
 A template is a program: it trims, splits, joins and lowercases what it is given, and writes control
 tokens by name. Whether ``<|im_end|>`` in its output is the template's or a user's can only be known
-if every string carries its origins through all of that. A string that loses them has an unknown
-origin, and never counts as the template's.
+if every string carries its origins through all of that. A string that loses its origins has an
+unknown origin and never counts as the template's.
 """
 
 import functools
@@ -26,14 +26,14 @@ _CONVERSION = re.compile(
 class Traced(str):
     """A string with the origin of each character, a letter in a second string.
 
-    It equals the string without origins in all else.
+    In everything else it behaves like an ordinary string.
     """
 
     __slots__ = ("_by",)
     _by: str
 
     def __new__(cls, text: str = "", by: str | None = None) -> "Traced":
-        """Makes a string; without origins they are unknown, with one letter all are equal."""
+        """Makes a string; one letter is the origin of every character, None an unknown one."""
         made = super().__new__(cls, text)
         made._by = (UNKNOWN if by is None else by) * len(text) if by is None or len(by) == 1 else by
         return made
@@ -101,7 +101,7 @@ class Traced(str):
         return found
 
     def _divided(self, pieces: list[str], separator: str | None) -> list["Traced"]:
-        """Returns the pieces between separators; white space is the separator if there is none."""
+        """Returns the pieces between separators; None means white space."""
         if separator is None:
             return self._pieces(pieces)
         found, start = [], 0
@@ -129,6 +129,7 @@ class Traced(str):
 
     def splitlines(self, keepends: bool = False) -> list[Any]:
         """See ``str``; the origins are kept."""
+        # Lines with their ends follow each other without gaps, which gives their positions.
         whole = self._divided(str.splitlines(self, True), "")
         if keepends:
             return whole
@@ -148,6 +149,7 @@ class Traced(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
         """See ``str``; the origins are kept."""
         most = len(self) + 1 if count.__index__() < 0 else count.__index__()
+        # As in Python, an empty string is found before each character and at the end.
         if not old:
             edges = min(most, len(self) + 1)
             spend(characters=len(self) + edges * len(new))
@@ -184,6 +186,7 @@ class Traced(str):
     def center(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
         """See ``str``; the origins are kept."""
         text = str.center(self, width, fillchar)
+        # As in CPython, the left side gets the odd fill character if the width is odd.
         more = len(text) - len(self)
         return self._padded(text, more // 2 + (more & width.__index__() & 1), fillchar)
 
@@ -197,10 +200,11 @@ class Traced(str):
 
 
 def _in_place(change: Callable[[str], str]) -> Callable[[Traced], Traced]:
-    """Returns a method of strings that changes each character in its place, or adds some."""
+    """Wraps a string method that changes characters in place, or adds some."""
 
     def changed(self: Traced) -> Traced:
         """See ``str``; the origins are kept."""
+        # If the length changes ('ß'.upper()), positions are lost, so only a common origin is kept.
         text = change(self)
         return _made(text, self._by) if len(text) == len(self) else Traced(text, origin(self))
 
@@ -239,7 +243,7 @@ def _between(separator: str, parts: list[str]) -> Traced:
 
 
 def origin(*values: object) -> str:
-    """Returns the origin of a text that was made of some values; unknown if they have several."""
+    """Returns the common origin of some values, or unknown if they have several."""
     found: set[str] = set()
     waiting = list(values)
     while waiting:
@@ -254,12 +258,14 @@ def origin(*values: object) -> str:
 
 
 def _filled(pattern: str, values: Any) -> Traced:
-    """Fills in a pattern of ``%s`` and the like, as Python does."""
+    """Fills in a pattern such as ``%s``, as Python does."""
     given = list(values if isinstance(values, tuple) else (values,))
+    # Count widths before Python makes a text of that length.
     for value in given if "*" in pattern else ():
         spend(characters=abs(value) if isinstance(value, int) else 0)
     for size in re.findall(r"\d+", pattern):
         spend(characters=int(size))
+    # Python makes the text; the parts only find the origins, and count if they give this text.
     text = str.__mod__(str.__str__(pattern), values)
     parts: list[str] = []
     end = 0
@@ -269,6 +275,7 @@ def _filled(pattern: str, values: Any) -> Traced:
         if found["kind"] == "%":
             parts.append(pattern[end - 1 : end])
             continue
+        # A width that is itself a value is rare: give up the origins.
         if "*" in found[0]:
             return Traced(text)
         key: Any = found["key"]
@@ -327,6 +334,7 @@ def as_json(
     sort_keys: bool = False,
 ) -> Traced:
     """Formats JSON as ``json.dumps`` does, without escapes for HTML."""
+    # Punctuation and numbers count as the user's, so they never form a control token.
     between, colon = separators or (", " if indent is None else ",", ": ")
     if isinstance(indent, int):
         spend(characters=max(indent, 0))
@@ -347,6 +355,7 @@ def as_json(
             items = sorted(value.items()) if sort_keys else value.items()
             for i, (key, item) in enumerate(items):
                 yield Traced((between if i else "{") + line, USER)
+                # json.dumps writes other keys as strings; take the key out of {"1": 0}.
                 name = key if isinstance(key, str) else json.dumps({key: 0})[2:-5]
                 yield _quoted(name, ensure_ascii=ensure_ascii)
                 yield Traced(colon, USER)
@@ -362,11 +371,12 @@ def as_json(
 
 
 def _quoted(text: str, *, ensure_ascii: bool) -> Traced:
-    """Returns a string in quotation marks, as JSON has it."""
+    """Returns a string in quotation marks, as JSON writes it."""
     by = set(origins(text))
     if len(by) < 2:
         quoted = json.dumps(str.__str__(text), ensure_ascii=ensure_ascii)
         return Traced(quoted, by.pop() if by else USER)
+    # Quote each character separately, so that an escape has the origin of its character.
     parts = [
         Traced(json.dumps(str.__str__(c), ensure_ascii=ensure_ascii)[1:-1], origins(c))
         for c in text
