@@ -1,1 +1,1 @@
-"""What all three packages use: errors, files, JSON, lazy names, lines of progress."""
+"""Shared by all three packages: errors, files, JSON, lazy names, lines of progress."""

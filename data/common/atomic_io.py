@@ -28,6 +28,7 @@ def write_file(path: Path, content: bytes) -> None:
     temporary = None
     try:
         check_file(path)
+        # In the same folder, because a rename is atomic only within a file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -42,10 +43,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a path can be that of a file to write; makes its parent folders.
+    """Checks that a file can be written to a path; makes its parent folders.
 
     Raises:
-      DataError: The path is a folder or a device, its name is not possible, or its folder cannot be
+      DataError: The path is a folder or a device, its name is invalid, or its folder cannot be
         written to.
     """
     try:
@@ -70,16 +71,17 @@ def check_output_path(path: Path, made_from: str) -> None:
         name.
     """
     check_file(path)
+    # Compare the files, not the paths, to recognize links.
     for file in input_files(made_from):
         if path.exists() and path.samefile(file):
             raise DataError(f"output {path} is the input, which it would replace: name another")
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder atomically; keeps one that holds something.
+    """Makes a folder atomically; keeps an existing one that is not empty.
 
-    An empty folder is replaced. One that cannot be, because a disk is mounted there, is filled:
-    its parts appear one by one, `config.json` last.
+    An empty folder is replaced. If it cannot be, because a disk is mounted there, its parts appear
+    one by one, `config.json` last.
 
     Args:
       path: The final path; missing parent folders are made.
@@ -91,7 +93,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
       DataError: The path cannot be written.
     """
-    final = path.resolve()  # a link stays
+    final = path.resolve()  # keep a symbolic link
     if _holds_something(final):
         return path
     mounted = False
@@ -106,12 +108,14 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
             mounted = True
     else:
         _make_parent(final)
+    # Within a mounted disk if there is one, because a rename cannot cross file systems.
     parent = final if mounted else final.parent
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=parent))
     try:
         temporary.chmod(0o755)
         fill(temporary)
         if mounted:
+            # config.json comes last, because it shows that a folder is complete.
             for made in sorted(temporary.iterdir(), key=lambda made: made.name == "config.json"):
                 try:
                     os.replace(made, final / made.name)
@@ -130,7 +134,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder atomically, in place of nothing or of an empty folder.
+    """Makes a folder atomically at a path that is free or an empty folder.
 
     Args:
         path: The final path; missing parent folders are made.
@@ -145,9 +149,9 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _holds_something(folder: Path) -> bool:
-    """Returns whether a folder holds more than what `build_folder` is still writing into it.
+    """Returns whether a folder holds more than temporary folders of `build_folder`.
 
-    The temporary folder within a mounted disk is another process's, or that of a killed one.
+    On a mounted disk it may hold the temporary folder of another or a killed process.
     """
     return folder.is_dir() and any(
         not made.name.startswith(f".{folder.name}.") for made in folder.iterdir()

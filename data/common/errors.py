@@ -1,4 +1,4 @@
-"""Errors: bad input that a user can mend, and failed steps of a run.
+"""Errors: bad input that a user can fix, and failed steps of a run.
 
 `models`, `data` and `train` all import this file; it imports nothing of ours.
 """
@@ -15,8 +15,8 @@ R = TypeVar("R")
 class UserError(ValueError):
     """Bad input: one line that names the thing, the value seen and the remedy.
 
-    Every error that a user can cause and mend derives from this class. The command line prints
-    it as one line; any other exception is a bug and keeps its traceback.
+    Every error that a user can cause and fix derives from this class. The command line prints it as
+    one line; any other exception is a bug and keeps its traceback.
     """
 
 
@@ -54,7 +54,7 @@ def similar_names(name: str, valid: Sequence[str]) -> list[str]:
 
 
 def misspelled(name: str, valid: Sequence[str]) -> str | None:
-    """Returns the one of `valid` that `name` is but for a letter or two, if there is one."""
+    """Returns the name in `valid` that differs from `name` by a letter or two, if any."""
     for choice in difflib.get_close_matches(name, valid, n=1, cutoff=0.8):
         if choice != name and abs(len(choice) - len(name)) <= 1:
             return choice
@@ -73,7 +73,7 @@ def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | N
     Args:
       word: The word that is not valid.
       valid: The valid words.
-      shown: The text to print for each of them; by default the word itself.
+      shown: The text to print for each valid word. Defaults to the word.
     """
     shown = shown or valid
     near = similar_names(word, valid)
@@ -85,7 +85,7 @@ def check_whole(name: str, value: object) -> None:
     """Checks that a value is an integer of Python or numpy, and neither a bool nor a float.
 
     Raises:
-      UserError: The value is another.
+      UserError: The value is of another kind.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} {value!r} must be a whole number")
@@ -95,7 +95,7 @@ def check_finite_number(name: str, value: object) -> None:
     """Checks that a value is a finite number of Python or numpy, and not a bool.
 
     Raises:
-      UserError: The value is another.
+      UserError: The value is of another kind.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
         raise UserError(f"{name} {value!r} must be a finite number")

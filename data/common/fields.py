@@ -101,6 +101,7 @@ class Checked:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = getattr(self, field.name)
             if isinstance(value, list):
+                # The dataclass may be frozen.
                 object.__setattr__(self, field.name, tuple(value))
             check_value(field.name, value, field.type)
 
@@ -113,21 +114,23 @@ def check_value(name: str, value: object, hint: object) -> None:
     """
     if expected := expectation(value, hint):
         shown = repr(value)
+        # A long value would hide the message.
         shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
         raise FieldError(name, f"must be {expected}, got {shown}")
 
 
 def expectation(value: Any, hint: object) -> str:
-    """Returns what a value of a type must be: "positive", "a whole number"; "" if it is.
+    """Returns what a value of a type must be: "positive", "a whole number"; "" if it is valid.
 
-    An integer is also a float, a list also a tuple, and a truth value no number. A type that
-    this file does not know accepts every value.
+    An integer is also a float, and a list also a tuple; a Boolean is not a number. A type that this
+    file does not know accepts every value.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         ranges = (rule for rule in arguments[1:] if isinstance(rule, Range))
         missed = (str(rule) for rule in ranges if value not in rule)
         return expectation(value, arguments[0]) or next(missed, "")
+    # One type that fits is enough.
     if origin in (Union, UnionType):
         found = [expectation(value, one) for one in arguments]
         return " or ".join(found) if all(found) else ""
@@ -143,6 +146,7 @@ def expectation(value: Any, hint: object) -> str:
 def _expected_items(value: object, arguments: tuple[object, ...]) -> str:
     if not isinstance(value, tuple | list):
         return "a tuple"
+    # tuple[int, ...] and Sequence[int] have one type for all items.
     kinds = itertools.repeat(arguments[0]) if arguments[1:] in ((), (...,)) else arguments
     found = filter(None, map(expectation, value, kinds))
     return next((f"a tuple of values that are {expected}" for expected in found), "")
@@ -165,7 +169,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     str: [("text", lambda value: isinstance(value, str))],
     NoneType: [("None", lambda value: value is None)],
 }
-"""Type → what its values must be, in order, and the test of it."""
+"""Type → what its values must be, with a test, in the order of the tests."""
 
 
 def require(condition: object, message: str) -> None:
@@ -196,12 +200,12 @@ def require_default(record: object, names: Iterable[str], problem: str) -> None:
 
 
 def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
-    """Makes a dataclass from what a file gives for its fields.
+    """Makes a dataclass from the fields in a file.
 
     Args:
       cls: The dataclass, which derives `Checked`.
       fields: Its fields by name, as JSON has them; a nested dataclass is an object.
-      prefix: What is before the names in messages: "optimizer.".
+      prefix: The text before the names in messages: "optimizer.".
 
     Raises:
       UserError: A field is unknown or missing, or a value is not of its type or range.
@@ -218,6 +222,7 @@ def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
     for name, value in fields.items():
         hint, own = known[name].type, f"{prefix}{name}"
         kind = next(filter(dataclasses.is_dataclass, _kinds(hint)), None)
+        # A nested dataclass reports its fields with their full names.
         if isinstance(kind, type) and isinstance(value, Mapping):
             value = make_record(kind, value, f"{own}.")
         values[name] = tuple(value) if isinstance(value, list) else value
@@ -241,7 +246,7 @@ def named_below(prefix: str) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a reader should know of a field.
+    """The description of a field for readers.
 
     Attributes:
       name: The field, in a nested configuration with a dot: `optimizer.beta1`.
@@ -265,14 +270,15 @@ def describe(
     nested: Mapping[str, Callable[[], Any]] = {},
     with_text: bool = True,
 ) -> Iterator[Description]:
-    """Describes each field of a configuration, and of those that it contains.
+    """Describes each field of a configuration and of nested ones.
 
     Args:
       record: A dataclass instance.
-      prefix: What is before the names.
+      prefix: The text before the names.
       nested: Name of a field that is None → makes the configuration that it can have instead.
       with_text: Whether to read the docstrings from the source code, which takes time.
     """
+    # Annotations may be strings; resolve them and keep their ranges.
     hints = get_type_hints(type(record), include_extras=True)
     docs = field_docs(type(record)) if with_text else {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
@@ -290,6 +296,7 @@ def range_of(hint: object) -> str:
     """Returns the range that a type declares, for a reader: "positive"; "" without one."""
     if get_origin(hint) is Annotated:
         return ", ".join(str(rule) for rule in get_args(hint)[1:] if isinstance(rule, Range))
+    # A type such as a union or a tuple shows the ranges of its parts.
     return ", ".join(filter(None, map(range_of, get_args(hint))))
 
 
@@ -297,6 +304,7 @@ def field_docs(cls: type) -> dict[str, str]:
     """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
     docs = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        # Python discards these docstrings, so read them from the source code.
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
         assert isinstance(definition, ast.ClassDef)
         for field, following in itertools.pairwise(definition.body):

@@ -64,7 +64,7 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
     """Reads the lines of a file of texts; see ``input_lines``.
 
     Raises:
-      DataError: The file has JSON lines by its name; see also ``input_lines``.
+      DataError: The file's name says that it has JSON lines; see also ``input_lines``.
     """
     if path.removesuffix(".gz").endswith(".jsonl"):
         raise DataError(
@@ -108,6 +108,7 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
                 f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, as a "
                 "file in UTF-16 does: convert the file to UTF-8, or remove the character"
             )
+        # Only the first line of a file may begin with a byte order mark.
         line = line.removeprefix("\ufeff") if number == 1 else line
         yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 
@@ -122,11 +123,11 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def path_inside(folder: Path, name: object) -> Path | None:
-    """Returns the path that a file in a folder names, or None if it may lie elsewhere.
+    """Returns the path that a file in a folder names, or None if it may be outside of it.
 
-    A folder that somebody else made may name any path, such as `../../secret`. A file or a folder
-    within `folder` is named by a relative path without `..`, and by no link that leaves the folder,
-    except to the `blobs` of the Hugging Face hub's cache.
+    A downloaded folder may name any path, such as `../../secret`. A valid path is relative, has no
+    `..`, and follows no link out of the folder, except to the `blobs` of the Hugging Face hub's
+    cache.
 
     Args:
       folder: The folder.
@@ -139,9 +140,11 @@ def path_inside(folder: Path, name: object) -> Path | None:
         return None
     root = folder.resolve()
     roots = [root]
+    # The hub's cache stores a snapshot as links to `blobs`.
     if root.parent.name == "snapshots":
         roots.append(root.parent.parent / "blobs")
     try:
+        # Follow links before the comparison.
         real = (root / path).resolve()
     except (OSError, RuntimeError):  # a loop of links
         return None
@@ -156,7 +159,7 @@ def matching_files(pattern: str, name: str) -> list[Path]:
       name: The name of the source that contains the pattern, for messages.
 
     Raises:
-      DataError: No file matches, or the name is that of a folder.
+      DataError: No file matches, or the name is a folder.
     """
     path = Path(pattern).expanduser()
     if path.is_dir():
@@ -164,11 +167,13 @@ def matching_files(pattern: str, name: str) -> list[Path]:
         raise DataError(f"{name!r} is a folder: name its files, for example by {files!r}")
     if path.is_file():  # the name of a file may contain [ ] * ?
         return [path]
+    # Sort, because the order of glob depends on the file system.
     paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
     paths = [path for path in paths if path.is_file()]
     if not paths:
         problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
         source = "" if pattern == name else f"source {name!r}, "
+        # The plus sign may be meant to join sources.
         hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
         raise DataError(
             f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path"

@@ -10,5 +10,6 @@ def digest(*parts: Iterable[str]) -> str:
     for part in parts:
         for text in part:
             raw = text.encode()
+            # The length keeps ["ab", "c"] and ["a", "bc"] apart.
             whole.update(len(raw).to_bytes(8, "big") + raw)
     return whole.hexdigest()

@@ -31,6 +31,7 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     Raises:
       DataError: The object lacks the field, or the field contains a lone surrogate.
     """
+    # The name of a field may contain a plus sign.
     names = [field] if field in row else field.split("+")
     for name in names:
         if name not in row:

@@ -1,4 +1,4 @@
-"""JSON values, read and written; it imports only the errors."""
+"""Reads and writes JSON values; imports only the errors."""
 
 import json
 from pathlib import Path
@@ -27,6 +27,7 @@ def parse_json(
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as failure:
+        # A RecursionError has neither a message about JSON nor a line.
         reason = getattr(failure, "msg", "nested too deeply")
         location += f" line {getattr(failure, 'lineno', 1)}" if "\n" in text else ""
         raise error(f"{location} is not valid JSON ({reason}): {remedy}") from None
@@ -36,7 +37,7 @@ def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False
     """Formats a value as JSON.
 
     Raises:
-        UserError: A number in it is NaN or infinite, for which JSON has no form.
+        UserError: A number in it is NaN or infinite, which JSON cannot express.
     """
     try:
         return json.dumps(

@@ -20,8 +20,9 @@ def attach_stub(
 
     Args:
       package: The package's `__name__`.
-      file: The package's `__file__`; the stub lies beside it.
+      file: The package's `__file__`; the stub is in the same folder.
     """
+    # Only parse the stub; its imports run when a name is used.
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     module_of = {
         name.name: "." * node.level + str(node.module)

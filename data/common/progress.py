@@ -1,6 +1,6 @@
-"""The progress that a person sees while a model trains: one bar, and one line per event.
+"""The progress display of a training run: one bar, and one line per event.
 
-Where no bar can be drawn, in a file or a pipe, a line now and then stands for it.
+In a file or a pipe, where no bar can be drawn, it prints a line from time to time.
 """
 
 import sys
@@ -21,14 +21,14 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 LogFn = Callable[[str], None]
-"""Tells a person one line."""
+"""Shows the user one line."""
 
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
-"""The width of a bar's text beside its noun, its counts and its loss."""
+"""The width of a bar's text without its noun, its counts and its loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
-"""In a notebook, which keeps each drawing of a bar as an output; a terminal has ten a second."""
+"""For notebooks, which keep each drawing of a bar as output; terminals draw ten per second."""
 
 
 class Progress:
@@ -65,7 +65,7 @@ class Progress:
         """Shows how many of `total` things are done, and tokens per second.
 
         Yields:
-            A function that is told how many more are done, and how many tokens they had.
+            A function to call with the number of further things done and of their tokens.
         """
         bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")
@@ -73,7 +73,7 @@ class Progress:
 
         def advance(number: int, new_tokens: int) -> None:
             nonlocal tokens
-            bar.start()  # not before: a refused input is one line
+            bar.start()  # not earlier, so that a refused input prints only one line
             tokens += new_tokens
             elapsed = bar.tasks[0].elapsed or 0.0
             speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
@@ -86,19 +86,21 @@ class Progress:
                 bar.stop()
 
     def _columns(self, what: str, total: int, *more: ProgressColumn) -> list[ProgressColumn]:
-        """Returns the columns of a bar, of which those that do not fit the terminal are left out.
+        """Returns the columns of a bar, without columns that do not fit the terminal.
 
         Args:
             what: The noun before the count.
             total: The last count.
             *more: Columns of this bar alone.
         """
+        # The width of all columns except the bar, with 13 characters per further column.
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
         left = self._console.width - text
         columns: list[ProgressColumn] = [TextColumn(what), MofNCompleteColumn()]
         if left >= 4:  # a shorter bar says nothing
             columns.append(BarColumn(min(left, 40)))
         columns += [*more, TextColumn("{task.fields[speed]} tokens/s")]
+        # Show the elapsed time only if the bar keeps at least 10 columns.
         if left >= ELAPSED_WIDTH + 10:
             columns[2] = BarColumn(min(left - ELAPSED_WIDTH, 40))
             columns += [TimeElapsedColumn(), TextColumn("elapsed,")]
@@ -116,12 +118,13 @@ class Progress:
         tokens = (step - self._first_step) * self._tokens_per_step
         speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
+        # A file or a pipe gets lines in place of the bar.
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             total = self._bar.tasks[0].total
             self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
-        """Prints the loss of an evaluation and those of its scores that `metrics` names."""
+        """Prints the loss of an evaluation and the scores that `metrics` names."""
         shown = [f"{name} {scores[name]:.4f}" for name in metrics if name in scores]
         self.log(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))
