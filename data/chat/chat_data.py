@@ -124,6 +124,7 @@ class ChatData(DataConfig, Generic[R]):
                     f"data.template {self.template!r} is no chat template: name a folder with "
                     "chat_template.jinja, or such a file"
                 )
+            # A template file has no tokens, so keep the tokenizer's.
             found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
         if tokenizer.own_chat_template is None and tokenizer.batch_settings is not None:
             # The template writes the names of special tokens, which must become these tokens.
@@ -198,6 +199,7 @@ class ChatData(DataConfig, Generic[R]):
         if split == "validation" and self.validation is not None:
             return self.read(self.validation, "validation", left_out)
         records = self.read(self.source, "train", left_out)
+        # Held-out tasks replace a random split.
         if self.hold_out:
             return self._of_tasks(records, split)
         fraction = 0.0 if self.validation is not None else self.validation_fraction

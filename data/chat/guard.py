@@ -111,6 +111,7 @@ def _separated(
 
 def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
     """Replaces the letters and marks that the template did not write."""
+    # Keep white space and word boundaries, which the rules of added tokens may test.
     letter, mark = _fillers(tuple(tokenizer.control_tokens()))
 
     def replaced(found: re.Match[str]) -> str:

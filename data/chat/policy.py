@@ -96,6 +96,7 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
         assert isinstance(begun, PromptedText)
         begun = PromptedText(begun.completion, "", task)
     elif prompt is not None:
+        # A list of messages is read as a conversation.
         whole = demonstration({"messages": prompt, "tools": row.get("tools")}, location)
         begun = replace(whole, task=task)
     elif {"chosen", "rejected"} <= row.keys():
@@ -211,6 +212,7 @@ class PolicyExamples:
                 "data.length"
             )
         ids, mask = np.zeros(self.length, np.int32), np.zeros(self.length, np.int32)
+        # Pad on the left, so that all answers begin at the same position.
         ids[self.length - len(prompt.ids) :] = prompt.ids
         mask[self.length - len(prompt.ids) :] = 1
         return {

@@ -123,9 +123,11 @@ class PreferenceData(ChatData[Preference]):
                 unusable.add(error, record.chosen.location)
                 continue
             chosen, rejected = (self.tokens_of(text, tokenizer) for text in texts)
+            # With labels, T + 1 tokens give T inputs.
             if max(len(chosen[0]), len(rejected[0])) > self.length + self.shifted:
                 over_long += 1
                 continue
+            # Equal texts express no preference.
             if np.array_equal(chosen[0], rejected[0]):
                 equal += 1
                 continue

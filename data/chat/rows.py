@@ -77,6 +77,7 @@ def _read(source: Source, split: Split, left_out: LeftOut) -> Iterator[tuple[str
     elif source.kind == "tfds":
         yield from _read_published(source, split, left_out)
     else:
+        # All other sources have documents, which become records.
         for number, text in enumerate(load_documents(source.name, "train", validation_fraction=0)):
             yield f"{source.name} document {number + 1}", {"text": text}
 

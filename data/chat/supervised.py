@@ -130,6 +130,7 @@ class SupervisedData(ChatData[Demonstration]):
             except DataError as error:
                 unusable.add(error, record.location)
                 continue
+            # T + 1 tokens give T inputs and T labels.
             if len(encoded.ids) > self.length + 1:
                 continue
             answers = np.asarray(encoded.answers)

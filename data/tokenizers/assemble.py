@@ -81,6 +81,7 @@ def load_folder(place: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | 
         keeps_class=folder.keeps_class,
     )
     if is_json:
+        # A family takes only the vocabulary from tokenizer.json; without one it is used unchanged.
         backend = _read_json(files[0], folder.content, is_used=family is None)
         if family is None:
             return _assembled(folder, None, Vocabulary(), backend)
@@ -305,6 +306,7 @@ def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
     values = folder.settings.values
     if folder.is_stated or values.get("do_lower_case") is not None:
         return folder
+    # Names of special tokens are upper case in every vocabulary.
     words = (p for p in ids if not (p.startswith("[") and p.endswith("]")))
     values = {**values, "do_lower_case": all(p == p.lower() for p in words)}
     return dataclasses.replace(folder, settings=dataclasses.replace(folder.settings, values=values))
@@ -346,6 +348,7 @@ def _assembled(
     padding = source.padding if source else None
     if padding:
         settings = settings.over({"pad_token": padding["pad_token"]})
+    # The library may fail or panic on the vocabulary of a damaged file.
     with library_errors(f"{folder.place}: no tokenizer can be made of the vocabulary"):
         if family is None:
             assert source is not None
@@ -408,6 +411,7 @@ def _named_tokens(folder: Folder) -> dict[str, Token]:
     tokens = {n: v for n, v in stated.items() if isinstance(v, AddedToken)}
     strings = {n: v for n, v in stated.items() if isinstance(v, str)}
     extra = values.get("extra_special_tokens")
+    # An object names further roles; a list names only tokens.
     others = extra if isinstance(extra, dict) else {}
     more = values.get("model_specific_special_tokens")
     if not strings and not others and isinstance(more, dict):

@@ -173,6 +173,7 @@ class Tokenizer(ABC):
         """The chat template of its folder; by default ``user: …`` and ``bot: …`` in turns."""
         own = self.own_chat_template or ChatTemplate(LECTURES)
         roles = asdict(self.special_ids).items()
+        # A template may name any special token, even if no file of the folder names it.
         named = {f"{role}_token": self.token(id) for role, id in roles if id is not None}
         return replace(own, tokens={**named, **own.tokens})
 
@@ -296,6 +297,7 @@ class Tokenizer(ABC):
                 f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
                 "masked tokens"
             )
+        # Without a folder, the mask absorbs the spaces before it.
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
         known, special = self.control_ids(), self.control_tokens()

@@ -55,9 +55,9 @@ def export_tokenizer(
       tokenizer: The tokenizer.
       folder: The folder of the files; created if it is missing.
       closing: Whether texts are the input of an encoder-decoder, see ``Tokenizer.source_frame``.
-      padding_side: The side on which batches are padded, unless the tokenizer's folder states it.
-        If None, it depends on the vocabulary.
-      max_length: The model's maximum number of tokens. If None, there is no limit.
+      padding_side: The side to pad, unless the tokenizer's folder states it. If None, it depends on
+        the vocabulary.
+      max_length: The model's maximum number of tokens. If None, it is unlimited.
 
     Returns:
       A line for the log that names the files and the differences between the two libraries.
@@ -119,6 +119,7 @@ def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
     pieces = [END_OF_TEXT, UNKNOWN, *tokenizer.characters]
     ids = {piece: id for id, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
+    # Decode the unknown token to U+FFFD, as `CharacterTokenizer` does.
     backend.decoder = decoders.Sequence(
         [decoders.Replace(UNKNOWN, UNKNOWN_CHARACTER), decoders.Fuse()]
     )
@@ -187,6 +188,7 @@ def _usual_settings(
 ) -> BatchSettings:
     """Returns the settings of a vocabulary that was trained here."""
     special, pair = tokenizer.special_ids, tokenizer.frame.pair
+    # Encoders have a mask or [CLS]; the other vocabularies belong to models that continue text.
     continues_text = not closing and special.mask is None and special.cls is None
     return BatchSettings(
         padding_side=padding_side or ("left" if continues_text else "right"),

@@ -321,6 +321,7 @@ def _with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 def _t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     stated, sentinels = _controls(vocabulary, settings), _sentinels(settings)
+    # The files may list sentinels as well; then their number must agree.
     known = [token for token in stated if "<extra_id_" in name_of(token)]
     if known and sentinels and len(known) != len(sentinels):
         raise DataError(
@@ -337,6 +338,7 @@ def _t5_template(backend: tokenizers.Tokenizer, settings: Settings) -> processor
 
 def _pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     name = settings.named("unk_token")
+    # The id depends on the number of reserved tokens before it.
     ids = [id for id, piece in enumerate(vocabulary.scores) if piece == (name, 0.0)]
     if not ids:
         raise DataError(f"{settings.file.parent}: the vocabulary has no {name}: fetch it again")

@@ -220,7 +220,7 @@ def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[
             number = int(id) if id.isdecimal() and len(id) < 20 else id
             added[checked_id(number, config, name)] = _token(token, config, name)
         return added
-    # Older format: read the files in the order in which they override each other.
+    # Older format: each file overrides the files that are read before it.
     special = place / "special_tokens_map.json"
     for name, value in optional_object(special).items():
         is_list = name == "extra_special_tokens" and isinstance(value, list)

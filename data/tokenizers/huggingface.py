@@ -68,6 +68,7 @@ class HuggingFaceTokenizer(Tokenizer):
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is just text
         self._backend = backend
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
+        # Ids may have gaps, so the number of pieces is not the size.
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         content = backend.to_str()
         read = json.loads(content)
@@ -77,6 +78,7 @@ class HuggingFaceTokenizer(Tokenizer):
         # A token that is unknown and has another role (GPT-2) counts as the other role.
         others = {**asdict(self.special_ids), "unk": None}.values()
         self._unknown: int | None = None if unknown in others else unknown
+        # The library's file does not have the roles of the special tokens.
         specials = repr(sorted(asdict(self.special_ids).items()))
         self.fingerprint = _hashed(_stable(content, read) + specials)
 
@@ -165,6 +167,7 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         backend, unknown = self.backend(), "\0"
         finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
+        # Some added tokens are searched for in the normalized text.
         if backend.normalizer is not None:
             finder.normalizer = backend.normalizer
         for _, token in sorted(backend.get_added_tokens_decoder().items()):

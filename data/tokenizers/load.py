@@ -30,6 +30,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     tokenizer = _load_vocabulary(path)
     folder = path if path.is_dir() else path.parent
     template = find_template(folder)
+    # Use the names from all files of the folder, not only from tokenizer_config.json.
     if template is not None and tokenizer.named_tokens is not None:
         template = replace(template, tokens=tokenizer.named_tokens)
     tokenizer.own_chat_template = template
@@ -107,6 +108,7 @@ def _file_in(folder: Path) -> Path:
         merges = dict(_PAIRS).get(name)
         if (folder / name).is_file() and (merges is None or (folder / merges).is_file()):
             return folder / name
+    # A sentencepiece file may have any name.
     models = sorted([*folder.glob("*.model"), *folder.glob("*.spm")])
     if len(models) == 1:
         return models[0]

@@ -92,6 +92,7 @@ class MarianTokenizer(Tokenizer):
         self.fingerprint = _fingerprint(
             files, is_target, own, sorted(self._special), self.special_ids, self._cleans
         )
+        # The target tokenizer's target is itself, which ends the recursion.
         self._target = self if is_target else MarianTokenizer(files, folder, is_target=True)
 
     @classmethod

@@ -141,6 +141,7 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
         parts = [self._parts(text) for text in texts]
+        # Encode all parts in one call, so that the library can use threads.
         flat = list(itertools.chain.from_iterable(parts))
         encoded = iter(self._processor.encode(flat, num_threads=-1))
         return [
@@ -152,6 +153,7 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer``."""
         if skip_special_tokens:  # control pieces decode to nothing
             return self._processor.decode(list(ids))
+        # The library drops control pieces, so write their names between the decoded runs.
         groups = itertools.groupby(ids, self._processor.is_control)
         return "".join(
             "".join(map(self._processor.id_to_piece, group))

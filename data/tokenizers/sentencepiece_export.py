@@ -78,6 +78,7 @@ def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
     unigram = trainer.model_type == _UNIGRAM
     backend = tokenizers.Tokenizer(_unigrams(proto) if unigram else _byte_pairs(proto))
     backend.normalizer = normalizers.Replace(" ", SPACE)
+    # Split off characters that occur only in pieces that are not text; see the top of the file.
     unmatched = "".join(map(re.escape, sorted(_characters_without_text(pieces))))
     if unigram and unmatched:
         pattern = tokenizers.Regex(f"[{unmatched}]")
@@ -97,6 +98,7 @@ def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
 
 def _unigrams(proto: ModelProto) -> models.Unigram:
     worst = min((p.score for p in _of(proto.pieces, _NORMAL)), default=0.0)
+    # So low that the best split of a text never includes such a piece.
     never = _NEVER * min(worst, -1.0)
     vocabulary = [
         (p.piece, p.score if p.type in (_NORMAL, _USER_DEFINED) else never) for p in proto.pieces

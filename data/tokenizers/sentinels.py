@@ -88,6 +88,7 @@ class SentinelTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
         parts = [self._parts(text) for text in texts]
+        # Encode all text parts in one batch, then put the sentinels back between them.
         plain = [part for of_text in parts for _, part, sentinel in of_text if sentinel is None]
         encoded = iter(self.base.encode_batch(plain))
         return [
@@ -164,7 +165,7 @@ class SentinelTokenizer(Tokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns special tokens with padding as begin token, if there is no other begin token."""
+    """Returns special tokens with padding as begin token, if they have none."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 

@@ -109,6 +109,7 @@ def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if size < len(alphabet) + 1:
         raise _too_small(size, len(alphabet) + 1, "byte-bpe")
+    # Texts are read once, so count characters on the way to notice empty input.
     counted = _Counted(texts)
     backend = byte_level_backend(models.BPE())
     trainer = trainers.BpeTrainer(
