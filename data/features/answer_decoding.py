@@ -1,15 +1,14 @@
-"""Extraction of answers from passages by the logits of their starts and ends.
+"""Extraction of answers from passages, from the logits of their starts and ends.
 
-The rules are those of google-research/bert ``run_squad.py``: an answer starts at a token whose
-window is the one with the most context, it has at most a given length, and "no answer" has the
-score of ``[CLS]`` in the window where that score is lowest. Unlike there, all spans compete, not
-only those of the best starts and ends.
+The rules follow google-research/bert ``run_squad.py``: an answer starts at a token that
+has the most context in this window, it has at most a given length, and "no answer" has the score
+of ``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans compete,
+not only spans of the best starts and ends.
 
-The probability of an answer is P(start) · P(end), each by a softmax over ``[CLS]`` and the tokens
-of the passage in the answer's window (Devlin et al. 2018, section 4.2; the tokens of the question,
-the separators and padding are no answers). The windows of a passage compete by the sums of logits
-and not by these probabilities, because every window's probabilities sum to one, whether or not it
-has the answer.
+The probability of an answer is P(start) · P(end), each a softmax over ``[CLS]`` and the passage
+tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators and
+padding cannot be answers). Windows of a passage compete by the sums of logits and not by these
+probabilities, because the probabilities of every window sum to one, even without the answer.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ class SpanDecoding:
 
     Attributes:
       ranges: The passage tokens of each window, half-open, int32 [R, 2].
-      first_rows: The first window of each question, and the end, int64 [num_questions + 1].
+      first_rows: The first window of each question, then the end, int64 [num_questions + 1].
       offsets: For each passage, the character ranges of its tokens, half-open, int32
         [num_tokens, 2].
       max_answer_length: The largest number of tokens in an answer.
@@ -60,10 +59,10 @@ class SpanDecoding:
 
         Returns:
           For each question ``{"id", "answer", "score", "probability", "start", "end",
-          "n_best"}``: ``score`` is the sum of the two logits, which decides; ``probability`` is
-          that of the start and the end in their window; ``start`` and ``end`` are the half-open
-          range of characters in the passage, and ``n_best`` has the answers of the highest scores
-          in the same form, best first. "No answer" is ``""`` with None as start and end.
+          "n_best"}``: ``score`` is the sum of the two logits and ranks the answers;
+          ``probability`` is P(start) · P(end) in the window; ``start`` and ``end`` are the
+          half-open range of characters in the passage, and ``n_best`` has the best answers in
+          the same form, best first. "No answer" is ``""`` with None as start and end.
         """
         starts = output(predictions, "start_logits", len(tokens))  # [R, T]
         ends = output(predictions, "end_logits", len(tokens))  # [R, T]
@@ -73,8 +72,8 @@ class SpanDecoding:
             spans = self._best_spans(rows, starts, ends, tokens=tokens, n_best=n_best)
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
-                # Position 0, [CLS] of a BERT, is before the passage; the window that finds "no
-                # answer" least likely decides.
+                # Position 0 ([CLS] in BERT) precedes the passage. The window with the lowest score
+                # of "no answer" decides, because other windows may lack the answer.
                 nothing, row = min(
                     (float(starts[row, 0]) + float(ends[row, 0]), row) for row in rows
                 )
@@ -84,6 +83,7 @@ class SpanDecoding:
                 found.sort(key=lambda answer: -answer["score"])
                 found = found[:n_best]
             for answer in found:
+                # Normalize over the positions that can be an answer in the same window.
                 row = answer.pop("row")
                 seen = self._answerable(row, tokens)
                 total = _log_sum(starts[row, seen]) + _log_sum(ends[row, seen])
@@ -101,23 +101,25 @@ class SpanDecoding:
     ) -> list[tuple[float, int, int, int]]:
         """Returns the best spans of passage tokens (score, first, last, window), best first.
 
-        These are up to ``4 * n_best`` of each window, because several spans may be the same text.
+        Returns up to ``4 * n_best`` spans per window, because several spans may have the same text.
         """
         ranges = self.ranges[rows.start : rows.stop]  # [num_windows, 2]
-        if not ranges[0, 1]:  # the passage has no tokens
+        # The only window of a passage without tokens is empty.
+        if not ranges[0, 1]:
             return []
-        chosen = most_context(ranges)  # the window of each passage token, [num_tokens]
+        # The window with the most context for each passage token, [num_tokens].
+        chosen = most_context(ranges)
         found = []
         for number, (row, (first, last)) in enumerate(zip(rows, ranges.tolist(), strict=True)):
             # The positions of the passage in the row; W = last - first tokens.
             passage = slice(tokens.second[row], tokens.second[row] + last - first)
-            # An answer starts only at tokens that have the most context in this window, [W].
+            # An answer may start only at tokens that have the most context in this window, [W].
             start = np.where(chosen[first:last] == number, starts[row, passage], -np.inf)
-            # Padded, so that every start has `max_answer_length` ends, of which some are -inf.
+            # Pad with -inf, so that every start has `max_answer_length` ends.
             end = np.pad(
                 ends[row, passage], (0, self.max_answer_length - 1), constant_values=-np.inf
             )
-            # scores[i, j]: the span from token i to token i + j, [W, max_answer_length]
+            # scores[i, j] belongs to the span from token i to token i + j, [W, max_answer_length].
             scores = start[:, None] + sliding_window_view(end, self.max_answer_length)
             for index in _largest(scores, 4 * n_best):
                 begin, more = divmod(index, self.max_answer_length)
@@ -136,7 +138,8 @@ def _largest(scores: np.ndarray, number: int) -> list[int]:
     """Returns the flat indices of the largest scores, best first."""
     flat = scores.ravel()
     number = min(number, len(flat))
-    indices = np.argpartition(-flat, number - 1)[:number]  # the largest, in any order
+    # Select first and sort only the selection, because most spans are never used.
+    indices = np.argpartition(-flat, number - 1)[:number]
     return indices[np.argsort(-flat[indices], kind="stable")].tolist()
 
 
@@ -148,7 +151,8 @@ def _as_text(
     for score, first, last, row in spans:
         start, end = int(offsets[first, 0]), int(offsets[last, 1])
         text = passage[start:end]
-        start += len(text) - len(text.lstrip())  # a token may include the space before its word
+        # A token may include the space before its word.
+        start += len(text) - len(text.lstrip())
         text = text.strip()
         if text and text not in found:
             found[text] = {

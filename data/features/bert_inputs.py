@@ -1,6 +1,6 @@
-"""Rows of one text or two with the special tokens and token types of the tokenizer's frame.
+"""Rows of one or two texts with the special tokens and token types of the tokenizer's frame.
 
-For a BERT they are ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3
+In BERT these are ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3
 and figure 2).
 """
 
@@ -36,10 +36,10 @@ class Template:
         return cls(tokenizer.frame, tokenizer.special_ids.pad or 0, length)
 
     def room(self, texts: int) -> int:
-        """Returns how many tokens one text, or two texts together, may have.
+        """Returns the number of tokens that one text, or two texts together, may have.
 
         Raises:
-          DataError: There is no room for two tokens.
+          DataError: Fewer than two tokens would fit.
         """
         room = self.length - (added := self.frame.layout(texts).num_added)
         if room < 2:
@@ -58,8 +58,8 @@ class BertInputs:
       template: The special tokens and the length T.
       ids: All tokens with special tokens, int32.
       types: Their token types, uint8.
-      starts: The start of each example in ``ids``, and the end, int64 [n + 1].
-      second: The start of the second text in its example, T if there is none, int32 [n].
+      starts: The start of each example in ``ids``, then the end, int64 [n + 1].
+      second: The start of the second text in its example, or T without one, int32 [n].
     """
 
     template: Template
@@ -76,8 +76,9 @@ class BertInputs:
 
         Args:
           template: The special tokens and the length.
-          pairs: The ids of the first and, if there is one, of the second text.
+          pairs: The ids of the first text, and the ids of the second text or None.
         """
+        # Typed arrays grow without an object per token.
         ids, types, starts, second = array("i"), array("B"), array("q", [0]), array("i")
         for one, other in pairs:
             framed = template.frame.join(one) if other is None else template.frame.join(one, other)
@@ -108,7 +109,7 @@ class BertInputs:
 
 
 def token_specs(*shape: int) -> BatchSpec:
-    """Describes the arrays that ``BertInputs.example`` makes, each of this shape."""
+    """Describes the arrays that ``BertInputs.example`` makes, each with this shape."""
     return {
         "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
         "attention_mask": ArraySpec(shape, Values.MASK),
@@ -128,14 +129,15 @@ def encode_texts(
       texts: One or two texts each.
       tokenizer: The tokenizer.
       template: The special tokens and the length.
-      locations: Where each was read, for messages.
+      locations: The location of each example, for messages.
 
     Returns:
       The inputs, and the number of truncated examples.
 
     Raises:
-      DataError: An example has no token at all, because its texts have none and the frame is empty.
+      DataError: An example has no token, because its texts and the frame are empty.
     """
+    # Tokenize all texts in one call, which uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     pairs: list[tuple[list[int], list[int] | None]] = []
     num_truncated = 0
@@ -151,6 +153,7 @@ def encode_texts(
             first, second = truncate_longest_first(len(one), len(other), template.room(2))
             kept = tokenizer.truncated(one, first), tokenizer.truncated(other, second)
             num_truncated += first + second < len(one) + len(other)
+        # A row without any token would have nothing to attend to.
         if not any((*kept, template.frame.layout(len(pair)).num_added)):
             raise DataError(
                 f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special "
@@ -163,19 +166,20 @@ def encode_texts(
 def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
     """Truncates two texts to fit by removing tokens from the end of the longer one.
 
-    As the tokenizers library does it: of two texts that are both longer than half of the room, the
-    longer one keeps one token more if the room is odd, and of two equally long texts the second.
-    (google-research/bert ``run_classifier.py`` gives this token always to the first.)
+    Follows the tokenizers library: if both texts are longer than half of an odd room, the longer
+    text keeps the extra token, or the second text if both are equally long.
+    (google-research/bert ``run_classifier.py`` always gives the extra token to the first text.)
 
     Args:
-      one: Tokens of the first text.
-      other: Tokens of the second.
-      room: The most tokens for both together.
+      one: The number of tokens of the first text.
+      other: The number of tokens of the second text.
+      room: The maximum number of tokens of both together.
 
     Returns:
-      The tokens to keep of each.
+      The number of tokens to keep of each.
     """
     if one + other <= room:
         return one, other
+    # A text shorter than half of the room stays whole; the other text gets the rest.
     shorter = min(one, other, room // 2)
     return (room - shorter, shorter) if one > other else (shorter, room - shorter)

@@ -26,7 +26,7 @@ Location = tuple[int, int]
 
 
 class InconsistentTagError(UserError):
-    """A tag that does not fit the scheme of its source.
+    """A tag does not fit the scheme of its source.
 
     Attributes:
       sentence: The index of the sentence.
@@ -40,7 +40,7 @@ class InconsistentTagError(UserError):
         self.problem = problem
 
     def at(self, location: str) -> DataError:
-        """Returns the error to show, with the location of the tag in its file."""
+        """Returns the error with the location of the tag in its file."""
         return DataError(f"{location} has {self.problem}")
 
 
@@ -54,22 +54,26 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     Raises:
       InconsistentTagError: The tags have different schemes.
     """
+    # Without a prefix of spans the tags are plain. A source with only O counts as BIO.
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"
+    # Once some tags mark spans, all must.
     for i, sentence in enumerate(sentences):
         for j, tag in enumerate(sentence):
             if not _TAG.fullmatch(tag):
                 raise InconsistentTagError(
                     (i, j), f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
                 )
+    # Only BIOES and BILOU have prefixes for last and single words.
     if any(tag[0] in "ESLU" for tag in tags):
         _refuse_first(_misplaced_in_bioes(sentences), "BIOES")
         return "BIOES"
+    # An I- that starts a span is an error in BIO, but the rule in IOB1.
     not_bio = list(_misplaced(sentences, "I"))
     if not not_bio:
         return "BIO"
-    # A few B- that IOB1 does not need are accepted as starts: CoNLL-2003 has two of them.
+    # Accept a few B- that IOB1 does not need as starts: CoNLL-2003 has two.
     if len(not_bio) > sum(1 for _ in _misplaced(sentences, "B")):
         return "IOB1"
     if strict:
@@ -78,7 +82,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
 
 
 def misplaced_inside(sentences: Sequence[Sequence[str]]) -> list[Location]:
-    """Finds every ``I-`` that continues no span; ``to_bio`` turns it into ``B-`` as for IOB1."""
+    """Finds every ``I-`` that does not continue a span; ``to_bio`` with IOB1 makes it ``B-``."""
     return [location for location, _ in _misplaced(sentences, "I")]
 
 
@@ -88,6 +92,7 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
         return tuple(tags)
     if scheme == "BIOES":
         return tuple(tag if tag == "O" else _AS_BIO[tag[0]] + tag[1:] for tag in tags)
+    # IOB1: an I- that does not continue a span starts one.
     before = ["O", *tags]
     return tuple(
         f"B-{tag[2:]}" if tag[0] == "I" and not _continues(tag, previous) else tag
@@ -96,13 +101,14 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
-    """Returns the labels of a model for these tags: ``O`` first, the others by name.
+    """Returns the labels of a model for these tags: ``O`` first, the others sorted by name.
 
-    Every type of span has both ``B-`` and ``I-``; words outside all spans have ``O``.
+    Every type of span gets both ``B-`` and ``I-``; words outside of all spans have ``O``.
     """
     labels = set(tags)
     types = {tag[2:] for tag in labels if tag.startswith(("B-", "I-"))}
     if types:
+        # A type may occur only in spans of one word; the model still needs its I-.
         labels |= {"O"} | {f"{mark}-{type}" for mark in "BI" for type in types}
     return tuple(sorted(labels, key=lambda tag: (tag != "O", tag)))
 
@@ -121,10 +127,11 @@ def _misplaced(sentences: Sequence[Sequence[str]], prefix: str) -> Iterator[tupl
 
 
 def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Finds the tags that do not continue an open span, or that leave a span open."""
+    """Finds the tags that break the scheme: a wrong continuation, or a span left open."""
     for i, sentence in enumerate(sentences):
         following = [*sentence[1:], "O"]
-        within = ""  # the type of the open span
+        # The type of the open span, empty if none is open.
+        within = ""
         for j, (tag, after) in enumerate(zip(sentence, following, strict=False)):
             if (tag[2:] if tag[0] in "IEL" else "") != within:
                 yield (i, j), tag

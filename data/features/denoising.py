@@ -1,12 +1,12 @@
-"""Denoising: how a text is spoiled that a model restores as a whole (BART).
+"""Denoising: corrupts a text that a model then restores completely (BART).
 
 Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training", sections 2.2 and 4: *text
-infilling* replaces spans of tokens, whose lengths are drawn from a Poisson distribution (λ = 3),
-each by one mask token; a span of length 0 is a mask that is inserted. *Sentence permutation*
-shuffles the sentences. The published models mask 30 % of the tokens and permute all sentences.
+infilling* replaces spans of tokens by one mask token each. The lengths are drawn from a Poisson
+distribution (λ = 3); a span of length 0 inserts a mask. *Sentence permutation* shuffles the
+sentences. The published models mask 30 % of the tokens and permute all sentences.
 
-As in the authors' code, a sentence ends with a token that is a full stop; the number of masked
-tokens is rounded up; the last span is cut where there are enough.
+As in the authors' code, a full-stop token ends a sentence, the number of masked tokens is rounded
+up, and the last span is truncated to reach exactly this number.
 """
 
 import math
@@ -20,13 +20,13 @@ from .span_corruption import SpanLength
 
 @dataclass(frozen=True)
 class Denoising(Checked):
-    """How a text is spoiled.
+    """The parameters of the corruption.
 
     Attributes:
-      mask_fraction: The fraction of the tokens that is masked.
+      mask_fraction: The fraction of masked tokens.
       mean_span_length: The mean number of tokens of a span, λ.
-      sentence_ends: The ids of the tokens that end a sentence; without any, sentences stay in
-        their order.
+      sentence_ends: The ids of the tokens that end a sentence; if empty, sentences keep their
+        order.
 
     Raises:
       UserError: A number is out of range.
@@ -38,45 +38,49 @@ class Denoising(Checked):
 
     def num_masked(self, size: int) -> int:
         """Returns the number of masked tokens of a text."""
-        return math.ceil(round(self.mask_fraction * size, 9))  # 0.1 · 30 is above 3 in float64
+        # Round first: 0.1 · 30 is above 3 in float64.
+        return math.ceil(round(self.mask_fraction * size, 9))
 
     def pair_sizes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most tokens of the sources and of the targets of texts, with end tokens."""
-        return sizes + 1, sizes + 1  # there are no more masks than masked tokens
+        """Returns the maximum numbers of source and of target tokens, including end tokens."""
+        # A text has at most as many masks as masked tokens, so the source is not longer.
+        return sizes + 1, sizes + 1
 
     def longest_text(self, source_length: int, target_length: int | None = None) -> int:
-        """Returns the tokens of the longest text whose source and target surely fit.
+        """Returns the number of tokens of the longest text whose source and target always fit.
 
         Args:
-          source_length: The largest number of tokens of a source.
-          target_length: The largest number of tokens of a target, if not that of a source.
+          source_length: The maximum number of tokens of a source.
+          target_length: The maximum number of tokens of a target. Defaults to the source's.
         """
         return max(0, min(source_length, target_length or source_length) - 1)
 
     def span_lengths(self, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws the lengths of the masked spans of a text, in no order.
+        """Draws the lengths of the masked spans of a text, in arbitrary order.
 
         Args:
-          size: Tokens of the text.
-          rng: Decides.
+          size: The number of tokens of the text.
+          rng: The source of randomness.
 
         Returns:
-          int64 [spans], some of them 0, whose sum is ``num_masked(size)``; not more spans than
-          that.
+          int64 [spans], some of them 0. Their sum is ``num_masked(size)``, which is also the
+          maximum number of spans.
         """
         number = self.num_masked(size)
         lengths: list[int] = []
+        # Masked tokens still to assign, and masks still available.
         missing, spare = number, number
         while missing:
             length = min(int(rng.poisson(self.mean_span_length)), missing)
-            # Each masked token may yet need a mask of its own.
+            # Skip an inserted mask if the masks left may all be needed for the masked tokens.
             if length or spare > missing:
                 lengths.append(length)
                 missing, spare = missing - length, spare - 1
         return np.asarray(lengths, np.int64)
 
     def permuted(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Shuffles the sentences of a text; a last one without its end counts as one."""
+        """Shuffles the sentences of a text; an incomplete last sentence counts as one."""
+        # Split behind each end token; a text that ends with one has an empty last part.
         ends = np.flatnonzero(np.isin(tokens, self.sentence_ends)) + 1
         sentences = [part for part in np.split(tokens, ends) if len(part)]
         order = rng.permutation(len(sentences)) if len(sentences) > 1 else range(len(sentences))
@@ -91,16 +95,17 @@ class Denoising(Checked):
           tokens: The text, int [n].
           marks: The id of the mask.
           end: The id that ends source and target.
-          rng: Chooses the spans and the order of the sentences.
+          rng: The source of randomness for the spans and the order of the sentences.
 
         Returns:
-          The spoiled text and the whole one, each with the end token.
+          The corrupted and the original text, each with the end token.
         """
         target = np.asarray([*tokens, end], np.int64)
         source = self.permuted(tokens, rng) if self.sentence_ends else tokens
         lengths = self.span_lengths(len(tokens), rng)
-        # Each span lies behind a number of kept tokens; spans may touch.
+        # Place each span after a random number of kept tokens; spans may touch.
         places = np.sort(rng.integers(0, len(tokens) - lengths.sum() + 1, len(lengths)))
+        # Earlier spans shift a span by their lengths.
         starts = places + np.cumsum(lengths) - lengths
         kept = np.ones(len(tokens), bool)
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):

@@ -1,12 +1,12 @@
 """Masked language modeling (Devlin et al. 2019, section 3.1 and appendix A.1).
 
-By default 15 % of the tokens of an example are predicted. Of these, 80 % become ``[MASK]``, 10 %
-a random token, and 10 % remain. As in google-research/bert ``create_pretraining_data.py``, the
-15 % refer to all tokens, including the special ones, although no special token is chosen.
+By default 15 % of the tokens of an example are predicted: 80 % of them become ``[MASK]``, 10 % a
+random token, and 10 % stay unchanged. As in google-research/bert ``create_pretraining_data.py``,
+the 15 % count all tokens, including special tokens, although special tokens are never chosen.
 
-Deliberate differences: masks are drawn anew in every epoch (RoBERTa, Liu et al. 2019,
-section 4.1) where the original writes ten copies of its data; a random token is never a
-special one; and ``[UNK]`` is not predicted.
+Deliberate differences: every epoch draws new masks (RoBERTa, Liu et al. 2019, section 4.1), while
+the original writes ten copies of its data; a random token is never a special one; and ``[UNK]`` is
+not predicted.
 """
 
 import math
@@ -19,12 +19,13 @@ from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 
-_MASKED, _RANDOM = 0.8, 0.9  # below the first: [MASK]; between the two: a random token
+# A random number below the first becomes [MASK], between the two a random token.
+_MASKED, _RANDOM = 0.8, 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class Masking(PickledByFields):
-    """The rule by which the tokens of an example are masked.
+    """The rule that masks the tokens of an example.
 
     Attributes:
       mask: The id of ``[MASK]``.
@@ -32,9 +33,9 @@ class Masking(PickledByFields):
       vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
         ``missing``.
       max_predictions: The length M of the arrays of predictions.
-      rate: The fraction of tokens that are predicted, in (0, 1).
-      continues: For whole-word masking, True for ids that continue the word of the token
-        before them, bool [vocab_size]; None masks single tokens.
+      rate: The fraction of predicted tokens, in (0, 1).
+      continues: For whole-word masking, True for ids that continue the word of the previous
+        token, bool [vocab_size]. If None, mask single tokens.
       missing: Ids below ``vocab_size`` that the vocabulary does not use.
     """
 
@@ -62,7 +63,7 @@ class Masking(PickledByFields):
           tokenizer: Has a mask token.
           length: The example's length T.
           rate: See the class.
-          max_predictions: See the class; None for ``rate * length``, rounded up.
+          max_predictions: See the class. Defaults to ``rate * length``, rounded up.
           whole_word: Whether all tokens of a word are masked together.
 
         Raises:
@@ -99,13 +100,13 @@ class Masking(PickledByFields):
 
         Args:
           ids: The tokens without padding, int32 [n].
-          rng: The source of all random choices.
+          rng: The source of randomness.
 
         Returns:
           ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
-          [max_predictions]; 0 in all three where there is no prediction.
+          [max_predictions]; unused slots are 0 in all three.
         """
-        # Special tokens count here, though they are no candidates (as in the original).
+        # As in the original, special tokens count here although they are not candidates.
         budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (
@@ -118,7 +119,7 @@ class Masking(PickledByFields):
         row["masked_positions"][:count] = chosen
         row["masked_labels"][:count] = ids[chosen]
         row["masked_weights"][:count] = 1
-        # 80 % [MASK], 10 % a random token, 10 % unchanged; always draw both random arrays.
+        # 80 % [MASK], 10 % a random token, 10 % unchanged. Both arrays are drawn for all positions.
         fate = rng.random(count)
         random = rng.integers(0, len(self._replacements), count)
         replaced = np.where(fate < _RANDOM, self._replacements[random], ids[chosen])
@@ -130,12 +131,13 @@ class Masking(PickledByFields):
     ) -> np.ndarray:
         """Chooses words in random order, skipping those longer than the remaining budget.
 
-        If every word is longer than the budget, the shortest one is chosen nevertheless so that
-        there is a prediction, unless it is longer than ``max_predictions``.
+        If every word is longer than the budget, the shortest one is chosen so that there is a
+        prediction, unless it is longer than ``max_predictions``.
         """
         assert self.continues is not None
         goes_on = self.continues[ids[candidates]]  # bool [num_candidates]
-        goes_on[1:] &= np.diff(candidates) == 1  # a word does not continue over a special token
+        # A word does not continue across a special token, and the first candidate starts a word.
+        goes_on[1:] &= np.diff(candidates) == 1
         goes_on[:1] = False
         firsts = np.flatnonzero(~goes_on)  # the first candidate of each word, [num_words]
         sizes = np.diff(firsts, append=len(candidates))  # tokens of each word, [num_words]
@@ -151,7 +153,8 @@ class Masking(PickledByFields):
             words = [int(sizes.argmin())]
         chosen = np.zeros(len(firsts), bool)
         chosen[words] = True
-        return candidates[np.repeat(chosen, sizes)]  # all tokens of the chosen words, ascending
+        # All tokens of the chosen words, ascending.
+        return candidates[np.repeat(chosen, sizes)]
 
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")
@@ -179,7 +182,7 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     that does not begin with a space continues a word.
 
     Args:
-      tokenizer: Of any kind but characters.
+      tokenizer: A tokenizer of any kind except characters.
 
     Returns:
       bool [vocab_size].
@@ -192,6 +195,7 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
         return np.asarray([piece.startswith("##") for piece in pieces])
     if tokenizer.kind == "words":
         return np.zeros(tokenizer.vocab_size, bool)
+    # Byte-level BPE writes a space as Ġ, SentencePiece as ▁.
     begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
     if not begins.any():
         raise DataError(
@@ -203,7 +207,8 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
 def _piece(tokenizer: Tokenizer, id: int) -> str | None:
     try:
         return tokenizer.token(id)
-    except IndexError:  # an id that the vocabulary leaves out
+    except IndexError:
+        # The vocabulary skips this id.
         return None
 
 
@@ -211,4 +216,5 @@ def _some(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.nd
     """Chooses ``count`` candidates at random, in ascending order."""
     if count >= len(candidates):
         return candidates
+    # The positions of the smallest random numbers are a sample without replacement.
     return np.sort(candidates[np.argpartition(rng.random(len(candidates)), count)[:count]])

@@ -1,4 +1,4 @@
-"""Pairs of texts, for which it is predicted whether the second text continues the first."""
+"""Pairs of texts to predict whether the second text continues the first."""
 
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ class SentencePairExamples:
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch."""
+        # The model requires masked positions; their predictions are not used.
         nothing = np.zeros(self.max_predictions, np.int32)
         return {**self.tokens.example(index), "masked_positions": nothing}
 
@@ -38,7 +39,7 @@ class SentencePairExamples:
         """Returns ``{"text", "text_b", "is_next", "probability"}`` for each pair.
 
         Args:
-          predictions: ``seq_relationship_logits`` float [n, 2]; the first is for "continues".
+          predictions: ``seq_relationship_logits`` float [n, 2]; index 0 means "continues".
         """
         logits = output(predictions, "seq_relationship_logits", len(self.tokens))
         return [
@@ -51,7 +52,7 @@ def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
     """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
 
     Raises:
-      DataError: A line does not have two texts, or there is no line.
+      DataError: A line does not have two texts, or the file is empty.
     """
     pairs = []
     for file, number, line in input_lines(path):

@@ -1,4 +1,4 @@
-"""Labels and probabilities from the outputs of a model, for all kinds of labeled data."""
+"""Labels and probabilities from model outputs, for all kinds of labeled data."""
 
 from typing import Any, cast
 
@@ -7,14 +7,14 @@ import numpy as np
 from ..common.errors import DataError, UserError
 
 Prediction = dict[str, Any]
-"""The prediction for one labeled example, which can be written as JSON."""
+"""The prediction for one labeled example, serializable as JSON."""
 
 
 def label_id(label: str, ids: dict[str, int], location: str) -> int:
     """Returns the id of a label of the training data.
 
     Raises:
-      DataError: The training data do not have the label; the message lists theirs.
+      DataError: The training data do not have the label; the message lists known labels.
     """
     if label not in ids:
         known = list(ids)
@@ -27,7 +27,7 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
 
 
 def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Returns one output of a model; checks that it has one item for each row."""
+    """Returns one model output after checking that it has one item per row."""
     values = np.asarray(predictions[name])
     if len(values) != rows:
         raise UserError(f"{name} has {len(values)} rows, but there are {rows}: pass all outputs")
@@ -37,10 +37,12 @@ def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarr
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Returns probabilities over the last axis, float64."""
     logits = np.asarray(logits, np.float64)
+    # Subtract the maximum, so that no exponential overflows.
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each item by itself, float64."""
-    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))  # tanh cannot overflow
+    """Returns the independent probability of each item, float64."""
+    # This form cannot overflow, in contrast to 1 / (1 + exp(-x)).
+    return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))

@@ -1,23 +1,23 @@
 """Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1, A.2).
 
-After google-research/bert ``create_pretraining_data.py``: consecutive sentences of a document
-are collected until a target length is reached, and split in two at a random sentence. For half
-of the examples the second segment is then replaced by sentences from a random position in
-another document. A tenth of the examples has a random shorter target. Segments that are too long
-lose tokens at random from either end of the longer one.
+As in google-research/bert ``create_pretraining_data.py``, consecutive sentences of a document are
+collected until a target length is reached, and split in two at a random sentence. For half of the
+examples the second segment is then replaced by sentences from a random position in another
+document. A tenth of the examples has a random shorter target. Pairs that are too long lose random
+tokens from either end of the longer segment.
 
-Deliberate differences, so that every example can be made on its own:
+Deliberate differences, so that every example can be made independently:
 
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)``.
   Their starts differ between epochs: example ``k`` begins with the first sentence that
   starts at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for
-  each document and epoch from the number of tokens that the last example leaves free. In each
+  each document and epoch, up to the number of tokens that the last example leaves free. In each
   epoch, the examples of a document therefore cover it: every sentence is offered to one of them,
   and no sentence is favored.
-- An example has at least two sentences, so in exactly half of the examples (in the original: in
-  fewer) the second segment continues the first.
-- Sentences that a random second segment displaces wait for another epoch; the original
-  begins its next example with them.
+- An example has at least two sentences, so the second segment continues the first in half of the
+  examples (in the original: in fewer).
+- Sentences that a random second segment displaces wait for another epoch; the original starts its
+  next example with them.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame
 
-# The last seed word of the shifts; the random numbers of an example have other seeds.
+# The last seed word of the shifts. The random numbers of an example have other seeds.
 _SHIFTS = 1
 
 
@@ -39,7 +39,7 @@ class Example(NamedTuple):
     """An example before masking.
 
     Attributes:
-      input_ids: A and perhaps B with the special tokens of a frame, int32 [n].
+      input_ids: A, and B in a pair, with the special tokens of a frame, int32 [n].
       token_type_ids: The token types of the frame, int32 [n].
       label: 0 if B continues A, 1 if it is from another document, None without B.
     """
@@ -57,8 +57,8 @@ class Selection(NamedTuple):
       first: The first sentence of A.
       middle: The first sentence after A.
       other: The first sentence of B; None without B.
-      end: The first sentence after B, without B after A.
-      short: Whether the target length was a random shorter one.
+      end: The first sentence after B, or after A without B.
+      short: Whether the example has a random shorter target length.
     """
 
     document: int
@@ -71,16 +71,16 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments(PickledByFields):
-    """The examples of all epochs, at random access.
+    """The examples of all epochs, with random access.
 
     Attributes:
       corpus: The sentences.
-      length: The most tokens in an example, T.
+      length: The maximum number of tokens in an example, T.
       frame: The special tokens of one text and of two.
-      seed: The seed of the positions at which examples begin.
-      next_sentence: Whether examples are pairs; otherwise single texts.
+      seed: The seed of the start positions of examples.
+      next_sentence: Whether examples are pairs; otherwise they are single texts.
       short_fraction: The fraction of examples with a random shorter target.
-      jitter: Whether the positions at which examples begin differ between epochs.
+      jitter: Whether the start positions of examples differ between epochs.
     """
 
     corpus: SentenceCorpus
@@ -117,7 +117,7 @@ class Segments(PickledByFields):
 
     @property
     def target(self) -> int:
-        """The number of tokens of a full example that are not special."""
+        """The number of non-special tokens of a full example."""
         return self.length - self.frame.layout(2 if self.next_sentence else 1).num_added
 
     @property
@@ -127,14 +127,15 @@ class Segments(PickledByFields):
 
     @cached_property
     def _token_starts(self) -> np.ndarray:
-        """Where each document starts in the tokens, and the end, int64 [num_documents + 1]."""
+        """The start of each document in the tokens, then the end, int64 [num_documents + 1]."""
         return self.corpus.sentence_starts[self.corpus.document_starts]
 
     @cached_property
     def _example_ends(self) -> np.ndarray:
-        """The number of examples of each document and those before it."""
+        """The cumulative number of examples up to each document, int64 [num_documents]."""
         counts = -(-np.diff(self._token_starts) // self.target)
         if self.next_sentence:
+            # A pair needs two sentences of one document.
             counts[np.diff(self.corpus.document_starts) < 2] = 0
         return np.cumsum(counts)
 
@@ -144,7 +145,7 @@ class Segments(PickledByFields):
         Args:
           epoch: From 0.
           index: In ``[0, num_examples)``.
-          rng: The generator of all random choices except the start of the example.
+          rng: The source of randomness, except for the start of the example.
 
         Returns:
           At most ``length`` tokens.
@@ -161,24 +162,29 @@ class Segments(PickledByFields):
 
     def select(self, epoch: int, index: int, rng: np.random.Generator) -> Selection:
         """Chooses the sentences of an example; see ``example``."""
+        # The document that contains the example, and the end of its sentences.
         document = int(np.searchsorted(self._example_ends, index, "right"))
         last = int(self.corpus.document_starts[document + 1])
-        first = self._begin(epoch, index, document)  # sentences from here on …
+        # The sentences from `first` to `end` make an example of about `target` tokens.
+        first = self._begin(epoch, index, document)
         short = bool(rng.random() < self.short_fraction)
         target = int(rng.integers(2, self.target, endpoint=True)) if short else self.target
-        end = self._fill(first, last, target)  # … to here make an example
+        end = self._fill(first, last, target)
         if not self.next_sentence:
             return Selection(document, first, end, None, end, short)
         first, end = _at_least_two(first, end, last)
+        # Split at a random sentence; B continues A in half of the pairs.
         middle = int(rng.integers(first + 1, end))
-        if rng.random() < 0.5:  # B continues A
+        if rng.random() < 0.5:
             return Selection(document, first, middle, middle, end, short)
-        # B comes from a random sentence on of any other document, equally likely.
+        # Otherwise B starts at a random sentence of another document; all documents are equally
+        # likely, and skipping the index of this document keeps them so.
         other = int(rng.integers(self.corpus.num_documents - 1))
         other += other >= document
         begin, last = self.corpus.document_starts[other : other + 2].tolist()
         start = int(rng.integers(begin, last))
         starts = self.corpus.sentence_starts
+        # B fills the room that A leaves.
         end = self._fill(start, last, target - int(starts[middle] - starts[first]))
         return Selection(document, first, middle, start, end, short)
 
@@ -189,13 +195,18 @@ class Segments(PickledByFields):
         start, end = self._token_starts[document : document + 2].tolist()
         token = start + (index - before) * self.target
         if self.jitter:
-            free = count * self.target - (end - start)  # tokens the last example leaves free
+            # Shift all starts of the document by at most the tokens that its last example leaves
+            # free, so that the examples still cover it.
+            free = count * self.target - (end - start)
             words = [self.seed % 2**64, epoch, document, _SHIFTS]
             token -= int(np.random.default_rng(words).integers(0, free, endpoint=True))
         return self._sentence_from(max(token, start), document)
 
     def _sentence_from(self, token: int, document: int) -> int:
-        """Returns the first sentence from a token on, or the one around it if that is very long."""
+        """Returns the first sentence that starts at a token or later.
+
+        If that is a full target away or in another document, returns the sentence before it.
+        """
         starts = self.corpus.sentence_starts
         sentence = int(np.searchsorted(starts, token, "left"))
         last = int(self.corpus.document_starts[document + 1])
@@ -204,7 +215,7 @@ class Segments(PickledByFields):
         return sentence
 
     def _fill(self, first: int, last: int, target: int) -> int:
-        """Returns the end of the fewest sentences from ``first`` on with ``target`` tokens."""
+        """Returns the end of the fewest sentences from ``first`` that reach ``target`` tokens."""
         starts = self.corpus.sentence_starts
         end = int(np.searchsorted(starts, int(starts[first]) + target, "left"))
         return min(max(end, first + 1), last)
@@ -221,26 +232,27 @@ def framed_example(frame: Frame, *segments: np.ndarray, label: int | None) -> Ex
 
 
 def sizes_of_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """Returns the tokens that two segments keep if they share some room.
+    """Returns the numbers of tokens that two segments keep in a shared room.
 
-    The result is the same as removing one token at a time from the longer segment, and from the
-    second if both are equally long, as the original code does.
+    The result equals removing one token at a time from the longer segment, or from the second if
+    both are equally long, as the original code does.
     """
     other = min(other, max(room // 2, room - one))
     return min(one, room - other), other
 
 
 def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Truncates to ``size``, removing each token from the front or the back with equal chance."""
+    """Truncates to ``size``; removes each token from the front or the back with equal chance."""
     excess = len(tokens) - size
     if excess <= 0:
         return tokens
+    # One binomial draw equals a coin toss for each removed token.
     front = int(rng.binomial(excess, 0.5))
     return tokens[front : front + size]
 
 
 def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
-    """Extends a single sentence by its successor, or else by its predecessor."""
+    """Extends a single sentence by the next sentence, or by the previous one at the end."""
     if end - first > 1:
         return first, end
     return (first, end + 1) if end < last else (first - 1, end)

@@ -1,8 +1,7 @@
 """Windows over a passage that is longer than an example.
 
-As in google-research/bert ``run_squad.py`` (Devlin et al. 2018): a window starts every ``stride``
-tokens; of the windows that contain a token, the one with the most context around the token is used
-for its prediction.
+As in google-research/bert ``run_squad.py`` (Devlin et al. 2018), a window starts every ``stride``
+tokens. The prediction for a token comes from the window that has the most context around it.
 """
 
 import numpy as np
@@ -14,11 +13,11 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
     Args:
       total: The number of tokens of the passage.
       room: The number of tokens in a window, at least 1.
-      stride: Tokens from the start of a window to the start of the next, at least 1. At most
-        half a window is used, so that every span of at most half a window is whole in one.
+      stride: Tokens between the starts of consecutive windows, at least 1. It is capped at half a
+        window, so that every span of at most half a window is complete in some window.
 
     Returns:
-      Half-open ranges that together contain every token, at least one.
+      At least one half-open range; together the ranges contain every token.
     """
     step = max(1, min(stride, room // 2))
     found = [(0, min(total, room))]
@@ -29,11 +28,10 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(ranges: np.ndarray) -> np.ndarray:
-    """Returns the window in which each token has the most context.
+    """Returns the window with the most context for each token.
 
-    The context of a token in a window is the smaller number of tokens before or after it, plus one
-    hundredth of the window's length, so that longer windows are preferred. The first of equal
-    windows is chosen.
+    The context of a token is the smaller of the numbers of tokens before and after it, plus one
+    hundredth of the window's length, which prefers longer windows. Ties go to the first window.
 
     Args:
       ranges: The windows of a passage, half-open, int [num_windows, 2].
@@ -44,5 +42,5 @@ def most_context(ranges: np.ndarray) -> np.ndarray:
     token = np.arange(ranges[:, 1].max())  # [num_tokens]
     start, end = ranges[:, :1], ranges[:, 1:]  # [num_windows, 1]
     context = np.minimum(token - start, end - 1 - token) + 0.01 * (end - start)
-    # [num_windows, num_tokens]; -inf where the window does not contain the token
+    # A window that does not contain the token has -inf, [num_windows, num_tokens].
     return np.where((token >= start) & (token < end), context, -np.inf).argmax(0)

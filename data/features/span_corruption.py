@@ -1,10 +1,9 @@
-"""Span corruption: which tokens of a text are dropped, and the source and target this makes.
+"""Span corruption: drops spans of a text, and makes a source and a target from it (T5).
 
 Raffel et al. 2020, "Exploring the limits of transfer learning", sections 3.1.4 and 3.3.4: spans of
-tokens are replaced by sentinels, each with its own number; the target has the sentinels, each
-followed by its span. The numbers of tokens and spans are those of the authors' code
-(``random_spans_noise_mask``), in which a text begins with tokens that are kept and ends with a
-span.
+tokens are replaced by numbered sentinels; the target has the sentinels, each followed by its span.
+The numbers of tokens and spans follow the authors' code (``random_spans_noise_mask``): a text
+begins with kept tokens and ends with a dropped span.
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from ..common.fields import Checked, Range
 
 
 class Noise(Protocol):
-    """The way in which a source and a target are made of a text."""
+    """Makes a source and a target from a text."""
 
     def pair_sizes(self, sizes: np.ndarray, /) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most tokens of the sources and of the targets of texts of some sizes."""
+        """Returns the maximum numbers of source and of target tokens of texts with these sizes."""
         ...
 
     def longest_text(self, source_length: int, target_length: int | None = None, /) -> int:
-        """Returns the tokens of the longest text whose source and target fit; 0 if none does."""
+        """Returns the length of the longest text whose source and target fit, 0 if none fits."""
         ...
 
     def corrupt(
@@ -34,17 +33,17 @@ class Noise(Protocol):
 
 
 NoiseDensity = Annotated[float, Range(above=0, below=1)]
-"""A fraction of the tokens that is dropped."""
+"""A fraction of dropped tokens."""
 SpanLength = Annotated[float, Range(least=1)]
 """A mean number of consecutive tokens."""
 
 
 @dataclass(frozen=True)
 class SpanCorruption(Checked):
-    """How much of a text is dropped.
+    """The amount of corruption.
 
     Attributes:
-      noise_density: The fraction of the tokens that is dropped.
+      noise_density: The fraction of dropped tokens.
       mean_span_length: The mean number of tokens of a span.
 
     Raises:
@@ -55,49 +54,51 @@ class SpanCorruption(Checked):
     mean_span_length: SpanLength = 3.0
 
     def counts(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of dropped tokens and of spans of some texts.
+        """Returns the numbers of dropped tokens and of spans of each text.
 
         Args:
-          sizes: Tokens of each text, int [texts], each at least 2.
+          sizes: The number of tokens of each text, int [texts], each at least 2.
         """
-        # In float32 and with halves rounded to even numbers, as the authors' code does it.
+        # Compute in float32 and round half to even, as the authors' code does.
         noise = np.rint(np.float32(self.noise_density) * sizes.astype(np.float32))
         noise = np.clip(noise, 1, sizes - 1).astype(np.int64)
         spans = np.rint(noise.astype(np.float32) / np.float32(self.mean_span_length))
-        # There are as many spans that are kept.
+        # Kept and dropped spans alternate, so each kind needs a token per span.
         spans = np.clip(spans, 1, np.minimum(noise, sizes - noise)).astype(np.int64)
         return noise, spans
 
     def pair_sizes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of the sources and of the targets of some texts, with end tokens."""
+        """Returns the numbers of source and of target tokens of texts, including end tokens."""
         noise, spans = self.counts(sizes)
+        # Both sides have a sentinel for each span, and an end token.
         return sizes - noise + spans + 1, noise + spans + 1
 
     def longest_text(self, source_length: int, target_length: int | None = None) -> int:
-        """Returns the tokens of the longest text whose source and target fit; 0 if none does.
+        """Returns the length of the longest text whose source and target fit, 0 if none fits.
 
         Args:
-          source_length: The largest number of tokens of a source.
-          target_length: The largest number of tokens of a target; None: any.
+          source_length: The maximum number of tokens of a source.
+          target_length: The maximum number of tokens of a target. If None, any number fits.
         """
-        # Neither side of a longer text is shorter.
+        # The sizes of both sides grow with the text, so the largest fitting size is the answer.
         sizes = np.arange(2, 3 + int((source_length + 1) / (1 - self.noise_density)))
         sources, targets = self.pair_sizes(sizes)
         fits = (sources <= source_length) & (targets <= (target_length or targets))
         return int(sizes[fits].max(initial=0))
 
     def span_lengths(self, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws the lengths of the spans of a text that are kept and dropped, in turns.
+        """Draws the lengths of the alternately kept and dropped spans of a text.
 
         Args:
-          size: Tokens of the text, at least 2.
-          rng: Decides.
+          size: The number of tokens of the text, at least 2.
+          rng: The source of randomness.
 
         Returns:
-          int64 [2 spans], all positive, whose sum is ``size``.
+          int64 [2 * spans], all positive, with the sum ``size``.
         """
         (noise,), (spans,) = self.counts(np.asarray([size]))
         lengths = [_segments(size - noise, spans, rng), _segments(noise, spans, rng)]
+        # Interleave: kept, dropped, kept, dropped, …
         return np.stack(lengths, axis=1).reshape(-1)
 
     def corrupt(
@@ -110,10 +111,10 @@ class SpanCorruption(Checked):
         """Makes the source and the target of a text.
 
         Args:
-          tokens: The text, int [n], at least 2.
+          tokens: The text, int [n], n at least 2.
           sentinels: The ids of sentinels, at least one for each span.
           end: The id that ends source and target.
-          rng: Chooses the spans.
+          rng: The source of randomness.
 
         Returns:
           The source and the target, each with the end token.
@@ -123,7 +124,7 @@ class SpanCorruption(Checked):
         for number, part in enumerate(np.split(tokens, edges)):
             span, is_noise = divmod(number, 2)
             sides[is_noise].append(part)
-            # What one side has, the other has a sentinel for.
+            # A sentinel replaces the next span in the source and precedes it in the target.
             if not is_noise:
                 sides[0].append(np.asarray([sentinels[span]]))
                 sides[1].append(np.asarray([sentinels[span]]))
@@ -132,6 +133,6 @@ class SpanCorruption(Checked):
 
 
 def _segments(items: int, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Cuts a number of items into parts of random sizes, all of them positive."""
+    """Cuts a number of items into parts of random positive sizes."""
     cuts = np.sort(rng.choice(items - 1, number - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=items)

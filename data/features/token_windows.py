@@ -1,9 +1,9 @@
-"""Sequences of fixed length from random positions of a text, wherever its sentences end.
+"""Sequences of fixed length from random positions of a text, ignoring sentence boundaries.
 
-The simple form in which BERT's pretraining is often told: T tokens from a random position are one
-text, split in the middle, or two halves come from two different parts of the text, and the model
-predicts which (MLVU lecture 10, slides 39 and 40). Without next sentences a sequence is a random
-window. The form of the original code, whose segments are whole sentences, is ``segment_pairs``.
+This is a simplified form of BERT's pretraining: a sequence is either T consecutive tokens, split
+in the middle, or two halves from different parts of the text, and the model predicts which (MLVU
+lecture 10, slides 39 and 40). Without next sentences a sequence is a random window. The original
+form, with whole sentences as segments, is in ``segment_pairs``.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from .segment_pairs import Example, framed_example
 
 @dataclass(frozen=True)
 class Windows:
-    """The examples of all epochs, at random access; see ``segment_pairs.Segments``.
+    """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
     Every example has exactly T tokens. The first half of a pair, A with the special tokens before
-    B, has T // 2 of them, the second half has the others. An epoch has as many examples as fill the
-    text; their positions are drawn anew from all of it, so some tokens are read twice and others
-    wait for another epoch.
+    B, has T // 2 tokens; the second half has the others. An epoch has as many examples as would
+    fill the text. Their positions are drawn from the whole text in every epoch, so an epoch may
+    read some tokens twice and skip others.
 
     Attributes:
-      corpus: The text as tokens; windows reach over the ends of sentences and documents.
-      length: The tokens of an example, T.
+      corpus: The text as tokens; windows cross the ends of sentences and documents.
+      length: The number of tokens of an example, T.
       frame: The special tokens of one text and of two.
-      next_sentence: Whether examples are pairs; otherwise single windows.
+      next_sentence: Whether examples are pairs; otherwise they are single windows.
     """
 
     corpus: SentenceCorpus
@@ -44,7 +44,7 @@ class Windows:
             raise DataError(
                 f"length {self.length} leaves no room for tokens: choose at least {2 * added}"
             )
-        # With fewer tokens, an A from the middle would leave no place for another part.
+        # With fewer tokens, an A from the middle would leave no room for a separate B.
         needed = first + 2 * second
         if len(self.corpus.tokens) < needed:
             raise DataError(
@@ -56,7 +56,7 @@ class Windows:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The tokens of A and of B without special tokens; of a single window, and 0."""
+        """The numbers of tokens of A and B without special tokens; B is 0 without pairs."""
         if not self.next_sentence:
             return self.length - self.frame.single.num_added, 0
         half, after = self.length // 2, len(self.frame.pair.marks[2])
@@ -72,13 +72,13 @@ class Windows:
         """Makes one example.
 
         Args:
-          epoch: From 0; both it and the index decide only the state of ``rng``.
+          epoch: From 0; unused, as is the index: both determine only the state of ``rng``.
           index: In ``[0, num_examples)``.
-          rng: The generator of all random choices.
+          rng: The source of randomness.
 
         Returns:
-          ``length`` tokens; with next sentences the label is 1 in half of the examples, whose B
-          is neither the continuation of A nor has a token of A.
+          ``length`` tokens. With next sentences the label is 1 in half of the examples; their B
+          neither continues nor overlaps A.
         """
         del epoch, index
         first, second = self.sizes
@@ -91,7 +91,8 @@ class Windows:
             return framed_example(self.frame, one, label=None)
         other = start + first
         if is_random:
-            # B begins where it ends before A, or one token or more behind the end of A.
+            # B ends before A, or starts at least one token after the end of A. Count both kinds of
+            # start positions, and draw one of them.
             before = max(0, start - second + 1)
             behind = max(0, total - second - (start + first))
             other = int(rng.integers(before + behind))
