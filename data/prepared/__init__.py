@@ -1,1 +1,1 @@
-"""Sequences that were tokenized and packed in advance, as shards on disk."""
+"""Sequences tokenized and packed in advance, as shards on disk."""

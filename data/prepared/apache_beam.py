@@ -1,4 +1,4 @@
-"""Makes the shards on the workers of Apache Beam, which the extra ``prepare`` installs."""
+"""Makes shards with Apache Beam workers; the extra ``prepare`` installs Beam."""
 
 import contextlib
 import io
@@ -13,15 +13,15 @@ from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard
 
-# Beam's own default runner first downloads a program.
+# Beam's default runner would first download a program.
 _IN_PROCESS = "--runner=FnApiRunner"
 
 
 def beam_workers(options: Sequence[str] = ()) -> Workers:
-    """Returns workers that make the shards with Apache Beam and wait until it is done.
+    """Returns workers that make the shards with Apache Beam and wait for the result.
 
     Args:
-      options: Beam's options, as on a command line; by default Beam runs in this process.
+      options: Beam's options, as on a command line. By default Beam runs in this process.
         Every worker must see the folder and the input files under the same names.
 
     Returns:
@@ -31,6 +31,7 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
       DataError: Beam is not installed, or refuses the options.
     """
     beam = _import_beam()
+    # Fail before any work if Beam rejects an option.
     parsed = _parse_options(beam, options)
     try:
         pipeline = beam.Pipeline(options=parsed)
@@ -39,6 +40,7 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
         raise DataError(f"Apache Beam refuses {listed} ({error}): see its options") from None
 
     def work(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
+        # Without the reshuffle, a runner may fuse the steps and make all shards in one worker.
         with pipeline:
             _ = (
                 pipeline
@@ -52,7 +54,8 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
 
 def _import_beam() -> ModuleType:
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Beam warns about missing packages for clouds
+    # Hide Beam's warnings about missing packages for clouds.
+    logging.disable(logging.WARNING)
     try:
         import_module("apache_beam.options.pipeline_options")
         return import_module("apache_beam")
@@ -65,13 +68,14 @@ def _import_beam() -> ModuleType:
 
 
 def _parse_options(beam: ModuleType, options: Sequence[str]) -> object:
-    """Parses all of Beam's options before any work, and returns a ``PipelineOptions``.
+    """Parses all of Beam's options, and returns a ``PipelineOptions``.
 
-    Beam only warns about options that it does not know, because a remote runner may know them.
+    Beam only warns about unknown options, because a remote runner may know them.
     """
     pipeline_options = beam.options.pipeline_options
     printed = io.StringIO()
     try:
+        # Beam parses with argparse, which prints the reason and exits.
         with contextlib.redirect_stderr(printed):
             parsed = pipeline_options.PipelineOptions([_IN_PROCESS, *options])
             parsed.get_all_options()
@@ -85,7 +89,7 @@ def _parse_options(beam: ModuleType, options: Sequence[str]) -> object:
 def _attempt(part: Source, folder: str, settings: Settings) -> None:
     """Makes a shard, and ignores an error in its input file.
 
-    The runner would retry a failing file in vain; ``write_shards.finish`` reports the error.
+    The runner would retry a failing file in vain. ``write_shards.finish`` reports the error.
     """
     with contextlib.suppress(DataError, OSError):
         prepare_shard(part, Path(folder), settings)

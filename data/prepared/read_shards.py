@@ -1,8 +1,7 @@
-"""Reads prepared sequences for training: Grain has random access to ArrayRecord files.
+"""Reads prepared sequences for training, with random access to ArrayRecord files by Grain.
 
-Every epoch has the same sequences in a different order. A run without a validation source of its
-own trains on the first of ``SPLITS`` and validates on the second; a run that names a validation
-source trains on both.
+Every epoch has the same sequences in a different order. By default a run trains on the first of
+``SPLITS`` and validates on the second; a run that names a validation source trains on both.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ from .shard_format import (
 
 
 class _File(NamedTuple):
-    """A file of sequences in the form in which Grain need not open it to count them."""
+    """A file with its number of sequences, so that Grain need not open it to count them."""
 
     filename: str
     skip: int
@@ -88,20 +87,21 @@ class PreparedExamples(PickledByFields):
 
     @cached_property
     def _records(self) -> Sequence[bytes]:
+        # Import late: opening a prepared folder does not need Grain.
         import grain
 
         files = [_File(name, 0, rows, rows) for name, rows in self.files]
-        # Grain accepts anything with these four attributes, but states a narrower type.
+        # Grain accepts any object with these four attributes, but declares a narrower type.
         source = grain.sources.ArrayRecordDataSource(cast(list[str], files))
         return cast(Sequence[bytes], source)
 
 
 @dataclass(frozen=True)
 class PreparedContent:
-    """The content of the sequences.
+    """Statistics of the prepared sequences.
 
     Attributes:
-      num_bytes: The UTF-8 bytes of all documents, for bits per byte.
+      num_bytes: The number of UTF-8 bytes of all documents, for bits per byte.
       token_counts: The number of occurrences of each token, int64 [V].
     """
 
@@ -129,7 +129,7 @@ def is_prepared(source: str) -> bool:
 
 
 def prepared_tokenizer(source: str) -> Tokenizer:
-    """Loads the tokenizer that a folder was prepared with.
+    """Loads the tokenizer of a prepared folder.
 
     Raises:
       DataError: The folder has no prepared sequences.
@@ -147,17 +147,18 @@ def prepared_split(
       source: ``prepared:FOLDER``.
       splits: The names in ``SPLITS`` to read, in order.
       tokenizer: The tokenizer of the run.
-      requested: Settings of the run's data that must equal those of the folder, by name.
+      requested: Settings of the run's data that must equal the folder's settings, by name.
 
     Returns:
       The split; its examples are read from the files on access.
 
     Raises:
-      DataError: The folder has no prepared sequences, or none in these splits; they were
-        prepared with other settings or another tokenizer; a file is missing or has changed.
+      DataError: The folder has no prepared sequences, or none in these splits; it was prepared
+        with other settings or another tokenizer; a file is missing or has changed.
     """
     folder, settings, shards = _open(source)
     _check_settings(folder, settings, tokenizer, requested)
+    # The files of the splits, in the order of `splits` and then of the input files.
     found = [
         (rows_path(folder / SHARDS / shard.name, split), file)
         for split in splits
@@ -168,6 +169,7 @@ def prepared_split(
             f"{folder} has no sequences for {splits[0]}: name data.validation, or prepare "
             "another folder with a --validation-fraction above 0"
         )
+    # Check sizes and the ends of the files, which is fast; records have checksums.
     for path, file in found:
         _check_file(folder, path, file)
     paths = tuple((str(path), file.rows) for path, file in found)
@@ -184,9 +186,11 @@ def prepared_split(
         f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.num_examples:,} "
         "prepared sequences"
     )
+    # Warn in the log about text that the tokenizer could not represent.
     unknown = tokenizer.special_ids.unk
     if unknown is not None and counts[unknown]:
         summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
+    # The fingerprint covers the record format, the tokenizer and the bytes of the files.
     whole = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
     for file in files:
         whole.update(file.sha256.encode())
@@ -214,6 +218,7 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
 def _check_settings(
     folder: Path, settings: Settings, tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> None:
+    # Name the option of the run and of `prepare`, so that either can be changed.
     for name, value in requested.items():
         own, option = getattr(settings, name), name.replace("_", "-")
         if own != value:
@@ -230,6 +235,7 @@ def _check_settings(
 
 
 def _check_file(folder: Path, path: Path, file: RowsFile) -> None:
+    # A damaged or foreign manifest must not lead to files elsewhere.
     if path_inside(folder, str(path.relative_to(folder))) is None:
         raise DataError(f"{folder / MANIFEST} names {path}, which lies outside: {_AGAIN}")
     if not path.is_file():

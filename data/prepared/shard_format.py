@@ -3,7 +3,7 @@
 =============================  ======================================================
 ``settings.json``              everything that determines the sequences, except the input
 ``tokenizer/``                 the tokenizer
-``shards/NAME/``               the output for one input file, from which NAME is derived:
+``shards/NAME/``               the output for one input file; NAME is derived from its path:
 ``  …/train.array_record``     the training sequences, one per record (see ``packed_sequences``)
 ``  …/validation.array_record``  the sequences held out for validation
 ``  …/token_counts.npy``       the occurrences of each token in each split, int64 [2, V]
@@ -12,7 +12,7 @@
 ``manifest.json``              settings, versions and all summaries; written last
 =============================  ======================================================
 
-A split without a sequence has no file.
+A split without sequences has no file.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ SETTINGS, TOKENIZER, SHARDS = "settings.json", "tokenizer", "shards"
 SUMMARY, COUNTS, MANIFEST = "facts.json", "token_counts.npy", "manifest.json"
 
 _BLOCK_BYTES = 1 << 20
+# ArrayRecord stores its index at the end of a file.
 _END_BYTES = 1 << 16
 _MAX_STEM_LENGTH = 40
 
@@ -51,7 +52,7 @@ class Settings:
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each.
-      keep: The selector of documents, by its name and fingerprint; empty if all are kept.
+      keep: The name and fingerprint of the selector of documents; empty if all are kept.
       format: The version of the record format.
       selector: The selector itself, which is not written.
     """
@@ -74,7 +75,7 @@ class Settings:
             raise DataError(f"format {self.format} is not the format of this version, {FORMAT}")
 
     def written(self) -> dict[str, object]:
-        """Returns the settings that are written to files."""
+        """Returns the settings as written to files."""
         names = [one.name for one in fields(self) if one.name != "selector"]
         return {name: getattr(self, name) for name in names}
 
@@ -84,15 +85,15 @@ class RowsFile:
     """A summary of the sequences of one split of one input file.
 
     Attributes:
-      rows: The number of sequences, which is that of records.
+      rows: The number of sequences, which equals the number of records.
       documents: The number of documents in them.
       tokens: The number of target tokens.
       text_bytes: The UTF-8 bytes of the documents.
       file_bytes: The size of the file.
       sha256: The hash of the file, hexadecimal.
       end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of
-        every record there, so that a different file of the same size is detected without
-        reading all of it. (Each record has a checksum of its own, verified on reading.)
+        every record there, so a different file of the same size is detected without reading
+        all of it. (Each record also has a checksum, verified on reading.)
     """
 
     rows: int
@@ -114,7 +115,7 @@ class Shard:
       input_sha256: The hash of the input, hexadecimal.
       counts_sha256: The hash of the file of token counts, hexadecimal.
       splits: The summary of each split that has a sequence.
-      left_out: The number of documents left out, by what left them out: ``the filter score>=3``.
+      left_out: The number of documents left out, by reason: ``the filter score>=3``.
     """
 
     name: str
@@ -126,8 +127,9 @@ class Shard:
 
 
 def shard_name(part: Source) -> str:
-    """Names the shard of an input file by the name of the file and a hash of its whole path."""
+    """Names the shard of an input file by the file name and a hash of the whole path."""
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
+    # File names need not be UTF-8; `surrogateescape` keeps their bytes.
     whole = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
     return f"{stem}-{whole.hexdigest()}"
 
@@ -161,22 +163,22 @@ def end_sha256(path: Path) -> str:
 
 
 def to_json(summary: object) -> bytes:
-    """Encodes a summary; equal summaries give equal bytes."""
+    """Encodes a summary as JSON; equal summaries give equal bytes."""
     return (json.dumps(summary, indent=1) + "\n").encode()
 
 
 def read_settings(folder: Path) -> Settings | None:
-    """Reads the settings of a folder; None if it has none that this version understands."""
+    """Reads the settings of a folder, or None if this version cannot read them."""
     return _read(folder / SETTINGS, lambda fields: Settings(**fields))
 
 
 def read_shard(shard_folder: Path) -> Shard | None:
-    """Reads the summary of a shard; None if the shard is incomplete."""
+    """Reads the summary of a shard, or None if the shard is incomplete."""
     return _read(shard_folder / SUMMARY, _shard)
 
 
 def read_manifest(folder: Path) -> list[Shard] | None:
-    """Reads the summaries of all shards; None if the folder was not finished."""
+    """Reads the summaries of all shards, or None if the folder was not finished."""
     return _read(folder / MANIFEST, lambda fields: [_shard(one) for one in fields["shards"]])
 
 
@@ -191,6 +193,7 @@ def _shard(fields: dict[str, Any]) -> Shard:
 
 
 def _read(path: Path, make: Callable[[dict[str, Any]], _Content]) -> _Content | None:
+    # Treat missing, malformed and foreign files alike.
     try:
         return make(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):

@@ -1,9 +1,9 @@
 """Turns each text file into a shard of packed sequences, as a pure function.
 
-The same file and settings give the same bytes on any machine, with any number of other workers,
-and a complete shard is kept. Therefore any process that sees the input files and the folder may
-call ``prepare_shard`` for them, in any order (``apache_beam`` has many workers do so);
-``finish`` writes the manifest afterwards.
+The same file and settings give the same bytes on any machine, with any number of workers, and a
+complete shard is kept. Therefore any process that sees the input files and the folder may call
+``prepare_shard`` in any order (``apache_beam`` does so with many workers). ``finish`` writes the
+manifest afterwards.
 """
 
 import contextlib
@@ -54,17 +54,17 @@ from .shard_format import (
     to_json,
 )
 
-# Records are read one at a time, in any order.
+# Training reads records one at a time in any order, so a group must not hold several.
 _WRITER_OPTIONS = "group_size:1"
 _PACKAGES = ("flaxzoo", "apache-beam", "array-record", "numpy", "sentencepiece", "tokenizers")
 
 
 Workers = Callable[[Sequence[Source], Path, Settings], None]
-"""Calls ``prepare_shard`` for each input file; takes the files, the folder and its settings."""
+"""Calls ``prepare_shard`` for each input file. Arguments: the files, the folder, its settings."""
 
 
 def in_order(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
-    """Makes the shards one after another, up to the first error."""
+    """Makes the shards sequentially, up to the first error."""
     for part in parts:
         prepare_shard(part, folder, settings)
 
@@ -89,7 +89,7 @@ def prepare(
       length: The target tokens of a sequence, T.
       packing: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
-      selector: Decides which documents are kept; None: all.
+      selector: Decides which documents are kept. If None, all are kept.
       workers: The function that makes the shards.
 
     Returns:
@@ -118,7 +118,7 @@ def prepare(
 
 
 def input_files(source: str) -> list[Source]:
-    """Splits a source into its files, in order; a built-in text counts as one.
+    """Splits a source into its files, in order; a built-in text counts as one file.
 
     Raises:
       DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
@@ -133,6 +133,7 @@ def input_files(source: str) -> list[Source]:
             parts.append(one)
             continue
         for path in matching_files(one.location, one.name):
+            # Name each file as a source, so that a worker can read it alone.
             conditions = f"?{written(one.conditions)}" if one.conditions else ""
             name = f"{one.kind}:{path}#{one.part}{conditions}"
             parts.append(dataclasses.replace(one, name=name, location=os.path.abspath(path)))
@@ -151,11 +152,13 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
         (temporary / SHARDS).mkdir()
         (temporary / SETTINGS).write_bytes(to_json(settings.written()))
 
+    # Accept an empty folder; `build_folder` needs a path that does not exist.
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     if not folder.exists():
         build_folder(folder, fill)
         return
+    # The folder exists: continue only with the same settings, and repair its tokenizer.
     found = read_settings(folder)
     if found is None:
         raise DataError(f"{folder} exists and contains no prepared sequences: name another folder")
@@ -191,13 +194,16 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
         it is read; or the shard cannot be written.
     """
     path = folder / SHARDS / shard_name(part)
-    existed = path.exists()  # checked before reading: another worker may be about to finish it
+    # Check before reading: another worker may be about to finish the shard.
+    existed = path.exists()
     try:
         digest = _input_digest(part)
     except DataError:
-        shutil.rmtree(path, ignore_errors=True)  # an unreadable file must not keep its shard
+        # An unreadable file must not keep its shard.
+        shutil.rmtree(path, ignore_errors=True)
         raise
     found = read_shard(path)
+    # Keep a complete shard of the same input; hash its files to detect damage.
     if found is not None and found.input_sha256 == digest and _is_undamaged(path, found):
         return found
     if existed:
@@ -206,6 +212,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
 
     def fill(temporary: Path) -> None:
         shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
+        # The digest belongs to the shard only if the file did not change meanwhile.
         if _input_digest(part) != digest:
             raise DataError(f"{part.location} changed while it was read: start again")
         (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))
@@ -213,7 +220,8 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     try:
         made = read_shard(build_folder(path, fill))
     except OSError as error:
-        reason = error.strerror or "the disk may be full"  # numpy gives only numbers
+        # numpy's errors have no text on a full disk.
+        reason = error.strerror or "the disk may be full"
         raise DataError(f"cannot write {path} ({reason}): fix that, and run it again") from error
     assert made is not None
     return made
@@ -231,8 +239,8 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
       The summaries of the shards, in the order of the input files.
 
     Raises:
-      DataError: A shard is missing: the message gives the reason that ``prepare_shard`` finds,
-        or says that the workers did not make it. Or a split has no sequence at all.
+      DataError: A shard is missing; the message gives the error of ``prepare_shard``, or says
+        that the workers did not make it. Or a split has no sequence.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
@@ -241,7 +249,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         shards.append(read_shard(path) or _missing(part, folder, parts, settings))
         counts += np.load(path / COUNTS)
     _check_splits(shards, settings)
-    # Leftovers of a killed worker, and shards of files that no longer exist.
+    # Delete leftovers of killed workers, and shards of files that no longer exist.
     names = {shard.name for shard in shards}
     for found in (folder / SHARDS).iterdir():
         if found.name not in names:
@@ -252,6 +260,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
         "shards": [dataclasses.asdict(shard) for shard in shards],
     }
+    # Write the manifest last: a folder without it is not finished.
     content = io.BytesIO()
     np.save(content, counts)
     write_file(folder / COUNTS, content.getvalue())
@@ -263,7 +272,8 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
     """Raises the reason why a shard that the workers should have made is missing."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
-    prepare_shard(part, folder, settings)  # raises if the file itself has an error
+    # This raises if the file itself has an error.
+    prepare_shard(part, folder, settings)
     raise DataError(
         f"{missing} of {len(parts)} shards are not in {folder} now that the workers have ended, "
         "but can be made here: every worker must see that folder and the texts under these names"
@@ -273,6 +283,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
 def _input_digest(part: Source) -> str:
     if part.kind != "builtin":
         return file_sha256(Path(part.location))
+    # A built-in text is not a file: hash its documents.
     whole = hashlib.sha256()
     for text in documents_in(part):
         whole.update(text_digest(text))
@@ -299,7 +310,7 @@ def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _SplitTexts:
-    """The documents of an input file that belong to a split, without those that are dropped."""
+    """The documents of an input file that belong to a split, except dropped documents."""
 
     part: Source
     split: Split
@@ -322,6 +333,7 @@ def _fill(
     splits: dict[str, RowsFile] = {}
     left_out = LeftOut()
     dropped: set[bytes] = set()
+    # Decide once which documents are dropped, for both splits, and count them for the manifest.
     if settings.selector is not None or part.conditions:
         texts = documents_in(part, left_out)
         if settings.selector is None:
@@ -332,6 +344,7 @@ def _fill(
         dropped.update(junk)
         if settings.selector is not None:
             count_left_out(left_out, settings.selector, len(junk))
+    # Tokenize and pack each split; the corpus is needed only until its rows are written.
     for number, split in enumerate(SPLITS):
         texts = _SplitTexts(part, split, division, digest, frozenset(dropped))
         if not any(True for _ in texts):
@@ -354,7 +367,8 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
             for spans in _packed(corpus, split, settings):
                 writer.write(encode(gather_tokens(corpus, spans), settings.vocab_size))
                 rows += 1
-    except RuntimeError as error:  # only the writer raises this
+    except RuntimeError as error:
+        # Only the writer raises this error, for example on a full disk.
         raise OSError(None, str(error)) from error
     return RowsFile(
         rows=rows,
@@ -368,8 +382,9 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
 
 
 def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[Sequence[Span]]:
-    """Yields the spans of each sequence of a split; together they cover every target token once."""
+    """Yields the spans of each sequence of a split, which cover every target token once."""
     length = settings.length
+    # Validation sequences do not depend on the packing of the training sequences.
     if split == "validation" or settings.packing == "concat":
         for row in range(-(-corpus.num_targets // length)):
             yield split_once(row, length, corpus.target_starts, corpus.num_targets)
@@ -380,7 +395,7 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
 
 
 def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns how many documents were left out of all shards, by what left them out."""
+    """Returns the number of documents left out of all shards, by reason."""
     return dict(sum((LeftOut(shard.left_out) for shard in shards), LeftOut()))
 
 
