@@ -269,7 +269,7 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
-        # The caller discards the folder after an error, and if there is no token.
+        # The caller discards the folder after an error, or without any token.
         if fault[0] is not None or not self.position:
             return
         # numpy's header precedes the tokens, and their number is known only now.
