@@ -1,1 +1,1 @@
-"""Where text and records come in."""
+"""Readers of text and records."""

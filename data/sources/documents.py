@@ -1,4 +1,4 @@
-"""Documents with random access: texts in memory, records on disk, and several sources joined."""
+"""Documents with random access: texts in memory, records on disk, and joined sources."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ _READ_AT_ONCE = 256
 
 
 class Records(Protocol):
-    """Random access to records of features, as TFDS's data sources have it."""
+    """Random access to records of features, like the data sources of TFDS."""
 
     def __len__(self) -> int: ...
 
@@ -31,11 +31,11 @@ class Documents(Sequence[str]):
       records: Random access to dicts of features, such as a TFDS data source.
       field: The feature that contains the text.
       fingerprint: A stable hash of all documents.
-      indices: The records that belong to the split, int64 [num_documents]; None for all.
-      lines_are_sentences: Whether each line of a document is one sentence; for joined
-        sources see the attribute of each of ``parts``.
-      note: A line for the log if a filter left documents out, or if far more documents are held out
-        than was asked for; else empty.
+      indices: The records of the split, int64 [num_documents]. If None, all records.
+      lines_are_sentences: Whether each line of a document is one sentence. For joined sources
+        see this attribute of each of ``parts``.
+      note: A line for the log if a filter left documents out, or if far more documents are held
+        out than requested; else empty.
     """
 
     records: Records
@@ -47,20 +47,21 @@ class Documents(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str], *, lines_are_sentences: bool = False) -> "Documents":
-        """Makes documents of texts in memory, which may stand wherever a source name may.
+        """Makes documents from texts in memory, which can be used like a source name.
 
         Args:
           texts: The documents, at least one.
           lines_are_sentences: Whether each line is one sentence.
 
         Raises:
-          DataError: There is no text, or an item is not a text.
+          DataError: The list is empty, or an item is not a text.
 
         Example::
 
             documents = data.Documents.of(["First text.", "Second text."])
             dataclasses.replace(config.data, source=documents)
         """
+        # `Examples` checks and hashes the texts; its name serves as the fingerprint.
         examples = Examples.of(texts, lines_are_sentences=lines_are_sentences)
         kept = tuple(row for row in examples.rows if isinstance(row, str))
         if len(kept) < len(examples.rows):
@@ -83,6 +84,7 @@ class Documents(Sequence[str]):
         return self.read([range(len(self))[index]])[0]
 
     def __iter__(self) -> Iterator[str]:
+        # Read many records at once: single reads of ArrayRecord files are slow.
         for start in range(0, len(self), _READ_AT_ONCE):
             yield from self.read(range(len(self))[start : start + _READ_AT_ONCE])
 
@@ -102,15 +104,15 @@ class Documents(Sequence[str]):
 SourceLike = (
     str | Documents | Iterable[str] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, str]]
 )
-"""The name of a source; or the examples themselves: documents or texts, dicts of the fields of
+"""The name of a source, or the examples themselves: documents, texts, dicts of the fields of
 labeled examples (``{"label": …, "text": …}``), or pairs of a sentence and its translation."""
 
 
 def as_source(source: SourceLike) -> str:
-    """Returns the name of a source, or the examples that were given in its place.
+    """Returns the name of a source, or the given examples as ``Examples``.
 
     Raises:
-      DataError: See ``Examples.of``; or only some of joined documents have a sentence per line.
+      DataError: See ``Examples.of``; or only some joined documents have one sentence per line.
     """
     if isinstance(source, str):
         return source
@@ -127,7 +129,7 @@ def as_source(source: SourceLike) -> str:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts in memory as records, see ``Records``."""
+    """Texts in memory as ``Records``."""
 
     texts: tuple[str, ...]
 
@@ -154,10 +156,12 @@ class JoinedRecords:
     def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several records at once, as TFDS's data sources do."""
         sizes = [len(part) for part in self.parts]
-        owners = np.searchsorted(np.cumsum(sizes), indices, "right")  # the part of each index
-        inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]  # the index in its part
+        # The part of each index, and the index inside this part.
+        owners = np.searchsorted(np.cumsum(sizes), indices, "right")
+        inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]
         found: dict[int, str] = {}
-        for owner in np.unique(owners).tolist():  # each part is read at once
+        # Read all records of a part in one call, and restore the order at the end.
+        for owner in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == owner)
             texts = self.parts[owner].read(inside[mine].tolist())
             found.update(zip(mine.tolist(), texts, strict=True))
@@ -165,11 +169,12 @@ class JoinedRecords:
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:
-        """Joins the documents of several sources; returns a single source's unchanged."""
+        """Joins the documents of several sources; returns a single part unchanged."""
         if len(parts) == 1:
             return parts[0]
         whole = hashlib.blake2b(digest_size=16)
         for part in parts:
             whole.update(f"{part.fingerprint} {len(part)}\n".encode())
+        # Local parts share a note, so the first one is enough.
         note = next((part.note for part in parts if part.note), "")
         return Documents(cls(tuple(parts)), "text", whole.hexdigest(), note=note)

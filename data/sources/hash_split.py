@@ -1,4 +1,4 @@
-"""The division of documents into splits by the hash of their texts.
+"""Division of documents into splits by the hash of their texts.
 
 A document stays in its split when files are renamed, reordered or extended.
 """
@@ -16,27 +16,27 @@ _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def check_validation_fraction(fraction: float, name: str = "validation_fraction") -> None:
-    """Checks that a share of documents can be held out.
+    """Checks the fraction of documents to hold out.
 
     Args:
-      fraction: The share.
+      fraction: The fraction.
       name: The name of the setting, for the message.
 
     Raises:
-      DataError: The share is not in [0, 1).
+      DataError: The fraction is not in [0, 1).
     """
     if not 0 <= fraction < 1:
         raise DataError(f"{name} {fraction} must be at least 0 and below 1")
 
 
 def text_digest(text: str) -> bytes:
-    """Hashes the text of a document to 16 bytes, which compare like the hash values."""
+    """Hashes the text of a document to 16 bytes, which are ordered like the hash values."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class HashSplit:
-    """A division into splits: documents whose digest is below a limit are for validation.
+    """A division into splits: documents with a digest below a limit are for validation.
 
     Attributes:
       limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
@@ -52,9 +52,9 @@ class HashSplit:
 
         Args:
           digests: The digests of the documents, at least one.
-          fraction: The share for validation, in [0, 1).
+          fraction: The fraction for validation, in [0, 1).
           name: The source's name, for the message.
-          number: The number of documents, if ``digests`` has equal ones only once.
+          number: The number of documents, if ``digests`` omits duplicates.
 
         Raises:
           DataError: All documents are equal, and ``fraction`` is not 0.
@@ -73,11 +73,12 @@ class HashSplit:
                 "may be split, text:GLOB#block or #line), or set validation_fraction 0 and name a "
                 "separate source for validation"
             )
+        # Keep the smallest digest in validation and the largest in training.
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 
     @classmethod
     def of_each(cls, fraction: float) -> "HashSplit":
-        """Computes the limit from ``fraction`` alone; a split may be empty."""
+        """Computes the limit only from ``fraction``; a split may be empty."""
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:

@@ -1,8 +1,8 @@
-"""Examples in memory, which stand wherever the name of a source may stand.
+"""Examples in memory, which can be used in place of a source name.
 
 A run's ``config.json`` records their number, a hash and their fields, but not the examples:
-``memory:1200 examples blake2b:0f3c…#label,text``. Whoever resumes the run, or evaluates it on the
-same examples, gives them again; other examples have another hash.
+``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to evaluate it on the same
+examples, pass them again; different examples have a different hash.
 """
 
 import json
@@ -19,17 +19,17 @@ from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 
 KIND: Literal["memory"] = "memory"
 PAIR = ("source", "target")
-"""The fields of an example that is given as a pair of texts."""
+"""The field names of an example given as a pair of texts."""
 
 
 class Examples(str):
     """Examples in memory: texts, or the fields of labeled examples.
 
-    The string is a description that is equal only for equal examples in equal order. A list needs
-    no conversion where a source is expected, unless its fields have names of their own.
+    The string is a description that is equal only for equal examples in equal order. Where a source
+    is expected, a plain list also works, unless its fields have unusual names.
 
     Attributes:
-      rows: A text, or the fields of an example by name, for each example.
+      rows: Each example as a text or as a dict of fields.
       lines_are_sentences: Whether each line of a text is one sentence.
 
     Example::
@@ -48,16 +48,16 @@ class Examples(str):
         """Copies examples.
 
         Args:
-          examples: Texts; dicts of fields (text, numbers, lists of them; numpy's are converted);
-            or pairs of texts, a sentence and its translation.
+          examples: Texts; dicts of fields (text, numbers, lists of them; numpy values are
+            converted); or pairs of texts, a sentence and its translation.
           fields: The names of the fields to read, as after the ``#`` of a source name:
-            ``label,text``, or with a filter ``label,text?score>=3``. By default those of the
-            kind of data.
+            ``label,text``, or with a filter ``label,text?score>=3``. Defaults to the fields of
+            the kind of data.
           lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
-            pretraining need not split it.
+            pretraining does not split it.
 
         Raises:
-          DataError: There are no examples, or one is neither of these.
+          DataError: The list is empty, or an example has none of these forms.
         """
         if isinstance(examples, str | bytes | Mapping):
             raise DataError(f"a {type(examples).__name__} is not a list of examples: give a list")
@@ -70,6 +70,7 @@ class Examples(str):
                     f"examples[{i}] is a {type(row).__name__}, examples[0] a "
                     f"{type(rows[0]).__name__}: give only texts, or only dicts of fields"
                 )
+        # The name contains a hash of the content, which identifies the examples in config.json.
         noun = "documents" if isinstance(rows[0], str) else "examples"
         hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
         part = fields or ("sentences" if lines_are_sentences else "")
@@ -83,10 +84,11 @@ class Examples(str):
         return self
 
     def __deepcopy__(self, memo: object) -> "Examples":
-        return self  # as a string, which is immutable
+        # Immutable like a string, so a copy would only cost memory.
+        return self
 
     def with_fields(self, fields: Iterable[str]) -> "Examples":
-        """Returns the same examples, of which other fields are read."""
+        """Returns the same examples with other fields to read."""
         description, _, part = self.partition("#")
         _, mark, conditions = part.partition("?")
         name = f"{description}#{','.join(fields)}{mark}{conditions}"
@@ -97,9 +99,9 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
     """Returns the fields to read from examples in memory.
 
     Args:
-      name: The examples, or the description of some.
-      usual: The names of the fields if ``name`` has none; one with a ``?`` is read only if an
-        example has it, and all must have it then.
+      name: The examples, or their description.
+      usual: The default fields, if ``name`` has none. A field with a ``?`` is read only if some
+        example has it; then all must have it.
     """
     part = split_conditions(name, name)[0].partition("#")[2]
     if part:
@@ -120,17 +122,17 @@ def read_memory(
     conditions: tuple[Condition, ...] = (),
     left_out: LeftOut | None = None,
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields the location of each example, for messages, and its fields; a text is a field alone.
+    """Yields the location of each example, for messages, and its fields; a text is one field.
 
     Args:
       name: The examples.
       fields: The fields to read.
       conditions: Examples that do not satisfy them are left out.
-      left_out: Counts these.
+      left_out: Counts the examples that are left out.
 
     Raises:
-      DataError: The examples are not in memory, an example lacks a field, or it is a text and
-        several fields are to be read.
+      DataError: The examples are not in memory, an example lacks a field, or it is a text
+        and several fields are requested.
     """
     if not isinstance(name, Examples):
         raise DataError(
@@ -140,6 +142,7 @@ def read_memory(
     for i, row in enumerate(name.rows):
         location = f"examples[{i}]"
         if isinstance(row, dict):
+            # A pair became a dict in `of`; a message about missing fields would not explain that.
             if row.keys() == set(PAIR) and not set(fields) & row.keys():
                 raise DataError(
                     f"{location} is a pair of texts, which only translation reads: give a dict of "
@@ -160,6 +163,7 @@ def _row(example: object, location: str) -> JsonValue:
         value = plain(example)
     except UnicodeDecodeError as error:
         raise DataError(f"{location} is not UTF-8 ({error}): decode it first") from None
+    # A pair of texts gets the field names that translation reads.
     if isinstance(value, list) and len(value) == 2 and all(isinstance(side, str) for side in value):
         value = dict(zip(PAIR, value, strict=True))
     if not isinstance(value, str | dict):
@@ -168,12 +172,14 @@ def _row(example: object, location: str) -> JsonValue:
             "of texts"
         )
     try:
+        # A round trip copies the example and rejects values that JSON cannot represent.
         copied = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{location} cannot be recorded ({error}): give text, finite numbers and lists of them"
         ) from None
-    pick({"text": copied}, "text", location)  # refuses what cannot be encoded
+    # Reject text that cannot be encoded as UTF-8.
+    pick({"text": copied}, "text", location)
     return copied
 
 

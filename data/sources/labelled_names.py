@@ -1,4 +1,4 @@
-r"""The names of sources of labeled examples, in the scheme of ``source_names``.
+r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 
 =============================  ======================================================
 ``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name, see
@@ -12,9 +12,9 @@ r"""The names of sources of labeled examples, in the scheme of ``source_names``.
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 
-Each kind of data defines the forms that it reads and the fields that it uses; several
-fields that make up one list are joined by ``+``. ``#label,text?score>=3`` reads only the
-records that satisfy a condition, see ``conditions``.
+Each kind of data defines the forms that it reads and the fields that it uses. Fields joined by
+``+`` make up one list. ``#label,text?score>=3`` reads only the records that satisfy a condition,
+see ``conditions``.
 """
 
 import re
@@ -39,7 +39,7 @@ FORMS = {
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
 _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
-# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+# Kinds of source that only other kinds of data read. They are valid, not misspelled.
 _OTHER_KINDS = ("text", "prepared", "pairs")
 
 
@@ -53,7 +53,7 @@ class LabelledSource:
       location: The glob, or the ``name/config`` of a TensorFlow Dataset.
       fields: The names or numbers of the fields.
       named: Whether the user named these fields; False for default fields.
-      conditions: What a record must satisfy to be read.
+      conditions: The conditions that a record must satisfy to be read.
     """
 
     name: str
@@ -65,17 +65,17 @@ class LabelledSource:
 
     @property
     def plain(self) -> Source:
-        """The same source in the form that the readers of plain text take."""
+        """The same source as a ``Source``, for the readers of plain text."""
         return Source(self.name, cast(SourceKind, self.kind), self.location, "")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One labeled record as it was read.
+    """One labeled record as read from its source.
 
     Attributes:
       location: The file and line, for messages: ``train.tsv line 7``.
-      values: One value for each field of the source, in the order of the fields.
+      values: One value for each field of the source, in order.
       first: Whether the record is the first line of a table, which might be a header.
       part: The part of the source that the record belongs to, if the source has named parts.
     """
@@ -93,9 +93,9 @@ def parse_labelled(
 
     Args:
       name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
-      forms: The kinds that can be read, and the default fields of each.
-      like: A source of the same run; if it has the same kind, its fields are the default
-        (those of a published data set count as named only for that data set).
+      forms: The kinds that can be read, with the default fields of each.
+      like: A source of the same run. If it has the same kind, its fields are the default; fields
+        of a published data set count as named only for that data set.
 
     Raises:
       DataError: The kind is not in ``forms``, or nothing follows it.
@@ -107,9 +107,11 @@ def parse_labelled(
         return LabelledSource(name, KIND, rest, fields_of(name, usual), conditions=conditions)
     if not colon or kind not in forms:
         raise DataError(_unreadable(name, kind, forms))
-    if kind == "corpora":  # what follows a # belongs to one of the sources
+    # A # belongs to one of the joined sources.
+    if kind == "corpora":
         parse_corpora(rest, name)
         return LabelledSource(name, kind, rest, tuple(forms[kind].split(",")))
+    # Only sources of documents can be joined by a plus sign.
     if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
         raise DataError(
             f"labelled sources are not joined ({name!r}): name several files by a glob, as "
@@ -121,9 +123,11 @@ def parse_labelled(
             f"{name!r} has a filter, but {kind} sources have no fields to filter on: leave "
             f"?{written(conditions)} out"
         )
+    # The last # starts the fields; earlier ones belong to the path.
     location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    # No fields are named: use the fields of the run, or else the default of the kind.
     if not mark and like is not None and like.kind == kind:
         known = like.named and (kind != "tfds" or like.location == location)
         return LabelledSource(name, kind, location, like.fields, known, conditions)
@@ -134,7 +138,7 @@ def parse_labelled(
 
 
 def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
-    """Parses sources of documents with a label each: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+    """Parses labeled sources of documents: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Args:
       rest: The labels and sources.
@@ -144,7 +148,7 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
       The labels and their sources, at least two.
 
     Raises:
-      DataError: There are fewer than two labels, or a source is not one of documents.
+      DataError: There are fewer than two labels, or a source does not contain documents.
     """
     parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
     if len(parts) < 2 or not all(label.strip() and source for label, _, source in parts):
@@ -153,7 +157,7 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
 
 
 def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:
-    """Returns the message for a name whose kind is missing, unknown, or for other data."""
+    """Returns the message for a name with a missing, unknown or unsuitable kind."""
     kinds = tuple(kind for kind in forms if kind != KIND)
     known = tuple(FORMS[kind] for kind in kinds)
     if ":" not in name or "/" in kind or Path(name).expanduser().exists():
@@ -171,6 +175,7 @@ def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> Label
     """Sets the fields of a well-known published data set, unless the user named fields."""
     if source.kind != "tfds" or source.named:
         return source
+    # Look up the data set with its configuration first, and without a version.
     name, _, _ = source.location.partition(":")
     fields = known.get(name) or known.get(name.split("/")[0])
     return replace(source, fields=tuple(fields.split(","))) if fields else source

@@ -1,6 +1,6 @@
 """Records of labeled sources; see ``labelled_names``.
 
-Labeled data are small and are read into memory. Every record has its location, for error messages.
+Labeled data are small and are read into memory. Every record has a location for error messages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def read_fields(
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
-      The records; files in sorted order.
+      The records, with files in sorted order.
 
     Raises:
       DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
@@ -48,9 +48,10 @@ def read_fields(
 
 
 def _read_corpora(source: LabelledSource) -> Iterator[Record]:
-    """Reads the label and the text of each document, or the text alone if that is the field."""
+    """Reads the label and the text of each document, or only the text if that is the field."""
     for label, corpora in parse_corpora(source.location, source.name):
         for corpus in corpora:
+            # A published corpus contributes its whole training split.
             if corpus.kind == "tfds":
                 texts: Iterable[str] = load_documents(corpus.name, "train", validation_fraction=0.0)
             else:
@@ -68,7 +69,7 @@ def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
 
 
 def are_json_lines(path: str) -> bool:
-    """Returns whether the name of a file is that of JSON lines."""
+    """Returns whether the file name says that the file contains JSON lines."""
     return path.removesuffix(".gz").endswith(".jsonl")
 
 
@@ -86,12 +87,13 @@ def read_objects(
       lines: The lines.
       fields: The fields to read.
       conditions: Records that do not satisfy them are left out.
-      left_out: Counts these.
-      unread: Collects the names of fields that are given and not read.
+      left_out: Counts the records that are left out.
+      unread: Collects the names of fields that are present but not read.
 
     Raises:
       DataError: A line is not a JSON object, or lacks a field.
     """
+    # A field may be a list of fields, joined by a plus sign.
     read = {part for field in fields for part in (field, *field.split("+"))}
     for file, number, line in lines:
         if line and not line.isspace():

@@ -1,7 +1,7 @@
 """Loads documents from local text or a published TensorFlow Dataset, and caches them.
 
-A TFDS builder of this package (without tensorflow) writes local sources once as ArrayRecord files,
-into a cache whose key is a hash of the content.
+Local sources are written once as ArrayRecord files, by a TFDS builder of this package that does not
+need tensorflow. The key of this cache is a hash of the content.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from .hash_split import HashSplit, Split, check_validation_fraction, text_digest
 from .source_names import Source, parse_sources, read_documents
 
 _FORMAT = 1
-# Held-out documents, as a multiple of their intended fraction, that the log mentions.
+# The log warns if the held-out part exceeds the requested fraction by this factor.
 _LARGE_PART = 4
 
 
@@ -32,24 +32,24 @@ def load_documents(
     validation_fraction: float,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Documents:
-    """Loads one split of a source, and caches it if it is not cached yet.
+    """Loads one split of a source, from the cache if possible.
 
     Args:
       source: A source name, or several joined, see ``source_names``; or the documents.
       split: ``train`` or ``validation``. Local text and published data without a
         validation split are divided by the hash of each document's text.
-      validation_fraction: The share of documents for validation, in [0, 1); 0 leaves
-        all in ``train``. A split that would be empty by chance gets the document with the
-        smallest (validation) or largest (train) hash. All local sources of a joined name
-        are divided together.
-      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      validation_fraction: The fraction of documents for validation, in [0, 1); 0 leaves all in
+        ``train``. A split that would be empty by chance gets the document with the smallest
+        (validation) or largest (train) hash. All local sources of a joined name are divided
+        together.
+      cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
-      The documents, in an order that depends only on their texts.
+      The documents, in an order that depends only on the texts.
 
     Raises:
-      DataError: The source has an error (see ``read_documents``), has no second document
-        to validate on, or is published and can be neither found here nor downloaded.
+      DataError: The source has an error (see ``read_documents``), has only one document and
+        needs two, or is published and can be neither found here nor downloaded.
     """
     check_validation_fraction(validation_fraction)
     name = as_source(source)
@@ -62,9 +62,11 @@ def load_documents(
         cache=cache,
         name=name,
     )
+    # Local parts come from one iterator, because they are divided together.
     parts: list[Documents] = []
     for one in sources:
         if one.kind == "tfds":
+            # Import late: TFDS is slow to load.
             from .tfds_documents import load_published
 
             parts.append(load_published(one, split, validation_fraction, cache))
@@ -78,7 +80,7 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
 
     Args:
       source: A source name, or several joined, see ``source_names``; or the documents.
-      cache_dir: The folder of cached data; None for ``default_cache_dir()``.
+      cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
       The documents.
@@ -106,20 +108,21 @@ def _load_local(
     cache: Path,
     name: str,
 ) -> Iterator[Documents]:
-    """Yields the documents of each local source; all are divided into splits together."""
+    """Yields the documents of each local source, which are divided into splits together."""
     local = [source for source in sources if source.kind != "tfds"]
     if not local:
         return
     if split == "validation" and fraction == 0:
         raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
     left_out = LeftOut()
+    # The first pass hashes all texts, for the division and for the cache keys.
     digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
     number = sum(own.total() for own in digests)
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(digests, division, fraction, local)
-    # The limit also depends on the other sources, if there are any.
+    # With several sources the limit depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
         key = _key(own, rule)
@@ -134,7 +137,7 @@ def _large_part(
     fraction: float,
     sources: Sequence[Source],
 ) -> str:
-    """Returns a line for the log if far more is held out than was asked for; else nothing."""
+    """Returns a log line if far more is held out than requested; else an empty string."""
     total = sum(own.total() for own in digests)
     held = sum(
         n for own in digests for key, n in own.items() if division.split(key) == "validation"
@@ -158,6 +161,7 @@ def _load_one(
     split: Split,
     cache: Path,
 ) -> Documents:
+    # Import late: TFDS is slow to load.
     from .local_dataset import open_texts, write_texts
 
     source, digests = texts.source, texts.digests
@@ -169,6 +173,7 @@ def _load_one(
 
     mark = "-sentences" if source.lines_are_sentences else ""
     metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
+    # An empty split has no files.
     if split not in division.splits(digests):
         return Documents(JoinedRecords(()), *metadata)
     folder = build_folder(cache / "documents" / key, fill)
@@ -176,7 +181,7 @@ def _load_one(
 
 
 def _key(digests: Counter[bytes], rule: str) -> str:
-    """Hashes the content of a data set, independent of the order in which it was read."""
+    """Hashes the content of a data set, independent of the reading order."""
     whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
     for digest in sorted(digests):
         whole.update(digest + digests[digest].to_bytes(8, "big"))
@@ -184,12 +189,12 @@ def _key(digests: Counter[bytes], rule: str) -> str:
 
 
 class _Reread:
-    """Documents that are read again for each split, instead of being kept in memory.
+    """Documents that are read again for each split instead of being kept in memory.
 
     Attributes:
       source: The source.
-      digests: The digests of the documents, with their numbers.
-      changed: Whether other documents were read than those whose digests are known.
+      digests: The digests of the documents, with their counts.
+      changed: Whether a pass read other documents than the known digests.
     """
 
     def __init__(self, source: Source, digests: Counter[bytes]) -> None:

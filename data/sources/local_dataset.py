@@ -1,4 +1,4 @@
-"""Local texts as a TensorFlow Dataset on disk, in ArrayRecord files."""
+"""Local texts as a TensorFlow Dataset of ArrayRecord files."""
 
 import io
 import shutil
@@ -19,15 +19,15 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     name = "flaxzoo_text"
     VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded. TFDS would search for a list of URLs next to this file, and fails
-    # on a package whose folders are mapped.
+    # Nothing is downloaded. Without these, TFDS would search for a list of URLs next to this file,
+    # and fail if the folders of the package are mapped.
     url_infos: Any = None
     code_path: Any = None
 
     def __init__(
         self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path
     ) -> None:
-        """Makes the builder; takes the arguments of ``write_texts``."""
+        """Makes the builder from the arguments of ``write_texts``."""
         self._documents = documents
         self._division = division
         self._splits = splits
@@ -46,6 +46,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             digest = text_digest(text)
             if self._division.split(digest) == split:
                 seen[digest] += 1
+                # TFDS sorts by key, so the order depends only on the texts; equal texts need
+                # distinct keys.
                 yield f"{digest.hex()}-{seen[digest]}", {"text": text}
 
 
@@ -55,7 +57,7 @@ _PREPARED = Path(TextBuilder.name, str(TextBuilder.VERSION))
 def write_texts(
     documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path
 ) -> None:
-    """Writes texts, for ``open_texts``.
+    """Writes texts for ``open_texts``.
 
     Args:
       documents: The texts; read once for each split.
@@ -64,7 +66,8 @@ def write_texts(
       folder: The folder to write to.
     """
     builder = TextBuilder(documents, division, splits, folder)
-    with redirect_stdout(io.StringIO()):  # hides a banner about downloads; there are none
+    # Hide a banner about downloads, because there are none.
+    with redirect_stdout(io.StringIO()):
         tfds.disable_progress_bar()
         try:
             builder.download_and_prepare()

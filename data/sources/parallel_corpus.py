@@ -1,4 +1,4 @@
-r"""Sources of sentence pairs, named by the scheme of ``source_names``.
+r"""Sources of sentence pairs, named in the scheme of ``source_names``.
 
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
@@ -9,11 +9,11 @@ r"""Sources of sentence pairs, named by the scheme of ``source_names``.
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; by default
                                the dataset's languages in their published order
 ``builtin:numbers-en-fr``      see ``spelled_numbers``
-``SOURCE + SOURCE``            several, one after the other (none of them built in)
+``SOURCE + SOURCE``            several sources, concatenated (none of them built in)
 =============================  ======================================================
 
 To translate in the other direction, swap the two names. Files ending in ``.gz`` are
-decompressed while reading; ``io.files`` defines the end of a line. No line of ``pairs:`` is
+decompressed while reading; ``common.files`` defines the end of a line. No line of ``pairs:`` is
 skipped, so the two files stay aligned. In kinds with both sides on one line, empty lines are
 skipped.
 """
@@ -48,12 +48,12 @@ _FIELDS = {"tsv": "1,2", "csv": "1,2", "jsonl": "source,target", "tfds": "", KIN
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
-"""A split, or the whole source; for a published source, ``whole`` is its validation split."""
+"""A split, or the whole source. For a published source ``whole`` is its validation split."""
 
 
 @dataclass(frozen=True)
 class SplitView(PairSource):
-    """The pairs of one split of a source, divided by the hash of their source text.
+    """The pairs of one split of a source, divided by the hash of the source text.
 
     Attributes:
       whole: The source.
@@ -71,13 +71,13 @@ class SplitView(PairSource):
                 yield pair
 
     def notes(self) -> tuple[str, ...]:
-        """See ``PairSource``; empty for validation pairs, as the training split has the notes."""
+        """See ``PairSource``; only the training split has notes."""
         return self.whole.notes() if self.split == "train" else ()
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The pairs of a split as they were read, including pairs with an empty side.
+    """The pairs of a split as read, including pairs with an empty side.
 
     Attributes:
       parts: The pairs of each source, in order.
@@ -127,18 +127,19 @@ def open_parallel(
       which: A split or the whole. Local sources, and published sources without a validation
         split, are divided together by the hash of each source text.
       validation_fraction: The fraction of the divided pairs for validation, in [0, 1).
-      like: The name of the run's own source. If ``source`` states no fields, it has the fields of
-        the source of the same kind in ``like``.
+      like: The name of the run's source. If ``source`` names no fields, it gets the fields of the
+        source of the same kind in ``like``.
 
     Raises:
-      DataError: The kind or a field is unknown, a file is missing, or there are no
-        validation data. Errors inside files are raised when the pairs are read.
+      DataError: The kind or a field is unknown, a file is missing, or validation data are
+        missing. Errors inside files are raised when the pairs are read.
     """
     name = as_source(source)
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
     opened = [_open(part, like) for part in parts]
     if which == "whole":
         return ParallelText(tuple(_whole(part) for part in opened))
+    # Divide only sources without a published validation split.
     divided = [part for part in opened if not _has_validation(part)]
     if divided and which == "validation" and not validation_fraction:
         raise DataError(
@@ -147,6 +148,7 @@ def open_parallel(
         )
     if not divided or not validation_fraction:
         return ParallelText(tuple(_of_split(part, which) for part in opened))
+    # All divided sources share one limit, so that equal source texts are in the same split.
     division = _divide(divided, validation_fraction, name)
     shares = (
         _of_split(part, which)
@@ -175,6 +177,7 @@ def _of_split(part: PairSource, split: Split) -> PairSource:
 
 
 def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
+    # Divide by source text: several translations of a sentence stay in one split.
     digests = {text_digest(pair.source) for part in parts for pair in part}
     if not digests:
         raise DataError(
@@ -204,7 +207,7 @@ def _open(name: str, like: str | None) -> PairSource:
 
 
 def _like(kind: str, like: str | None) -> LabelledSource | None:
-    """Returns the first source of a kind among the sources that a name joins."""
+    """Returns the first source of a kind among the sources joined in a name."""
     parts = (part.strip() for part in _JOIN.split(like or ""))
     same = next((part for part in parts if part.startswith(f"{kind}:")), None)
     return None if same is None else parse_labelled(same, _FIELDS)
@@ -215,7 +218,8 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
     if not has_colon or "/" in kind or Path(name).expanduser().exists():
         return f"source {name!r} has no kind: write one of {', '.join(known)}"
     choice = listed_choices(kind, tuple(FORMS), known)
-    if kind in ("text", "conll", "squad", "prepared"):  # kinds of other data, not misspellings
+    # These are valid kinds of other data, not misspellings.
+    if kind in ("text", "conll", "squad", "prepared"):
         choice = f"from {', '.join(known)}"
     return f"pairs come from no {kind!r} source ({name!r}): choose {choice}"
 
@@ -241,6 +245,7 @@ def _existing(path: Path, name: str) -> Path:
 
 def _open_published(source: LabelledSource) -> PublishedRecords:
     if not source.fields:
+        # By default use the input and the output that the data set declares.
         keys = open_published(source, {}).builder.info.supervised_keys or ()
         source = replace(source, fields=tuple(key for key in keys if isinstance(key, str)))
     return open_published(_with_two_fields(source), {})

@@ -1,4 +1,4 @@
-"""Sentence pairs in files and published datasets, aligned one to one and in order."""
+"""Sentence pairs from files and published datasets, aligned one to one and in order."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ class PairSource(ABC):
 
 @dataclass(frozen=True)
 class FilePairs(PairSource):
-    """Two files, in which line n of one is the translation of line n of the other.
+    """Two files where line n of one translates line n of the other.
 
     Attributes:
       source: The file of the sources.
@@ -71,6 +71,7 @@ class FilePairs(PairSource):
         number = 0
         for number, (source, target) in enumerate(itertools.zip_longest(sources, targets), 1):
             if source is None or target is None:
+                # Count the remaining lines of the longer file for the message.
                 more = 1 + sum(1 for _ in (targets if source is None else sources))
                 raise self._of_different_lengths(number - 1, more, source is None)
             yield SentencePair(
@@ -89,7 +90,7 @@ class FilePairs(PairSource):
 
 @dataclass(frozen=True)
 class FieldPairs(PairSource):
-    """Files in which each line or record has both sides of a pair.
+    """Files with both sides of a pair in each line or record.
 
     Attributes:
       fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
@@ -102,7 +103,7 @@ class FieldPairs(PairSource):
             yield _pair(record, self.fields)
 
     def notes(self) -> tuple[str, ...]:
-        """See ``PairSource``; says whether a header was recognized."""
+        """See ``PairSource``; reports recognized headers and filtered pairs."""
         tables = self.fields.kind in ("tsv", "csv")
         notes = header_notes(self.fields, SENTENCE_PAIRS) if tables else ()
         left_out = LeftOut()
@@ -130,6 +131,7 @@ class PublishedPairs(PairSource):
             yield _pair(record, self.records.source)
 
     def __len__(self) -> int:
+        # The published number of examples is exact unless a filter applies.
         filtered = self.records.source.conditions
         return sum(1 for _ in self) if filtered else self._info.num_examples
 

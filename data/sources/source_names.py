@@ -1,4 +1,4 @@
-r"""Sources of text, and the scheme of their names.
+r"""Sources of text, and the syntax of their names.
 
 =========================  ==========================================================
 ``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
@@ -8,15 +8,15 @@ r"""Sources of text, and the scheme of their names.
 ``builtin:words``          six random words, likewise
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
                            what a document is (blocks are separated by blank lines)
-``text:GLOB#sentences``    blocks with one sentence on each line, the form in which
-                           google-research/bert reads its text
+``text:GLOB#sentences``    blocks with one sentence on each line, the input format of
+                           google-research/bert
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
-``prepared:FOLDER``        no documents, but the output of ``flaxzoo prepare``
-``…#field?score>=3``       of JSON lines, TFDS and examples in memory: only the records that
+``prepared:FOLDER``        the output of ``flaxzoo prepare``, instead of documents
+``…#field?score>=3``       for JSON lines, TFDS and examples in memory: only the records that
                            satisfy a condition on a field, see ``conditions``
-``SOURCE + SOURCE``        several sources, one after the other. Only a ``+`` between
-                           spaces and before a kind joins: ``text:a + b.txt`` is a file
+``SOURCE + SOURCE``        several sources, concatenated. Only a ``+`` between spaces and
+                           before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
 ``common.files`` finds the files and splits them into lines. This file reads the local kinds;
@@ -54,7 +54,7 @@ _DEFAULT_PART: dict[SourceKind, str] = {
     "tfds": "text",
     "prepared": "",
 }
-# Kinds of source that only other kinds of data read; they are known, and no misspellings.
+# Kinds of source that only other kinds of data read. They are valid, not misspelled.
 _OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs", "corpora")
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("python-docs", "patterns", "sums", "words")
@@ -72,7 +72,7 @@ class Source:
       part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
         the field's name for JSON lines, TFDS and examples in memory, the kinds of tasks for
         ``builtin:patterns``, else empty.
-      conditions: What a record must satisfy to be read.
+      conditions: The conditions that a record must satisfy to be read.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Source:
 
     @property
     def lines_are_sentences(self) -> bool:
-        """Whether each line of a document is one sentence, so that nothing must be split."""
+        """Whether each line of a document is one sentence, so that splitting is unnecessary."""
         if isinstance(self.name, Examples):
             return self.name.lines_are_sentences
         return self.kind == "text" and self.part == "sentences"
@@ -96,7 +96,7 @@ def parse_sources(name: str) -> tuple[Source, ...]:
       name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
 
     Returns:
-      The parsed sources, at least one, in their order.
+      The parsed sources in order, at least one.
 
     Raises:
       DataError: See ``parse_source``.
@@ -134,7 +134,8 @@ def parse_source(name: str) -> Source:
             f"{name!r} has a filter, but only jsonl: and tfds: have fields to filter on: leave "
             f"?{written(conditions)} out, or name JSON lines as jsonl:GLOB#field?{conditions[0]}"
         )
-    has_part = "#" in rest and kind != "prepared"  # a folder may have one in its name
+    # The name of a folder may contain a #.
+    has_part = "#" in rest and kind != "prepared"
     location, mark, part = rest.rpartition("#") if has_part else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
@@ -149,32 +150,34 @@ def parse_source(name: str) -> Source:
         choice = listed_choices(location, _BUILTINS, shown)
         raise DataError(f"unknown built-in text in {name!r}: choose {choice}")
     if kind == "builtin" and location == "patterns":
-        Patterns.parse(name)  # raises if there is no such kind of task
+        # Raise now if a kind of task does not exist.
+        Patterns.parse(name)
     return Source(name, kind, location, part, conditions)
 
 
 def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
     """Reads the documents of a local source in order.
 
-    Documents that consist of white space are left out.
+    Documents of only white space are left out.
 
     Args:
       source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
-      The text of each document; files in sorted order, lines in file order.
+      The text of each document, with files in sorted order and lines in file order.
 
     Raises:
       DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
         valid or lacks the field (with file and line).
-      UserError: The source is a published TFDS data set, which ``documents`` reads.
+      UserError: The source is a published TFDS data set; use ``load_documents``.
     """
     found = False
     left_out = LeftOut() if left_out is None else left_out
     for document in documents_in(source, left_out):
         found = True
         yield document
+    # Name the filter if it is the reason for an empty source.
     if not found and left_out:
         raise DataError(f"no document of {source.name!r} is left: {left_out_note(left_out)}")
     if not found:
@@ -182,7 +185,7 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
 
 
 def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
-    """Reads documents like ``read_documents``, but accepts a source without any."""
+    """Reads documents like ``read_documents``, but accepts an empty source."""
     if source.kind == "tfds":
         raise UserError(f"{source.name!r} is not local text: use load_documents")
     if source.kind == "prepared":
@@ -232,7 +235,8 @@ def _builtin(source: Source) -> Iterator[str]:
     if (toy := Toy.parse(source.name)) is not None:
         yield from toy.documents()
         return
-    from pydoc_data.topics import topics  # 0.5 MB of literals: only when asked for
+    # Import on use: the module has 0.5 MB of literals.
+    from pydoc_data.topics import topics
 
     for key in sorted(topics):
         yield topics[key]
@@ -254,6 +258,7 @@ def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
 
 
 def _read_text(path: Path, unit: str) -> Iterator[str]:
+    # Keep the line ends of a document that has several lines.
     lines = (line for _, _, line in file_lines(path, keep_ends=unit != "line"))
     if unit == "file":
         yield "".join(lines)
@@ -269,6 +274,7 @@ def _blocks(lines: Iterator[str]) -> Iterator[str]:
         if line and not line.isspace():
             block.append(line)
         elif block:
+            # The last line break separates blocks and is not part of the document.
             yield "".join(block).removesuffix("\n").removesuffix("\r")
             block = []
     if block:

@@ -1,8 +1,8 @@
-"""Questions about passages in the JSON of SQuAD 1.1 and 2.0, and in JSON lines.
+"""Questions about passages, in the JSON format of SQuAD 1.1 and 2.0 or in JSON lines.
 
 Rajpurkar et al. 2016 and 2018. An answer is a text and the position of its first character in the
-passage. ``"unique": false`` marks an answer whose position is uncertain, because its text
-occurs several times; such a position is not used for training.
+passage. ``"unique": false`` marks an answer with an uncertain position, because its text occurs
+several times; training does not use such a position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,8 @@ class Answer:
 
     Attributes:
       text: The text of the answer.
-      start: The position of its first character in the passage; None if it is not there.
-      sure: Whether the position is known to be the intended one.
+      start: The position of its first character in the passage, or None if the text is not there.
+      sure: Whether the position is certain.
     """
 
     text: str
@@ -40,10 +40,10 @@ class SpanExample:
       id: The identifier in the source.
       question: The question.
       passage: The text that may contain an answer.
-      answers: The correct answers; empty if there is none, None if they are to be predicted.
+      answers: The correct answers; empty without an answer, None if unknown (prediction).
       title: The title of the article that the passage is from; may be empty.
       location: The file and question, for messages.
-      group: The name of a group of questions that are all in the same split.
+      group: A key; all questions with the same key are in the same split.
     """
 
     id: str
@@ -73,7 +73,8 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
     """
     for lines in source_lines(source):
         read = list(lines)
-        if any(line.strip() for _, _, line in read):  # an empty file has no questions
+        # Accept an empty file as one without questions.
+        if any(line.strip() for _, _, line in read):
             file = read[0][0]
             content = parse_json("\n".join(line for _, _, line in read), file)
             yield from _questions(content, file, labelled)
@@ -84,8 +85,8 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
 
     Args:
       lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
-        ``id``, by default the number of the line.
-      unread: Collects the names of fields of JSON lines that are given and not read.
+        ``id``, which defaults to the line number.
+      unread: Collects the names of fields of JSON lines that are present but not read.
 
     Raises:
       DataError: The lines have neither format.
@@ -93,7 +94,7 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
     file = read[0][0] if read else ""
-    # A first line that is meant to be a question counts as JSON lines, even with an error in it.
+    # If the first line looks like a question, report errors as errors of JSON lines.
     is_question = ('"question"' in first or '"context"' in first) and '"data"' not in first
     if first and not (are_json_lines(file) or is_question):
         content = parse_json("\n".join(line for _, _, line in read), file)
@@ -112,13 +113,14 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
 def from_record(record: Record) -> SpanExample:
     """Makes a question from a record: passage, question, answers, optionally an id.
 
-    The answers are ``{"text": [...], "answer_start": [...]}``, or a list of such answers, one each.
+    The answers are ``{"text": [...], "answer_start": [...]}``, or a list of single answers.
 
     Raises:
       DataError: The answers have another form.
     """
     passage, question, answers, *id = record.values
     fields = ("text", "answer_start")
+    # Convert a list of answers to a dict of lists, the form of TFDS.
     if isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers):
         answers = {
             name: [pick(answer, name, record.location) for answer in answers] for name in fields
@@ -135,14 +137,14 @@ def from_record(record: Record) -> SpanExample:
 
 
 def unanswered(record: Record) -> SpanExample:
-    """Makes a question to predict from a record: passage, question, optionally an id."""
+    """Makes an unanswered question from a record: passage, question, optionally an id."""
     passage, question, *id = record.values
     name = str(id[0]) if id else record.location
     return SpanExample(name, question, passage, None, location=record.location, group=passage)
 
 
 def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
-    """Returns an answer, with its position if the passage has it there; strips its blanks."""
+    """Returns an answer; strips it and sets its position if the passage has it there."""
     kept = text.strip()
     if not kept or not isinstance(start, int) or start < 0:
         return Answer(text, None, sure)
@@ -152,7 +154,8 @@ def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> 
 
 
 def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
-    """Groups questions by article; a passage in several articles belongs to the first of them."""
+    """Groups questions by article; a passage in several articles belongs to the first one."""
+    # Equal passages must be in one group, or validation would see training passages.
     first_title: dict[str, str] = {}
     return tuple(
         SpanExample(
@@ -183,6 +186,7 @@ def _questions(content: object, file: str, labelled: bool = True) -> Iterator[Sp
 
 
 def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, ...]:
+    # A question without an answer may lack the field.
     given = [] if qa.get("is_impossible") else _list(qa, "answers", location)
     return tuple(
         locate_answer(

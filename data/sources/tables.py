@@ -1,14 +1,14 @@
 r"""Tables in text files: columns separated by tabs (TSV), and comma-separated values (CSV).
 
-A line of TSV is a record, without quotes, so no cell contains a tab or a line break. CSV follows
+A line of TSV is a record without quoting, so no cell contains a tab or a line break. CSV follows
 RFC 4180: a cell in double quotes may contain commas, line breaks and doubled quotes. A byte order
-mark and empty lines are ignored, and a name that ends in ``.gz`` is decompressed.
+mark and empty lines are ignored, and files ending in ``.gz`` are decompressed.
 
-Fields are columns by number from 1, or by the names in the first line. For numbered columns the
-first line is a header if each of its cells in these columns is a customary name of a field, such
-as ``label`` and ``text``; it is then skipped. If the user named no columns, and exactly one cell
-of such a line names each field, the fields are taken by these names, in any order. Nothing but
-the first line decides, and ``header_notes`` says in a line how it was read.
+Fields are columns by number from 1, or by the names in the first line. With numbered columns the
+first line is skipped as a header if each of its cells in these columns is a customary field name,
+such as ``label`` and ``text``. If the user named no columns, and each field has exactly one cell
+with a customary name, the fields are taken by these names, in any order. Only the first line
+decides, and ``header_notes`` reports how it was read.
 """
 
 import csv
@@ -29,17 +29,18 @@ _LANGUAGES = (
     "arabic chinese czech danish dutch english finnish french german greek hindi hungarian italian "
     "japanese korean polish portuguese romanian russian spanish swedish turkish ukrainian"
 )
-_COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*( [\w.-]+){0,2}|")  # pandas leaves its index nameless
+# A name may be empty, because pandas writes no name for its index.
+_COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*( [\w.-]+){0,2}|")
 _LONGEST_CELL = 1 << 30
 
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The fields of a table, and the column names by which a header is recognized.
+    """The fields of a table, and the column names that identify a header.
 
     Attributes:
       description: The roles of the columns, for messages.
-      fields: The customary names of each field, in lower case; empty if any name will do.
+      fields: The customary names of each field, in lower case; empty if any name is accepted.
       further: Customary names of further columns that a field may be taken from.
     """
 
@@ -48,7 +49,7 @@ class ColumnRoles:
     further: frozenset[str] = frozenset()
 
     def without(self, index: int) -> "ColumnRoles":
-        """Returns the roles of a table in which one of the fields is not read."""
+        """Returns the roles without one of the fields, which is not read."""
         skipped = list(self.fields)[index]
         fields = {name: names for name, names in self.fields.items() if name != skipped}
         return replace(self, fields=fields, further=self.further | self.fields[skipped])
@@ -82,7 +83,7 @@ SENTENCE_PAIRS = ColumnRoles(
 
 
 class _Row(NamedTuple):
-    """The cells of a record, and the line on which it begins."""
+    """The cells of a record, and its first line number."""
 
     file: str
     line: int
@@ -98,8 +99,8 @@ class _Columns:
     """The columns of the fields in one file.
 
     Attributes:
-      indices: The index of each field's column, or the indices of a list's.
-      header: Whether the first line has column names instead of values.
+      indices: The column index of each field, or the indices of a list.
+      header: Whether the first line contains column names instead of values.
       note: A line for the log if this was inferred.
     """
 
@@ -127,10 +128,12 @@ def read_tables(
         first = next(rows, None)
         if first is None:
             continue
+        # Each file may have its columns in another order.
         columns = _find_columns(first, source, roles)
         filtered = {each.field: _column(each.field, first) for each in source.conditions}
         if not all(map(str.isdecimal, filtered)):
-            columns = replace(columns, header=True)  # which names the columns of the filter
+            # A filter by name reads the names from the first line.
+            columns = replace(columns, header=True)
         for number, row in enumerate(itertools.chain((first,), rows)):
             if number == 0 and columns.header:
                 continue
@@ -152,6 +155,7 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
         if first is None:
             continue
         _check_separator(first, source)
+        # Names must be unique and look like names; otherwise the line is probably data.
         names = [cell.strip() for cell in first.cells]
         if not all(map(_COLUMN_NAME.fullmatch, names)) or len({*names}) < len(names):
             raise DataError(
@@ -163,7 +167,7 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
 
 
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
-    """Returns a line that says which first lines were recognized as column names, if any."""
+    """Returns a log line on the first lines that were recognized as column names, if any."""
     notes = []
     for path in matching_files(source.location, source.name):
         first = next(_rows(path, source.kind), None)
@@ -198,13 +202,16 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
         for _, number, line in file_lines(path, keep_ends=True):  # noqa: B007
             yield line
 
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))  # a text may be long
+    # The default limit is 131,072 characters per cell, and a text may be longer.
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     reader = csv.reader(lines(), strict=True)
     while True:
+        # A record may span lines; the error names its first line.
         start = number + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
+            # Replace the messages of the csv module that do not say what to correct.
             problem = f"is not valid CSV ({error})"
             if "unexpected end" in str(error):
                 problem = "opens a double quote that is never closed"
@@ -234,7 +241,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     names = [cell.strip().casefold() for cell in first.cells]
     looks_like_names = all(map(_COLUMN_NAME.fullmatch, names)) and len(set(names)) == len(names)
     if not source.named and looks_like_names:
-        # The only column that has a customary name of each field, in any order.
+        # Each field must have exactly one column with a customary name, in any order.
         found = [
             [i for i, name in enumerate(names) if name in known] for known in roles.fields.values()
         ]
@@ -248,12 +255,14 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
             return _Columns(list(chosen), True, note)
     if not source.named:
         _check_customary(first, source, roles, looks_like_names)
+    # Otherwise take the columns by the given numbers or names; names imply a header.
     indices: list[int | list[int]] = []
     for field in fields:
         columns = [_column(part, first) for part in field.split("+")]
         indices.append(columns if "+" in field else columns[0])
     if not all(part.isdecimal() for field in fields for part in field.split("+")):
         return _Columns(indices, True)
+    # With numbers, the line is a header only if all selected cells are customary names.
     known = roles.further.union(*roles.fields.values())
     for at, customary in itertools.zip_longest(indices, roles.fields.values(), fillvalue=known):
         selected = at if isinstance(at, list) else [at] if isinstance(at, int) else []
@@ -265,7 +274,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
-    """Refuses a table of the other kind, whose lines have a single column."""
+    """Rejects a table with another separator, which has a single column per line."""
     if len(first.cells) > 1:
         return
     (line,) = first.cells
@@ -285,7 +294,7 @@ def _check_separator(first: _Row, source: LabelledSource) -> None:
 def _check_customary(
     first: _Row, source: LabelledSource, roles: ColumnRoles, looks_like_names: bool
 ) -> None:
-    """Refuses the default columns if the lines have further columns."""
+    """Rejects the default columns if the lines have further columns."""
     width = len(first.cells)
     if width != max(int(part) for field in source.fields for part in field.split("+")):
         named = f" ({', '.join(first.cells)})" if looks_like_names else ""
@@ -298,6 +307,7 @@ def _check_customary(
 def _column(field: str, first: _Row) -> int:
     """Returns the index of the column of a field, from 0."""
     cells = first.cells
+    # Digits always mean the number of a column.
     if field in cells and not field.isdecimal():
         return cells.index(field)
     if field.isdecimal() and 1 <= int(field) <= len(cells):

@@ -1,7 +1,7 @@
 """Published TensorFlow Datasets as documents, without tensorflow.
 
-The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``),
-so that those already on the machine are used. The published validation split is used if there is
+The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``), so
+that data sets already on the machine are used. The published validation split is used if there is
 one; the test split is never used.
 """
 
@@ -30,7 +30,7 @@ from .hash_split import HashSplit, Split, text_digest
 from .in_memory import plain
 from .source_names import Source
 
-# TFDS retries a failing download for minutes; a missing network is to be detected in seconds.
+# TFDS retries a failing download for minutes; the probe detects a missing network in seconds.
 _PROBE_SECONDS = 4.0
 _PROBED_HOSTS = 3
 _READ_AT_ONCE = 256
@@ -47,26 +47,28 @@ def load_published(
     Args:
       source: A source of the kind ``tfds``.
       split: ``train`` or ``validation``.
-      fraction: The share for validation where no such split is published, in [0, 1).
-      cache: The folder in which the division into splits is cached.
+      fraction: The fraction for validation if no such split is published, in [0, 1).
+      cache: The folder that caches the division into splits.
 
     Returns:
       The documents, in the published order.
 
     Raises:
       DataError: The name, configuration or field is unknown; the data is not on this
-        machine and cannot be downloaded or prepared; or it allows no random access.
+        machine and cannot be downloaded or prepared; or it does not allow random access.
     """
     builder = open_builder(source)
-    # builder.is_prepared() would warn about a missing folder.
+    # Test for the file, because builder.is_prepared() warns about a missing folder.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source)
     splits = builder.info.splits
     if "train" not in splits:
         raise DataError(f"{source.name!r} has no train split: it has {', '.join(splits)}")
+    # Without a published validation split, both splits are parts of the training split.
     published = "validation" in splits
     records = _records(builder, split if published else "train", source)
     key = _key(builder, split if published else "train", source)
+    # Apply the filter first, so that only kept documents are divided.
     kept, left_out = None, LeftOut()
     if source.conditions:
         kept = _kept(records, key, source, cache)
@@ -77,6 +79,7 @@ def load_published(
         return Documents(records, source.part, key, kept, note=note)
     whole = Documents(records, source.part, key, kept)
     indices = _divide(whole, fraction, source, cache)[split]
+    # Translate indices of kept documents to indices of records.
     indices = indices if kept is None else kept[indices]
     fingerprint = f"{key}-{fraction!r}-{split}"
     note = note if split == "train" else ""
@@ -84,12 +87,12 @@ def load_published(
 
 
 def open_builder(source: Source) -> tfds.core.DatasetBuilder:
-    """Returns the builder of a published data set; downloads nothing.
+    """Returns the builder of a published data set without a download.
 
     Raises:
       DataError: The name or the configuration is unknown, or a package is missing.
     """
-    # TFDS registers these only when they are imported.
+    # TFDS registers the data sets of these modules only on import.
     importlib.import_module("tensorflow_datasets.text")
     importlib.import_module("tensorflow_datasets.translate")
     options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
@@ -144,7 +147,8 @@ def download(builder: tfds.core.DatasetBuilder, source: Source) -> None:
         builder.download_and_prepare()
     except ImportError as error:
         raise _missing_package(source, error) from None
-    except Exception as error:  # TFDS passes on any exception of a download or a parser
+    # TFDS passes on arbitrary exceptions of a download or a parser.
+    except Exception as error:
         raise DataError(
             f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): prepare "
             f'it with TFDS elsewhere (file_format="array_record") and copy it to {builder.data_dir}'
@@ -156,7 +160,8 @@ def _any_reachable(urls: list[str]) -> bool:
     by_host = {urlsplit(url).netloc: url for url in reversed(urls)}
     probed = list(by_host.values())[:_PROBED_HOSTS]
     answers: queue.Queue[bool] = queue.Queue()
-    for url in probed:  # daemons, because a hanging name server must not delay the exit
+    # Daemon threads, because a hanging name server must not delay the exit.
+    for url in probed:
         threading.Thread(target=lambda u=url: answers.put(_responds(u)), daemon=True).start()
     try:
         return any(answers.get(timeout=_PROBE_SECONDS + 0.5) for _ in probed)
@@ -169,7 +174,8 @@ def _responds(url: str) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
             return True
-    except urllib.error.HTTPError as error:  # an error status is a response, too
+    # An error status is also a response.
+    except urllib.error.HTTPError as error:
         error.close()
         return True
     except (OSError, ValueError, http.client.HTTPException):
@@ -188,7 +194,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> R
 
 
 def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray:
-    """Returns the records that satisfy the conditions of a source, int64, and caches them.
+    """Returns the indices of records that satisfy the conditions, int64, and caches them.
 
     Raises:
       DataError: A record lacks a field or cannot be compared, or no record is left.
@@ -216,10 +222,10 @@ def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray
 
 
 def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
-    """Opens a split of a data set that is on this machine.
+    """Opens a split of a data set on this machine.
 
     Raises:
-      DataError: The data set allows no random access.
+      DataError: The data set does not allow random access.
     """
     try:
         return builder.as_data_source(split)
@@ -232,6 +238,7 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
 
 def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     info = builder.info.splits[split]
+    # The published metadata identify the content, so the records need not be read.
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
     if source.conditions:
         metadata = (*metadata, written(source.conditions))
@@ -241,7 +248,7 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
 def _divide(
     documents: Documents, fraction: float, source: Source, cache: Path
 ) -> dict[str, np.ndarray]:
-    """Divides documents by the hashes of their texts in one pass, and caches the result."""
+    """Divides documents by the hashes of their texts, and caches the result."""
     if fraction == 0:
         raise DataError(
             f"{source.name!r} has no published validation split: set validation_fraction above 0"

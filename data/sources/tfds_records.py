@@ -15,7 +15,7 @@ from .labelled_names import LabelledSource, Record, with_known_fields
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
 
-# The names of validation splits; MNLI has two.
+# The names of validation splits in order of preference; MNLI has two.
 _VALIDATION = ("validation", "dev", "validation_matched")
 
 
@@ -33,12 +33,12 @@ class PublishedRecords:
 
     @property
     def validation(self) -> str | None:
-        """The name of the validation split; None if there is none."""
+        """The name of the validation split, or None."""
         splits = self.builder.info.splits
         return next((name for name in _VALIDATION if name in splits), None)
 
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
-        """Reads one split in the published order, and counts the records that a filter leaves out.
+        """Reads one split in the published order, and counts the records that a filter omits.
 
         Raises:
           DataError: The split or a field does not exist, or random access is impossible.
@@ -47,12 +47,14 @@ class PublishedRecords:
         if name is None or name not in self.builder.info.splits:
             has = ", ".join(self.builder.info.splits)
             raise DataError(f"{self.source.name!r} has no {split} split: it has {has}")
+        # Import late: TFDS is slow to load.
         from .tfds_documents import open_split
 
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             location = f"{self.source.name} {name} example {number}"
             conditions = self.source.conditions
+            # Convert all fields only if a filter may read them.
             tested = {name: plain(row[name]) for name in row if conditions}
             if not keeps(conditions, tested, location, left_out):
                 continue
@@ -60,10 +62,11 @@ class PublishedRecords:
             yield Record(location, values)
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
-        """Returns the class names of a field of class ids, or of lists of ids."""
+        """Returns the class names of a field with class ids or lists of class ids."""
         import tensorflow_datasets as tfds
 
         feature = dict(_features(self.builder).items()).get(field)
+        # A sequence feature wraps the feature of its items.
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
@@ -87,10 +90,11 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
         download(builder, source.plain)
     features = dict.fromkeys(_features(builder))
     for field in (*source.fields, *(condition.field for condition in source.conditions)):
+        # Raise now if a field does not exist.
         pick(features, field, f"{source.name!r}")
     return PublishedRecords(source, builder)
 
 
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
-    """The features of a data set of records, for which TFDS states a wider type."""
+    """Returns the features of a data set of records; TFDS declares a wider type."""
     return cast(Mapping[str, object], builder.info.features)

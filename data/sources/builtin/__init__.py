@@ -1,1 +1,1 @@
-"""Generated data, which need no download."""
+"""Generated data that need no download."""

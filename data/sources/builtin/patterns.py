@@ -1,11 +1,11 @@
 r"""Small random tasks, endless and without a download: ``builtin:patterns``.
 
-A document is an **episode**: examples of one task, each ``query > answer`` on a line of its own.
-Nothing but the examples tells what the task is, so whoever predicts an answer well has learned
-the task from those before it. A task is of a kind and has a random part, its key:
+A document is an **episode**: examples of one task, one line ``query > answer`` for each. Only the
+examples define the task, so a model that predicts an answer well has learned the task from the
+earlier examples. A task has a kind and a random part, its key:
 
 ==============  ===========================  =======================================
-kind            the key                      an example, in parentheses its key
+kind            the key                      an example, with its key in parentheses
 ==============  ===========================  =======================================
 ``map``         a letter for each of a to e  ``ba > gc`` (``cgbfa``: a is c)
 ``copy``        an ending                    ``bad > badge`` (``ge``)
@@ -15,8 +15,8 @@ kind            the key                      an example, in parentheses its key
 ``arithmetic``  a digit for each sum         ``3+4 > 0`` (``481529706``: 7 is 0)
 ==============  ===========================  =======================================
 
-A tenth of the tasks of each kind, chosen by a hash of the task, is held out: no training episode
-is ever of one of them. ``builtin:patterns#map,count`` has only these kinds.
+A tenth of the tasks of each kind, chosen by a hash of the task, is held out from all training
+episodes. ``builtin:patterns#map,count`` has only these kinds.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ from ...common.errors import DataError, listed_choices
 LETTERS = "abcdefgh"
 """The letters of the words."""
 DIGITS = "0123456789"
-"""The digits with which the numbers of ``count`` and ``arithmetic`` are written."""
+"""The digits of the numbers in ``count`` and ``arithmetic``."""
 MAPPED = LETTERS[:5]
-"""The letters of the queries of ``map``, which are all pairs of them."""
+"""The letters of the queries of ``map``; its queries are all pairs of them."""
 WORD_LENGTH = 3
 """The letters in a query of ``copy``, ``reverse`` and ``count``."""
 ADDENDS = DIGITS[:5]
@@ -44,16 +44,17 @@ ENDING_LENGTH = 2
 KINDS = ("map", "copy", "reverse", "count", "arithmetic")
 """The kinds of tasks."""
 TEMPLATE = "{query} > {answer}\n"
-"""An example as text; its fields are those of a prompt pattern."""
+"""An example as text, in the form of a prompt pattern."""
 NUM_DOCUMENTS = 2000
-"""Training episodes for those who read documents, for example to train a vocabulary."""
+"""Training episodes for readers of documents, for example to train a vocabulary."""
 DOCUMENT_EXAMPLES = 24
 """The number of examples in each of these documents."""
 NUM_HELD_OUT = 200
-"""Held-out episodes to validate on and to ask; these are of equally many tasks or fewer."""
+"""Held-out episodes for validation and prompts; several may show the same task."""
 
 _NAME = "builtin:patterns"
-_HELD_OUT_BELOW = 26  # of 256, the values of the first byte of a hash
+# Tasks whose hash has a first byte below this are held out: 26 of 256 values, a tenth.
+_HELD_OUT_BELOW = 26
 # The first number of each seed, so that no two uses draw the same episodes.
 _TRAINING, _DOCUMENTS, _HELD_OUT = range(1, 4)
 
@@ -64,7 +65,7 @@ class PatternTask:
 
     Attributes:
       kind: One of ``KINDS``.
-      key: The task's own letters or digits, see the head of the file.
+      key: The letters or digits of the task; see the module docstring.
     """
 
     kind: str
@@ -72,17 +73,17 @@ class PatternTask:
 
     @property
     def name(self) -> str:
-        """The name, different for different tasks: ``map:chfdbage``."""
+        """The unique name of the task: ``map:chfdbage``."""
         return f"{self.kind}:{self.key}"
 
     @property
     def held_out(self) -> bool:
-        """Whether the task is never one of training."""
+        """Whether the task is excluded from training."""
         return hashlib.blake2b(self.name.encode(), digest_size=1).digest()[0] < _HELD_OUT_BELOW
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """Everything that the task can be asked: 512 words, 25 pairs of letters, or 25 sums."""
+        """All queries of the task: 512 words, 25 pairs of letters, or 25 sums."""
         return _QUERIES.get(self.kind, _WORDS)
 
     def answer(self, query: str) -> str:
@@ -107,7 +108,7 @@ class Episode:
 
     Attributes:
       task: The task.
-      examples: Queries and their answers; no query occurs twice before all have occurred.
+      examples: Queries and their answers; no query repeats before all have occurred.
     """
 
     task: PatternTask
@@ -138,7 +139,7 @@ class Patterns:
 
     @classmethod
     def parse(cls, name: str) -> "Patterns | None":
-        """Parses a source name; None if it is of another kind.
+        """Parses a source name; returns None for another kind of source.
 
         Args:
           name: ``builtin:patterns``, with ``#map,count`` for some of the kinds.
@@ -161,19 +162,20 @@ class Patterns:
         """Draws an episode.
 
         Args:
-          rng: The generator; the episode depends on nothing else. With another number of
-            examples it is of the same task, and begins with the same ones.
+          rng: The source of randomness. With another number of examples the episode has the
+            same task and begins with the same examples.
           number: The number of examples.
-          held_out: Whether the task is one of those that are held out from training.
+          held_out: Whether to draw a task that is held out from training.
         """
         task = draw_task(rng, self.kinds[rng.integers(len(self.kinds))], held_out=held_out)
+        # Draw all queries in random order before any repeats; more rounds follow if necessary.
         asked: list[str] = []
         while len(asked) < number:
             asked += _in_order(task.queries, rng.permutation(len(task.queries)))
         return Episode(task, tuple((query, task.answer(query)) for query in asked[:number]))
 
     def training_episode(self, seed: int, epoch: int, index: int, number: int) -> Episode:
-        """Returns an episode of training, a pure function of its arguments.
+        """Returns a training episode, a pure function of its arguments.
 
         Args:
           seed: Seed of the run, any integer.
@@ -184,7 +186,7 @@ class Patterns:
         return self.draw(np.random.default_rng([_TRAINING, seed % 2**64, epoch, index]), number)
 
     def held_out_episode(self, index: int, number: int) -> Episode:
-        """Returns an episode of a task that is in no training episode of any seed.
+        """Returns an episode of a task that no training episode of any seed shows.
 
         Args:
           index: From 0.
@@ -200,7 +202,7 @@ class Patterns:
 
     @cached_property
     def held_out(self) -> tuple[Episode, ...]:
-        """Held-out episodes in which no query occurs twice: shots and queries for prompts."""
+        """Held-out episodes without repeated queries: shots and queries for prompts."""
         return tuple(self.held_out_episode(i, DOCUMENT_EXAMPLES) for i in range(NUM_HELD_OUT))
 
 
@@ -212,11 +214,13 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
       kind: One of ``KINDS``.
       held_out: Whether to draw among the held-out tasks, or among all others.
     """
+    # Draw keys until the task is on the right side of the division.
     while True:
         if kind == "map":
             key = _in_order(LETTERS, rng.permutation(len(LETTERS)))[: len(MAPPED)]
         elif kind == "count":
             letter = LETTERS[rng.integers(len(LETTERS))]
+            # The digits are the answers for 0 to 3 occurrences of the letter.
             key = [letter, *_in_order(DIGITS, rng.permutation(len(DIGITS)))[: WORD_LENGTH + 1]]
         elif kind == "arithmetic":
             key = _in_order(DIGITS, rng.permutation(len(DIGITS)))[: 2 * len(ADDENDS) - 1]

@@ -1,7 +1,7 @@
 """Numbers spelled out in two languages: endless sentence pairs that need no download.
 
 ``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept"; any two
-languages of the package ``num2words`` are such a source. Numbers are below a million. One
+languages of the package ``num2words`` make such a source. Numbers are below a million. One
 range is never drawn for training, so that validation uses unseen numbers.
 """
 
@@ -16,17 +16,17 @@ from ...common.errors import DataError, listed_choices
 from ..sentence_pairs import PairSource, SentencePair
 
 LIMIT = 1_000_000
-"""All numbers are smaller."""
+"""The exclusive upper bound of all numbers."""
 HELD_OUT = range(680_000, 700_000)
-"""The range of numbers that are never drawn for training."""
+"""The numbers that are never drawn for training."""
 VALIDATION_SIZE = 1000
 """The number of validation examples, taken from ``HELD_OUT``."""
 VOCABULARY_SIZE = 5000
-"""The number of training numbers from which a vocabulary is trained."""
+"""The number of training numbers for a vocabulary."""
 
 _BUILTIN = "builtin:"
 _EXAMPLE = "builtin:numbers-en-fr"
-# Coprime to the size of HELD_OUT, so that the numbers differ and have all kinds of endings.
+# Coprime to the size of HELD_OUT, so that the numbers are distinct and have all kinds of endings.
 _STRIDE = 7919
 _SEED_OF_VOCABULARY = 0x5EED
 _DRAWN_AT_ONCE = 64
@@ -69,7 +69,7 @@ class NumberWords:
 
     @classmethod
     def parse(cls, name: str) -> "NumberWords | None":
-        """Parses a source name; None if it is of another kind.
+        """Parses a source name; returns None for another kind of source.
 
         Args:
           name: The name, for example ``builtin:numbers-en-fr``.
@@ -92,14 +92,14 @@ class NumberWords:
 
     @cached_property
     def validation(self) -> SpelledNumbers:
-        """The validation numbers: always the same, none of them in training."""
+        """The validation numbers: always the same, and never in training."""
         indices = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
         numbers = tuple(HELD_OUT[index] for index in indices)
         return SpelledNumbers(self.name, numbers, self.languages)
 
     @cached_property
     def vocabulary(self) -> SpelledNumbers:
-        """Training numbers to train a vocabulary on: always the same."""
+        """Training numbers for a vocabulary: always the same."""
         drawn = draw_numbers(np.random.default_rng(_SEED_OF_VOCABULARY))
         numbers = tuple(next(drawn) for _ in range(VOCABULARY_SIZE))
         return SpelledNumbers(self.name, numbers, self.languages)
@@ -108,11 +108,11 @@ class NumberWords:
 def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     """Draws training numbers endlessly; none is in ``HELD_OUT``.
 
-    Half of the numbers are uniform below a million, half below a random power of ten. With the
-    former alone, only one number in a thousand would be below a thousand.
+    Half of the numbers are uniform below a million, half below a random power of ten. With only
+    the former, one number in a thousand would be below a thousand.
 
     Args:
-      rng: The generator; the numbers depend on nothing else.
+      rng: The source of randomness, which alone determines the numbers.
     """
     while True:
         any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
@@ -121,7 +121,8 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
         yield from (number for number in drawn if number not in HELD_OUT)
 
 
-@lru_cache(maxsize=1 << 15)  # a third of the draws are small numbers, which recur often
+# A third of the draws are small numbers, which recur often.
+@lru_cache(maxsize=1 << 15)
 def spell(number: int, language: str) -> str:
     """Spells out a number.
 
@@ -132,11 +133,13 @@ def spell(number: int, language: str) -> str:
     Raises:
       DataError: num2words cannot spell this number in this language.
     """
-    from num2words import CONVERTER_CLASSES  # imported only for this source
+    # Import late: only this source needs the package.
+    from num2words import CONVERTER_CLASSES
 
     try:
         return CONVERTER_CLASSES[language].to_cardinal(number)
-    except Exception as error:  # some languages are unfinished and raise any exception
+    # Some languages of num2words are unfinished and raise arbitrary exceptions.
+    except Exception as error:
         raise DataError(
             f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "
             "choose another language"

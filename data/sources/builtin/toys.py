@@ -1,17 +1,17 @@
-"""Toys whose right answers are known exactly, endless and without a download.
+"""Toy tasks with exactly known answers, endless and without a download.
 
 =================  ========================  ==================  ===============================
-name               a prompt                  a document          what a reward may ask for
+name               a prompt                  a document          what a reward may check
 =================  ========================  ==================  ===============================
 ``builtin:sums``   ``7+5=``                  ``7+5=12``          the ``answer``, ``12``
 ``builtin:words``  ``cat sun``               ``cat sun tea owl   a word, or few letters
                                              box cat``
 =================  ========================  ==================  ===============================
 
-In the documents every other sum is wrong at random, so that a model trained on them is right about
-half of the time. The prompts are for reinforcement learning, which raises a reward from there. Of
-``words`` a tenth of the prompts, chosen by a hash, is held out: training documents do not begin
-with them. Of the hundred sums none is.
+In the documents about half of the sums are replaced by a random number, so that a model trained on
+them is right about half of the time. The prompts are for reinforcement learning, which raises a
+reward from there. A tenth of the prompts of ``words``, chosen by a hash, is held out: training
+documents do not begin with them. None of the hundred sums is held out.
 """
 
 import hashlib
@@ -27,26 +27,27 @@ NUM_DIGITS = 10
 WORDS = tuple("ant bee box cat cup dog egg fox hat ice jam key map owl sun tea".split())
 """The words of ``builtin:words``."""
 NUM_WORDS = 6
-"""The number of words of a document of ``builtin:words``; its prompt has two."""
+"""The number of words of a document of ``builtin:words``; the first two are its prompt."""
 NUM_DOCUMENTS = 4000
 """The number of documents to train a language model on."""
 NAMES = ("sums", "words")
 
 _BUILTIN = "builtin:"
-_HELD_OUT_BELOW = 26  # of 256, the values of the first byte of a hash
+# Prompts whose hash has a first byte below this are held out: 26 of 256 values, a tenth.
+_HELD_OUT_BELOW = 26
 # The first number of each seed, so that no two uses draw the same prompts.
 _TRAINING, _DOCUMENTS = 11, 12
 
 
 @dataclass(frozen=True)
 class ToyText:
-    """A prompt and a text that follows it.
+    """A prompt and its continuation.
 
     Attributes:
       prompt: The prompt.
-      continuation: The answer to a sum, right or wrong, or random words; a document is both
-        together.
-      fields: What a reward may read beside the prompt: of a sum the ``answer``.
+      continuation: The answer to a sum, right or wrong, or random words. A document is the
+        prompt with its continuation.
+      fields: Further fields for a reward: the ``answer`` of a sum.
     """
 
     prompt: str
@@ -68,7 +69,7 @@ class Toy:
 
     @classmethod
     def parse(cls, name: str) -> "Toy | None":
-        """Parses a source name; None if it is of another kind."""
+        """Parses a source name; returns None for another kind of source."""
         kind = name.removeprefix(_BUILTIN)
         return cls(name, kind) if name.startswith(_BUILTIN) and kind in NAMES else None
 
@@ -83,7 +84,7 @@ class Toy:
         return self._draw(np.random.default_rng([_TRAINING, seed % 2**64, epoch, index]))
 
     def validation_texts(self) -> tuple[ToyText, ...]:
-        """Returns a text for each held-out prompt, or for each sum; the same ones each time."""
+        """Returns a text for each held-out prompt, or for each sum; always the same texts."""
         if self.kind == "sums":
             prompts = product(range(NUM_DIGITS), range(NUM_DIGITS))
             return tuple(_sum(a, b, a + b) for a, b in prompts)
@@ -100,8 +101,10 @@ class Toy:
     def _draw(self, rng: np.random.Generator) -> ToyText:
         if self.kind == "sums":
             a, b = rng.integers(NUM_DIGITS, size=2).tolist()
+            # A wrong answer is drawn from all possible sums, so it may be right by chance.
             is_right = rng.integers(2) == 0
             return _sum(a, b, a + b if is_right else int(rng.integers(2 * NUM_DIGITS - 1)))
+        # Draw until the prompt is not held out.
         while True:
             words = [WORDS[i] for i in rng.integers(len(WORDS), size=NUM_WORDS)]
             text = ToyText(" ".join(words[:2]), " " + " ".join(words[2:]), {})
