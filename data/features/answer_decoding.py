@@ -2,8 +2,8 @@
 
 The rules follow google-research/bert ``run_squad.py``: an answer starts at a token that
 has the most context in this window, it has at most a given length, and "no answer" has the score
-of ``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans compete,
-not only spans of the best starts and ends.
+of ``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans
+compete, not only spans of the best starts and ends.
 
 The probability of an answer is P(start) · P(end), each a softmax over ``[CLS]`` and the passage
 tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators and
