@@ -1,1 +1,1 @@
-"""The kinds of data, one file each."""
+"""The kinds of data, with one file for each."""

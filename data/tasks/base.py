@@ -1,8 +1,8 @@
 """The interface of a kind of data, and the settings that all kinds share.
 
-Each kind of data is a subclass in a file of its own (`causal_lm.CausalLMData`,
-`bert_pretraining.PretrainingData` …). Its fields are options of the command line; its methods
-lead from a source to examples.
+Each kind of data is a subclass in a separate file (`causal_lm.CausalLMData`,
+`bert_pretraining.PretrainingData` …). Its fields are command-line options; its methods make
+examples from a source.
 """
 
 from abc import ABC, abstractmethod
@@ -19,8 +19,8 @@ from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
-# A configuration takes examples in place of a source's name, and keeps a string in either case.
-# Readers of options look up the type, for which a string is all there is to read.
+# A configuration accepts examples in place of a source name, and stores a string in both cases.
+# At run time the type is `str`, because the parser of options reads only strings.
 if TYPE_CHECKING:
     SourceField = SourceLike
 else:
@@ -29,10 +29,10 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked, ABC):
-    """The source of the examples of a run, and the way in which they become arrays."""
+    """The source of a run's examples, and how they become arrays."""
 
     kind: ClassVar[str]
-    """The kind of data, as a run's config.json names it."""
+    """The name of the kind of data in config.json."""
 
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
@@ -41,9 +41,9 @@ class DataConfig(Checked, ABC):
     For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In
     Python also the examples themselves."""
     validation: SourceField | None = None
-    """A source to validate on. By default a part of `source` is held out."""
+    """A source to validate on. By default, part of `source` is held out."""
     validation_fraction: Rate = 0.05
-    """The fraction that is held out when `validation` is not given."""
+    """The held-out fraction if `validation` is not given."""
     length: PositiveInt
     """Tokens in a sequence, T."""
     tokenizer: TokenizerConfig
@@ -51,6 +51,7 @@ class DataConfig(Checked, ABC):
     """Processes that prepare batches; 0 prepares them in a thread."""
 
     def __post_init__(self) -> None:
+        # The class is frozen. Convert lists of examples to `Examples`, which are strings.
         object.__setattr__(self, "source", as_source(self.source))
         if self.validation is not None:
             object.__setattr__(self, "validation", as_source(self.validation))
@@ -58,22 +59,22 @@ class DataConfig(Checked, ABC):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The tokens of a sequence that a model reads, and of one that it writes."""
+        """The maximum numbers of tokens that a model reads and writes per sequence."""
         return self.length, self.length
 
     @property
     def longest_side(self) -> int:
-        """The tokens of the longest sequence that a model has to read or write."""
+        """The length of the longest sequence that a model reads or writes."""
         return self.length
 
     @property
     def source_name(self) -> str:
-        """The name of the source; for examples in memory their number and hash."""
+        """The name of the source; for examples in memory, their number and hash."""
         return as_source(self.source)
 
     @abstractmethod
     def texts(self) -> Texts:
-        """Returns the training texts, to train a vocabulary on."""
+        """Returns the training texts, for training a vocabulary."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Loads the tokenizer of a new run, or trains one on the training texts."""
@@ -82,15 +83,15 @@ class DataConfig(Checked, ABC):
         return train_tokenizer(self.texts(), self.tokenizer)
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Returns the tokenizer with the chat template that the data are written with, if any."""
+        """Returns the tokenizer with the chat template of the data, if they have one."""
         return tokenizer
 
     def labels(self) -> tuple[str, ...]:
-        """Returns the names of the labels in the training examples, in the order of their ids."""
+        """Returns the label names of the training examples, in the order of their ids."""
         return ()
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """Returns stand-ins for `labels`, for a plan that is made before any data are read."""
+        """Returns placeholders for `labels`, for a plan made before any data are read."""
         return ()
 
     @abstractmethod
@@ -98,16 +99,16 @@ class DataConfig(Checked, ABC):
         """Describes the arrays of a batch before any data are read.
 
         Args:
-          num_labels: Different labels, L; the settings do not say how many the data have.
-          num_choices: Choices of a question, C; likewise.
+          num_labels: The number of labels, L, which the settings do not determine.
+          num_choices: The number of choices of a question, C, likewise.
 
         Returns:
-          Each array's shape without the batch axis, its type and the range of its values.
+          The shape of each array without the batch axis, its type and the range of its values.
         """
 
     @abstractmethod
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the examples to train on: those of the source that are not held out."""
+        """Returns the training examples: the source without its held-out examples."""
 
     @abstractmethod
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -117,19 +118,19 @@ class DataConfig(Checked, ABC):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all examples of another source, to evaluate on.
+        """Returns all examples of another source, for evaluation.
 
-        For a published data set these are the examples of its validation split.
+        For a published data set, these are the examples of its validation split.
         """
 
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns the unlabeled examples of a file, to predict (`-` is standard input).
+        """Returns the unlabeled examples of a file for prediction (`-` is standard input).
 
         Args:
           path: The file, or a list of examples.
-          tokenizer: The model's.
+          tokenizer: The tokenizer of the model.
           labels: The names of the model's labels.
 
         Raises:
@@ -147,11 +148,12 @@ class DocumentsData(DataConfig):
 
     def texts(self) -> Documents:
         """Returns the documents that are not held out."""
+        # Hold out nothing if there is a separate validation source.
         fraction = self.validation_fraction if self.validation is None else 0.0
         return load_documents(self.source, "train", validation_fraction=fraction)
 
     def validation_documents(self) -> Documents:
-        """Returns the documents of `validation`, or those that are held out."""
+        """Returns the documents of `validation`, or the held-out documents."""
         if self.validation is not None:
             return load_whole(self.validation)
         fraction = self.validation_fraction

@@ -1,4 +1,4 @@
-"""Pretraining an encoder: masked tokens and, on request, next sentences.
+"""Pretraining an encoder with masked tokens and, optionally, next sentences.
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
 ``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
@@ -26,7 +26,7 @@ from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
-# Every run evaluates on the same examples and masks.
+# A fixed seed, so that every run evaluates on the same examples and masks.
 _EVALUATION_SEED = 0x5EED
 
 
@@ -36,7 +36,7 @@ class PretrainingExamples:
 
     Attributes:
       segments: Chooses the tokens of an example.
-      masking: Chooses the tokens that are predicted.
+      masking: Chooses the tokens to predict.
       pad: The id of ``[PAD]``.
       seed: The seed of all random choices in an example.
     """
@@ -63,8 +63,10 @@ class PretrainingExamples:
           ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
           next sentences ``next_sentence_label``, int32 [].
         """
+        # All random choices of the example come from this generator, in a fixed order.
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         example = self.segments.example(epoch, index, rng)
+        # Mask in place before padding, so that the budget counts real tokens.
         predictions = self.masking.mask_row(example.input_ids, rng)
         length, size = self.segments.length, len(example.input_ids)
         row = {name: np.zeros(length, np.int32) for name in token_specs(length)}
@@ -80,26 +82,26 @@ class PretrainingExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData(DocumentsData):
-    """Documents of sentences with masked tokens and, on request, pairs of segments."""
+    """Documents of sentences with masked tokens and, optionally, pairs of segments."""
 
     kind: ClassVar[str] = "pretraining"
 
     next_sentence: bool = True
-    """Train on segment pairs and the next-sentence objective (BERT); without: as RoBERTa."""
+    """Train on segment pairs with the next-sentence objective (BERT), or without it (RoBERTa)."""
     segments: Literal["sentences", "halves"] = "sentences"
-    """sentences: segments are whole sentences, as in the original code. halves: any length tokens
+    """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
     from a random position, or two halves from two parts of the text, with [SEP] halfway; without
     next_sentence, windows from random positions."""
     masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
-    """The fraction of the tokens that is predicted."""
+    """The fraction of predicted tokens."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
     max_predictions: PositiveInt | None = None
-    """Predictions in a sequence, at most. By default masking_rate * length, rounded up."""
+    """Maximum number of predictions per sequence. Defaults to masking_rate * length, rounded up."""
     short_fraction: Fraction = 0.1
-    """The fraction of the examples of sentences that is made shorter than a sequence on purpose."""
+    """The fraction of examples of sentences that are deliberately shorter than a sequence."""
     language: str = "en"
-    """Language of text that must be split into sentences."""
+    """Language of text that is split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +111,7 @@ class PretrainingData(DocumentsData):
         )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``PretrainingExamples.example``."""
+        """See ``DataConfig`` and ``PretrainingExamples.example``."""
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.next_sentence:
@@ -127,13 +129,13 @@ class PretrainingData(DocumentsData):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns the same as ``validation_split``, from another source."""
+        """Returns examples like ``validation_split``, from another source."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
 
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Reads two texts separated by a tab from each line, to predict if one continues the other.
+        """Reads two tab-separated texts per line, to predict if the second continues the first.
 
         Raises:
           DataError: The run did not learn next sentences, or a line is not a pair.
@@ -144,6 +146,7 @@ class PretrainingData(DocumentsData):
             raise DataError("pairs of segments are read from a file: give its name")
         pairs = read_pairs(path)
         template = Template.of(tokenizer, self.length)
+        # `read_pairs` rejects empty lines, so pair n is line n.
         places = [f"{path} line {number}" for number in range(1, len(pairs) + 1)]
         tokens, num_truncated = encode_texts(pairs, tokenizer, template, places)
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
@@ -191,7 +194,7 @@ class PretrainingData(DocumentsData):
 
 
 def _checked(tokenizer: Tokenizer) -> int:
-    """Returns the id of padding, if the tokenizer has all special tokens that are needed."""
+    """Returns the id of padding after checking that all special tokens exist."""
     ids = tokenizer.special_ids
     roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
     special = {role: id for role, id in roles.items() if id is not None}

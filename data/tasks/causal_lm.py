@@ -1,4 +1,4 @@
-"""Causal language modeling: packed examples of documents and the tokens that follow.
+"""Causal language modeling: packed documents with the next token as label.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
 [B, T]; see ``packed_sequences.packed_arrays``.
@@ -37,7 +37,8 @@ from ..tokenizers.base import Tokenizer
 from .base import DocumentsData
 
 EPISODES_PER_EPOCH = 1 << 16
-"""Examples in an epoch of ``builtin:patterns``; every epoch has new ones."""
+"""Examples in an epoch of ``builtin:patterns``; every epoch has new examples."""
+# Episodes that are drawn and tokenized to measure padding and to count tokens.
 _SAMPLED_EPISODES = 1000
 
 
@@ -45,8 +46,8 @@ _SAMPLED_EPISODES = 1000
 class CausalLMExamples(PickledByFields):
     """The examples of training epochs; see ``dataset.ExampleSource``.
 
-    With ``concat`` every epoch is split at other offsets; with ``first-fit`` all epochs have the
-    same examples.
+    With ``concat`` every epoch is split at a different offset; with ``first-fit`` all epochs have
+    the same examples.
 
     Attributes:
       corpus: The tokens.
@@ -98,7 +99,7 @@ class CausalLMExamples(PickledByFields):
 
 @dataclass(frozen=True)
 class CausalLMEvaluationExamples:
-    """Every target token of a corpus exactly once, in order; the last example is padded.
+    """Every target token of a corpus exactly once, in order; pads the last example.
 
     Attributes:
       corpus: The tokens.
@@ -110,7 +111,7 @@ class CausalLMEvaluationExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples with all target tokens."""
+        """The number of examples that cover all target tokens."""
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -121,7 +122,7 @@ class CausalLMEvaluationExamples:
 
 @dataclass(frozen=True)
 class PatternExamples:
-    """Examples of small random tasks, which are drawn anew in each epoch.
+    """Examples of small random tasks, newly drawn in each epoch.
 
     Attributes:
       patterns: The tasks.
@@ -146,27 +147,29 @@ class PatternExamples:
         Returns:
           See ``packed_arrays``.
         """
+        # An example has at least one token, so `length` examples are enough to fill a sequence.
         episode = self.patterns.training_episode(self.seed, epoch, index, self.length)
         tokens = np.asarray(episode_tokens(self.tokenizer, episode, self.length))
         return packed_arrays(PackedTokens(tokens, np.asarray([len(tokens) - 1])), self.length)
 
 
 def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[int]:
-    """Returns as many examples of an episode as fit a sequence, with BOS and EOS.
+    """Returns the tokens of as many examples of an episode as fit, with BOS and EOS.
 
     Args:
-      tokenizer: The tokenizer; it has BOS and EOS.
+      tokenizer: A tokenizer with BOS and EOS.
       episode: The episode.
-      length: The number of tokens of a sequence; one of them more is returned at most.
+      length: The number of target tokens of a sequence; returns at most one token more.
 
     Raises:
       DataError: Not even two examples fit.
     """
     special, lines = tokenizer.special_ids, episode.lines
     sizes = [len(tokens) for tokens in tokenizer.encode_batch(lines)]
-    kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))  # EOS needs one more
+    # Estimate from single lines, leaving a target token for EOS; then correct downwards.
+    kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))
     while kept > 1:
-        # A vocabulary of pieces may cut the lines in other places when they stand together.
+        # Subword vocabularies may tokenize joined lines differently than single lines.
         tokens = tokenizer.encode("".join(lines[:kept]), add_special_tokens=False)
         if len(tokens) < length:
             return [special.bos or 0, *tokens, special.eos or 0]
@@ -178,14 +181,14 @@ def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
-    """Returns the start of an epoch's first sequence: pseudorandom, equal on all processes."""
+    """Returns the pseudorandom start of an epoch's first sequence, equal on all processes."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMData(DocumentsData):
-    """Documents, every next token of which is predicted."""
+    """Documents for next-token prediction."""
 
     kind: ClassVar[str] = "causal_lm"
 
@@ -193,7 +196,7 @@ class CausalLMData(DocumentsData):
     """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; a prepared source has its own tokenizer."""
+        """See ``DataConfig``; a prepared source provides its tokenizer."""
         if is_prepared(self.source_name) and self.tokenizer.path is None:
             return prepared_tokenizer(self.source_name)
         return super().make_tokenizer()
@@ -203,8 +206,9 @@ class CausalLMData(DocumentsData):
         return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns packed examples, split anew in every epoch with `concat` unless prepared."""
+        """Returns packed examples; `concat` splits differently in every epoch unless prepared."""
         if is_prepared(self.source_name):
+            # The settings of the folder must match, because its sequences cannot be packed again.
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             return prepared_split(self.source_name, splits, tokenizer, requested)
@@ -214,7 +218,8 @@ class CausalLMData(DocumentsData):
         documents = self.texts()
         corpus = _corpus(documents, tokenizer)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
-        _ = examples.num_examples  # plans the sequences of first-fit now, not in the first batch
+        # Plan the sequences of first-fit now instead of in the first batch.
+        _ = examples.num_examples
         split = _split(examples, corpus)
         return replace(split, notes=(documents.note,) if documents.note else ())
 
@@ -251,6 +256,7 @@ class CausalLMData(DocumentsData):
             ],
             tokenizer,
         )
+        # Estimate the padding of an endless source from a sample of its episodes.
         padding = 1 - sample.num_targets / (_SAMPLED_EPISODES * self.length)
         summary = (
             f"endless tasks of the {counted(len(patterns.kinds), 'kind')} "
@@ -261,16 +267,18 @@ class CausalLMData(DocumentsData):
         return DataSplit(examples, sample, sample.fingerprint, summary)
 
     def _held_out_episodes(self, patterns: Patterns, tokenizer: Tokenizer) -> DataSplit:
-        """Returns episodes of tasks that training never sees, each whole in one sequence."""
+        """Returns episodes of held-out tasks, each complete in one sequence."""
         require_bos_eos(tokenizer)
         corpus = self._corpus_of(
             [patterns.held_out_episode(index, self.length) for index in range(NUM_HELD_OUT)],
             tokenizer,
         )
+        # first-fit never splits these episodes, because each fits a sequence.
         split = _split(CausalLMExamples(corpus, self.length, "first-fit"), corpus)
         return replace(split, notes=("the tasks of these documents are in no training document",))
 
     def _corpus_of(self, episodes: list[Episode], tokenizer: Tokenizer) -> TokenCorpus:
+        # Decode the tokens that fit, so that the documents are exactly the examples.
         texts = [
             tokenizer.decode(episode_tokens(tokenizer, episode, self.length))
             for episode in episodes
@@ -278,7 +286,7 @@ class CausalLMData(DocumentsData):
         return _corpus(Documents.of(texts), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
-        """Returns the held-out fraction a prepared source must have, unless another validates."""
+        """Returns the held-out fraction that a prepared source must have, if it also validates."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
     def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:

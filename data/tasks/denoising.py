@@ -1,10 +1,10 @@
-"""Denoising: spoiled texts, and the whole texts that a model restores from them (BART).
+"""Denoising: a model restores original texts from corrupted texts (BART).
 
 Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training", section 2.2: see
 ``features.denoising``. Documents are cut into texts that fill a sequence; shorter texts share a
-sequence, with different segment ids. Every epoch has the same texts, spoiled in other ways.
+sequence, with different segment ids. Every epoch has the same texts with different corruption.
 
-The arrays of a batch are those of translation with S = T, see ``translation.arrays_of_pairs``.
+A batch has the same arrays as in translation, with S = T; see ``translation.arrays_of_pairs``.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .base import DocumentsData
 from .span_corruption import SpanCorruptionExamples, tokenizer_with_sentinels
 from .translation import ARRAYS, start_and_end
 
-# Every run evaluates on the same examples and masks.
+# A fixed seed, so that every run evaluates on the same examples and masks.
 _EVALUATION_SEED = 0x5EED
 _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 
@@ -58,51 +58,52 @@ class DenoisingExamples(SpanCorruptionExamples):
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
-        """The mask, which stands for each span."""
+        """The mask, which replaces each span."""
         return (mask_of(self.tokenizer),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisingData(DocumentsData):
-    """Documents that are spoiled, and restored as a whole (BART)."""
+    """Corrupted documents that a model restores completely (BART)."""
 
     kind: ClassVar[str] = "denoising"
 
     length: Annotated[int, Range(least=3)]
     """Tokens in a sequence on each side, S = T; a sequence may hold several texts."""
     mask_fraction: Fraction = 0.3
-    """The fraction of the tokens that is masked."""
+    """The fraction of masked tokens."""
     mean_span_length: SpanLength = 3.0
-    """The mean number of consecutive tokens that a mask stands for (Poisson)."""
+    """The mean number of consecutive tokens that a mask replaces (Poisson)."""
     permute_sentences: bool = True
-    """Whether the sentences of a text are shuffled."""
+    """Whether to shuffle the sentences of a text."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; a vocabulary without a mask token gets a sentinel as one."""
+        """See ``DataConfig``; a vocabulary without a mask token gets a sentinel instead."""
         return tokenizer_with_sentinels(self, 1)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``translation.arrays_of_pairs``."""
+        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
         return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the texts that are not held out, spoiled in other ways in every epoch."""
+        """Returns the texts that are not held out, with different corruption in every epoch."""
         return self._split(self.texts(), tokenizer, seed, changes=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns every text to validate on, always spoiled in the same way."""
+        """Returns every validation text, always with the same corruption."""
         documents = self.validation_documents()
         return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns every text of a source, always spoiled in the same way."""
+        """Returns every text of a source, always with the same corruption."""
         return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, changes=False)
 
     def _split(
         self, documents: Documents, tokenizer: Tokenizer, seed: int, *, changes: bool
     ) -> DataSplit:
+        # Check the special tokens before tokenizing the documents.
         start_and_end(tokenizer)
         mask_of(tokenizer)
         ends = sentence_ends(tokenizer) if self.permute_sentences else ()

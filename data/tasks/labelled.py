@@ -1,7 +1,7 @@
-"""The base of all labeled data: from a source to the examples of a split and their arrays.
+"""The base class of labeled data: from a source to the examples of a split and their arrays.
 
-A subclass (``SequenceClassificationData`` …) states which sources it reads, how a record
-becomes an example, and how examples become arrays. The rest is here.
+A subclass (``SequenceClassificationData`` …) defines which sources it reads, how a record
+becomes an example, and how examples become arrays. Everything else is here.
 """
 
 from abc import ABC, abstractmethod
@@ -37,18 +37,19 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .template_reviews import review_records
 
-# The fingerprint covers the effect of these settings: the examples and the tokenizer.
+# These settings are not part of the fingerprint, because it covers their effect: the examples and
+# the tokenizer.
 _FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
 _LABELS_SHOWN = 20
-# Among fewer examples every label may be rare.
+# With fewer examples, rare labels are normal and cause no warning.
 _FEW_EXAMPLES = 8
 LabelledLength = Annotated[int, Range(least=8)]
 """A length that leaves room for two texts and their special tokens."""
 
 
-# The fingerprint of a split hashes the repr of each example, which has the name of its class and
-# all fields that decide its arrays. If `ClassificationExample`, `SpanExample`, `TaggingExample`,
-# `ChoiceExample` or such a field is renamed, no older run can be resumed.
+# The fingerprint of a split hashes the repr of each example, which contains the class name and all
+# fields that determine its arrays. Renaming `ClassificationExample`, `SpanExample`,
+# `TaggingExample`, `ChoiceExample` or such a field prevents older runs from being resumed.
 class Example(Protocol):
     """A labeled example."""
 
@@ -59,12 +60,12 @@ class Example(Protocol):
 
     @property
     def group(self) -> str:
-        """A key; examples with equal keys are all in training or all in validation."""
+        """A key; all examples with the same key are in the same split."""
         ...
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that a vocabulary may be trained on."""
+        """The texts for training a vocabulary."""
         ...
 
 
@@ -73,13 +74,13 @@ E = TypeVar("E", bound=Example)
 
 @dataclass(frozen=True)
 class ExampleSet(Generic[E]):
-    """The examples of a source as they were read.
+    """The examples of a source as read.
 
     Attributes:
-      examples: At least one.
+      examples: The examples, at least one.
       class_names: The names of the labels if the source declares them.
       notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
-      lines: Further lines for the log: a header that was recognized.
+      lines: Further lines for the log, such as a recognized header.
     """
 
     examples: tuple[E, ...]
@@ -89,10 +90,10 @@ class ExampleSet(Generic[E]):
 
 
 class LabelledExamples(ABC):
-    """The base of example sources that can turn a model's outputs into predictions.
+    """The base class of example sources that convert model outputs to predictions.
 
     Attributes:
-      tokens: The texts as tokens with special tokens, one sequence for each example.
+      tokens: The texts as tokens with special tokens, one sequence per example.
       notes: Remarks for the log, such as the number of truncated examples.
     """
 
@@ -101,7 +102,7 @@ class LabelledExamples(ABC):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples, in the sense of ``ExampleSource``."""
+        """The number of examples; see ``ExampleSource``."""
         return len(self.tokens)
 
     @abstractmethod
@@ -110,7 +111,7 @@ class LabelledExamples(ABC):
 
     @abstractmethod
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Returns a prediction for each labeled example, from the outputs for all sequences."""
+        """Converts the outputs for all sequences to a prediction for each labeled example."""
 
     @abstractmethod
     def gold(self) -> Sequence[object]:
@@ -135,7 +136,7 @@ class ExampleTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataConfig, Generic[E]):
-    """The base of all labeled data."""
+    """The base class of labeled data."""
 
     forms: ClassVar[dict[str, str]]
     """The kinds of source that can be read, with the default fields of each."""
@@ -145,11 +146,11 @@ class LabelledData(DataConfig, Generic[E]):
     """The index of the label among the fields."""
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = LABELED_TEXTS
-    """The roles of the columns of a table, and the names by which its header is recognized."""
+    """The roles of the columns of a table, and the names that identify its header."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Examples in memory get the names of their fields, which config.json then records.
+        # Add the field names to examples in memory, so that config.json records them.
         for name in ("source", "validation"):
             if isinstance(given := getattr(self, name), Examples):
                 like = None if name == "source" else self._own_source()
@@ -164,14 +165,14 @@ class LabelledData(DataConfig, Generic[E]):
 
         Args:
           source: The parsed name.
-          published: The data set itself if the source is a published one.
+          published: The opened data set if the source is published.
           split: The split of a published or built-in source; other sources are read whole.
         """
 
     def read_records(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
-        """Reads the records of a source with fields; takes the arguments of ``read``.
+        """Reads the records of a source with fields; has the arguments of ``read``.
 
         Returns:
           The records, and lines for the log.
@@ -189,12 +190,12 @@ class LabelledData(DataConfig, Generic[E]):
         return records, (*notes, filtered) if filtered else notes
 
     def label_names(self, example: E) -> tuple[str, ...]:
-        """Returns the labels of an example that are counted for the log."""
+        """Returns the labels of an example to count for the log."""
         return ()
 
     @abstractmethod
     def unlabelled(self, records: Iterable[Record]) -> list[E]:
-        """Makes examples to predict from records without the label field."""
+        """Makes unlabeled examples from records without the label field."""
 
     @abstractmethod
     def examples_to_predict(self, path: str, unread: set[str]) -> list[E]:
@@ -202,26 +203,29 @@ class LabelledData(DataConfig, Generic[E]):
 
         Args:
           path: The file.
-          unread: Collects the names of fields that are given and not read.
+          unread: Collects the names of fields that are present but not read.
         """
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[E]:
-        """Reads the examples of a labeled source to predict them; its labels are not read.
+        """Reads the examples of a labeled source for prediction, without the labels.
 
-        Takes the arguments of ``examples_to_predict``.
+        Has the arguments of ``examples_to_predict``.
 
         Raises:
-          DataError: The source names neither the fields of the model nor these without the label.
+          DataError: The source does not name the fields of the model, with or without the label.
         """
         source, published = self._open(name)
         given, own = source.fields, self.fields
-        if len(given) + 1 != len(own):  # otherwise the label is left out already
+        # Drop the label, unless the fields already omit it.
+        if len(given) + 1 != len(own):
             source = replace(source, fields=self.without_label(given))
-            if len(own) > 1 and len(given) != len(own):  # columns of CoNLL are fewer
+            # CoNLL sources name at most the tag column.
+            if len(own) > 1 and len(given) != len(own):
                 raise DataError(
                     f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
                     f"trained on {len(own)} ({', '.join(own)}): name as many, or all but the label"
                 )
+        # Predict the validation split of sources that have splits.
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
         if source.kind == "builtin":
@@ -234,7 +238,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the source that are read: names, or numbers of columns."""
+        """The fields of the source to read: names, or numbers of columns."""
         return with_known_fields(self._own_source(), self.published_fields).fields
 
     def _own_source(self) -> LabelledSource:
@@ -244,7 +248,7 @@ class LabelledData(DataConfig, Generic[E]):
         """Returns the fields to read from JSON lines without labels.
 
         Args:
-          usual: The fields to read if the source's fields are numbers of columns.
+          usual: The fields to read if the fields of the source are column numbers.
         """
         fields = self.without_label(self.fields)
         numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
@@ -259,10 +263,10 @@ class LabelledData(DataConfig, Generic[E]):
         *,
         training: bool = False,
     ) -> LabelledExamples:
-        """Makes arrays from examples, either all or none of which have labels."""
+        """Makes arrays from examples; either all of them or none have labels."""
 
     def decisive_settings(self) -> dict[str, object]:
-        """Returns the settings that decide the arrays, for the fingerprint."""
+        """Returns the settings that determine the arrays, for the fingerprint."""
         names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
         return {name: getattr(self, name) for name in names}
 
@@ -276,7 +280,7 @@ class LabelledData(DataConfig, Generic[E]):
         return replace(split, notes=(*split.notes, *self._rare_labels()))
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the source to validate on, the published split, or the examples held out."""
+        """Returns the validation source, the published split, or the held-out examples."""
         return self._split(self._part("validation"), tokenizer, labels)
 
     def whole_source(
@@ -288,12 +292,12 @@ class LabelledData(DataConfig, Generic[E]):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns examples without labels, to predict.
+        """Returns unlabeled examples for prediction.
 
         Args:
           path: A file (see ``examples_to_predict``), ``-`` for standard input, a labeled
             source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of examples.
-          tokenizer: The model's.
+          tokenizer: The tokenizer of the model.
           labels: The names of the model's labels.
 
         Raises:
@@ -304,6 +308,7 @@ class LabelledData(DataConfig, Generic[E]):
         unread: set[str] = set()
         if isinstance(name, Examples):
             examples = self.examples_in_memory(name, unread)
+        # An existing file takes precedence over a source with the same name.
         elif colon and kind in self.forms and not Path(name).exists():
             examples = self.examples_of_source(name, unread)
         else:
@@ -314,7 +319,7 @@ class LabelledData(DataConfig, Generic[E]):
         return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[E]:
-        """Reads dicts of fields, or texts; takes the arguments of ``examples_to_predict``."""
+        """Reads dicts of fields, or texts; has the arguments of ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
         read = {part for field in source.fields for part in (field, *field.split("+"))}
@@ -322,11 +327,13 @@ class LabelledData(DataConfig, Generic[E]):
         return self.unlabelled(read_fields(source, self.columns))
 
     def _part(self, split: Split) -> ExampleSet[E]:
+        # Validation data come from the named source, a published split, or a part held out.
         if split == "validation" and self.validation is not None:
             return self._read(*self._open(self.validation), "validation")
         source, published = self._open(self.source)
         if source.kind == "builtin" or (published is not None and published.validation is not None):
             return self._read(source, published, split)
+        # All other sources are one set of examples, which is divided by hash.
         whole = self._read(source, published, "train")
         fraction = self.validation_fraction if self.validation is None else 0.0
         if fraction == 0 and split == "train":
@@ -338,7 +345,7 @@ class LabelledData(DataConfig, Generic[E]):
         return divide(whole, fraction, self.source_name)[split]
 
     def _whole(self) -> ExampleSet[E]:
-        """Reads the training examples and, from a local source, also those held out."""
+        """Reads the training examples and, from a local source, also the held-out examples."""
         return self._read(*self._open(self.source), "train")
 
     def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
@@ -364,7 +371,7 @@ class LabelledData(DataConfig, Generic[E]):
 
     @cached_property
     def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
-        """A cache: labels, texts and splits need the same examples."""
+        """A cache, because labels, texts and splits need the same examples."""
         return {}
 
     def _split(
@@ -376,6 +383,7 @@ class LabelledData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
+        # Everything that determines the arrays: settings, labels, tokenizer and examples.
         decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
@@ -383,6 +391,7 @@ class LabelledData(DataConfig, Generic[E]):
         counts = Counter(name for e in loaded.examples for name in self.label_names(e))
         notes = loaded.lines
         if counts:
+            # Show known labels in the order of their ids, then unknown labels by name.
             known = [name for name in labels if name in counts]
             order = [*known, *sorted(counts.keys() - set(known))]
             shown = [f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN]]
@@ -392,7 +401,7 @@ class LabelledData(DataConfig, Generic[E]):
         return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
 
     def _rare_labels(self) -> tuple[str, ...]:
-        """Returns a warning if a label occurs once in the source, held-out examples included."""
+        """Returns a warning if a label occurs once in the source, counting held-out examples."""
         examples = self._whole().examples
         counts = Counter(name for e in examples for name in self.label_names(e))
         once = sorted(name for name, count in counts.items() if count == 1)
@@ -407,7 +416,7 @@ class LabelledData(DataConfig, Generic[E]):
 
 
 def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
-    """Divides examples by the hash of their groups, so that no group is in both splits.
+    """Divides examples by the hash of their groups, so that a group is never in both splits.
 
     Args:
       whole: All examples.
@@ -427,7 +436,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
-    # How the file was read is said once, with the training examples.
+    # Only the training examples log how the file was read, so that the log has it once.
     return {
         split: replace(
             whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()

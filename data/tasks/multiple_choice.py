@@ -1,6 +1,6 @@
-"""Multiple choice: a context, optionally a question, and several choices, one of them correct.
+"""Multiple choice: a context, an optional question, and several choices with one correct choice.
 
-Devlin et al. 2018, section 4.4 (SWAG): each choice is a sequence of its own, a pair of the context
+Devlin et al. 2018, section 4.4 (SWAG): each choice is a separate sequence, a pair of the context
 and the choice with the special tokens of the tokenizer's frame, and the sequences of an example
 compete. A question is prepended to each choice (RACE, CosmosQA).
 
@@ -37,8 +37,8 @@ class ChoiceExample:
       context: The text before the choices.
       question: The question, or None.
       choices: The choices, at least two.
-      label: The index of the correct choice; None if it is to be predicted.
-      location: Where the example was read, for messages: `train.tsv line 7`.
+      label: The index of the correct choice, or None if unknown (prediction).
+      location: The location of the example, for messages: `train.tsv line 7`.
     """
 
     context: str
@@ -49,7 +49,7 @@ class ChoiceExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The context, the question if there is one, and the choices."""
+        """The context, the question if present, and the choices."""
         question = () if self.question is None else (self.question,)
         return (self.context, *question, *self.choices)
 
@@ -67,7 +67,7 @@ class ChoiceExample:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceData(LabelledData[ChoiceExample]):
-    """Contexts with several choices each, one of them correct."""
+    """Contexts with several choices each and one correct choice."""
 
     kind: ClassVar[str] = "multiple_choice"
     forms: ClassVar[dict[str, str]] = {
@@ -93,7 +93,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[ChoiceExample]:
-        """See ``LabelledData``; the fields are label, context, perhaps a question, choices."""
+        """See ``LabelledData``; the fields are label, context, an optional question, choices."""
         if not 3 <= len(source.fields) <= 4:
             raise DataError(
                 f"{source.name!r} names {len(source.fields)} fields: name the label, the context, "
@@ -123,7 +123,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         return self.unlabelled(read_objects(input_lines(path), fields, unread=unread))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``MultipleChoiceExamples.example``."""
+        """See ``DataConfig`` and ``MultipleChoiceExamples.example``."""
         label = ArraySpec((), Values.LABEL, num_classes=num_choices)
         return {**token_specs(num_choices, self.length), "labels": label}
 
@@ -137,6 +137,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     ) -> "MultipleChoiceExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
+        # Flatten the choices of all examples; all have the same number of choices.
         pairs = [(pair, example.location) for example in examples for pair in example.pairs]
         texts, locations = zip(*pairs, strict=True)
         tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
@@ -154,8 +155,8 @@ class MultipleChoiceExamples(LabelledExamples):
     """C sequences for each of n examples; see ``dataset.ExampleSource``.
 
     Attributes:
-      tokens: The n * C sequences with special tokens; those of an example are consecutive.
-      values: The index of the correct choice, int32 [n]; None if it is to be predicted.
+      tokens: The n * C sequences with special tokens, grouped by example.
+      values: The index of the correct choice, int32 [n], or None if unknown (prediction).
       examples: The examples, for predictions.
       number: The number of choices of each example, C.
       notes: Remarks for the log.
@@ -176,8 +177,8 @@ class MultipleChoiceExamples(LabelledExamples):
         """Makes one example; the same in every epoch.
 
         Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, unless it
-          is unknown, ``labels`` int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, if known,
+          ``labels`` int32 [].
         """
         rows = [self.tokens.example(index * self.number + choice) for choice in range(self.number)]
         row = {name: np.stack([one[name] for one in rows]) for name in rows[0]}
@@ -230,7 +231,8 @@ def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:
 
 def _index(label: object, number: int, location: str) -> int:
     index = -1
-    if isinstance(label, int) or str(label).isdecimal():  # a number, or its digits as text
+    # Accept a number, or its digits as text.
+    if isinstance(label, int) or str(label).isdecimal():
         index = int(label) if isinstance(label, int) else int(str(label))
     if not 0 <= index < number:
         raise DataError(
@@ -241,6 +243,7 @@ def _index(label: object, number: int, location: str) -> int:
 
 
 def _equally_many(examples: Sequence[ChoiceExample]) -> tuple[ChoiceExample, ...]:
+    # A batch is an array [B, C, T], so C must be the same for all examples.
     for example in examples:
         if len(example.choices) != len(examples[0].choices):
             raise DataError(

@@ -1,9 +1,9 @@
-"""Questions whose answer is a span of a passage.
+"""Question answering: questions whose answer is a span of a passage.
 
 Devlin et al. 2018, sections 4.2 and 4.3: a pair of the question and the passage, with the special
-tokens of the tokenizer's frame. The start and the end of the answer are predicted, both at the
-first token of the row (``[CLS]``) if there is no answer. A long passage is
-divided into overlapping windows, each an example.
+tokens of the tokenizer's frame. The model predicts the start and the end of the answer; for "no
+answer" both are the first token of the row (``[CLS]``). A long passage is divided into overlapping
+windows, and each window is an example.
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T], and
 ``start_positions``, ``end_positions`` [B], the first and the last token of the answer.
@@ -40,10 +40,11 @@ from .base import SourceField
 from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 
 NO_ANSWER = "no answer"
-"""The only label, if the training data have questions without an answer."""
+"""The only label, present if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
 _SPLIT = "an answer that is whole in no window"
-_NUM_NAMED = 3  # in a summary
+# Questions that a summary names.
+_NUM_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +65,16 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     length: LabelledLength = 384
     """Tokens in a sequence, T."""
     stride: PositiveInt = 128
-    """Tokens between the starts of two windows of a passage; at most half a window."""
+    """Tokens between the starts of two windows of a passage; capped at half a window."""
     max_question_length: PositiveInt = 64
-    """Longest question, in tokens; longer ones are truncated. At most half of a sequence."""
+    """Maximum question length in tokens, capped at half a sequence; longer ones are truncated."""
     max_answer_length: PositiveInt = 30
-    """Longest predicted answer, in tokens."""
+    """Maximum length of a predicted answer, in tokens."""
 
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[SpanExample]:
-        """See ``LabelledData``; the fields are passage, question, answers and perhaps an id."""
+        """See ``LabelledData``; the fields are passage, question, answers and an optional id."""
         if source.kind == "squad":
             examples = in_groups(list(read_questions(source)))
         else:
@@ -113,12 +114,12 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         return list(examples)
 
     def labels(self) -> tuple[str, ...]:
-        """Returns ``no answer`` if some questions have none, so that it can be predicted."""
+        """Returns ``no answer`` if some questions have no answer, so that it can be predicted."""
         some = any(example.answers == () for example in self._whole().examples)
         return (NO_ANSWER,) if some else ()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``QuestionAnsweringExamples.example``."""
+        """See ``DataConfig`` and ``QuestionAnsweringExamples.example``."""
         position = ArraySpec((), Values.INDEX)
         positions = {"start_positions": position, "end_positions": position}
         return token_specs(self.length) | positions
@@ -133,17 +134,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     ) -> "QuestionAnsweringExamples":
         """Divides passages into windows; see ``LabelledData``.
 
-        Questions whose answer has no certain location, or is whole in no window, are left out of
-        training. With [CLS] as their answer, a model would learn that there is none.
+        Training leaves out questions whose answer has no certain location, or does not fit in any
+        window. With [CLS] as label, a model would learn that they have no answer.
 
         Raises:
           DataError: No question is left for training.
         """
         template = Template.of(tokenizer, self.length)
+        # Tokenize each distinct passage once; many questions share a passage.
         passages = {
             text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
             for text in dict.fromkeys(example.passage for example in examples)
         }
+        # A question takes at most half of the room, so that a window has enough context.
         longest = min(self.max_question_length, template.room(2) // 2)
         encoded = tokenizer.encode_batch([example.question for example in examples])
         questions = []
@@ -153,7 +156,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             held = windows(len(tokens), template.room(2) - len(kept_ids), self.stride)
             span = _answer_tokens(example, offsets, training)
             problem = _UNSURE if training and span is None else ""
-            # span[0] is -1 for "no answer", which every window contains.
+            # span[0] is -1 for "no answer", which fits in every window.
             if span is not None and span[0] >= 0:
                 first, last = span
                 if not any(start <= first and last < end for start, end in held):
@@ -165,9 +168,11 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
                 "no question has an answer whose location in its passage is certain and that fits "
                 "in a window: give other questions, or a greater length"
             )
+        # One row for each window of each kept question.
         offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
+        # "No answer" is predicted at the first token, which must not belong to the passage.
         if not inputs.second.all():
             where = kept[0].example.location
             raise DataError(
@@ -200,7 +205,7 @@ class QuestionAnsweringExamples(LabelledExamples):
       tokens: The R windows as tokens with special tokens.
       decoding: The question of each window, and the range of its tokens in the passage.
       positions: The first and the last token of the answer in each window, int32 [R, 2], -1 if
-        they are not known; None if they are to be predicted.
+        unknown; None for prediction.
       examples: The questions.
       left_out: A line for each question or answer left out of training, with the reason.
       notes: Remarks for the log.
@@ -217,8 +222,8 @@ class QuestionAnsweringExamples(LabelledExamples):
         """Makes one window; the same in every epoch.
 
         Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, unless they
-          are unknown, ``start_positions``, ``end_positions`` int32 [].
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, except for
+          prediction, ``start_positions``, ``end_positions`` int32 [].
         """
         row = self.tokens.example(index)
         if self.positions is not None:
@@ -227,7 +232,7 @@ class QuestionAnsweringExamples(LabelledExamples):
         return row
 
     def gold(self) -> list[Prediction]:
-        """Returns ``{"id": …, "answers": [texts]}`` for each question; no texts if it has none."""
+        """Returns ``{"id": …, "answers": [texts]}`` for each question; the list may be empty."""
         return [
             {"id": example.id, "answers": [answer.text for answer in example.answers or ()]}
             for example in self.examples
@@ -243,13 +248,13 @@ class _Question:
     """A question and the windows over its passage.
 
     Attributes:
-      example: The question as it was read.
+      example: The question as read.
       ids: The tokens of the question.
       passage: The tokens of the passage.
       windows: Half-open ranges of passage tokens.
       span: The first and last passage token of the answer; (-1, -1) for no answer, None if its
-        location is not known or it is whole in no window.
-      problem: The reason to leave the question out of training; empty if there is none.
+        location is unknown or it does not fit in any window.
+      problem: The reason to leave the question out of training, or an empty string.
     """
 
     example: SpanExample
@@ -274,7 +279,7 @@ def _decoding(
 def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray | None:
     """Returns the first and the last token of the answers in all rows, int32 [R, 2].
 
-    Returns None if the answers are to be predicted.
+    Returns None for prediction.
 
     Args:
       questions: The questions.
@@ -298,7 +303,7 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
       end: The character after the span.
 
     Returns:
-      The first and the last token; None if no token has a character of the span.
+      The first and the last token, or None if no token overlaps the span.
     """
     held = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
     return (held[0], held[-1]) if held else None
@@ -307,10 +312,11 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
 def _answer_tokens(
     example: SpanExample, offsets: Sequence[tuple[int, int]], training: bool
 ) -> tuple[int, int] | None:
-    """Returns the tokens of the first usable answer; (-1, -1) for no answer, None if unknown."""
+    """Returns the tokens of the first usable answer, (-1, -1) for no answer, None if unknown."""
     if example.answers == ():
         return (-1, -1)
     for answer in example.answers or ():
+        # Evaluation uses uncertain positions only for its loss; scores compare texts.
         if answer.start is not None and (answer.sure or not training):
             end = answer.start + len(answer.text)
             if (found := token_span(offsets, answer.start, end)) is not None:
@@ -321,9 +327,10 @@ def _answer_tokens(
 def _in_window(
     span: tuple[int, int] | None, start: int, end: int, *, before: int
 ) -> tuple[int, int]:
-    """Returns the positions of a passage span in a row; (0, 0) if it is not whole there."""
+    """Returns the positions of a passage span in a row, (0, 0) if it is not complete there."""
     if span is None:
-        return (-1, -1)  # the loss ignores it
+        # The loss ignores -1.
+        return (-1, -1)
     if span[0] < start or span[1] >= end:
         return (0, 0)
     return span[0] - start + before, span[1] - start + before
@@ -341,7 +348,7 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
 
 
 def _misplaced(example: SpanExample) -> list[str]:
-    """Returns the answers that are not at the locations that their source states."""
+    """Returns the answers that are not at their stated locations."""
     return [answer.text for answer in example.answers or () if answer.start is None]
 
 

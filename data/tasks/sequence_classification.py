@@ -1,12 +1,12 @@
 """Sequence classification: texts, or pairs of texts, with a label (GLUE).
 
-Devlin et al. 2018, section 4.1: one text or two with the special tokens of the tokenizer's frame,
-classified at the token that the model reads out (``[CLS]`` of a BERT). In pairs that are too long
-the longer text is truncated first.
+Devlin et al. 2018, section 4.1: one or two texts with the special tokens of the tokenizer's frame,
+classified at the token that the model pools (``[CLS]`` in BERT). In pairs that are too long, the
+longer text is truncated first.
 
 The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
-``labels``: int32 [B] (single_label), float32 [B, L] (multi_label, and with one label binary) or
-float32 [B] (regression).
+``labels``: int32 [B] (single_label), float32 [B, L] (multi_label; binary with L = 1) or float32 [B]
+(regression).
 """
 
 import math
@@ -34,7 +34,7 @@ from .texts_to_predict import IMPORTED, TextReader, are_pair
 Target = Literal["single_label", "binary", "multi_label", "regression"]
 """The type of the labels."""
 
-# With more examples than this, mostly distinct labels mean that the wrong column was named.
+# With more examples than this, mostly distinct labels suggest that the wrong column was named.
 _FEW = 20
 
 Label = str | tuple[str, ...] | float
@@ -48,10 +48,10 @@ class ClassificationExample:
     Attributes:
       text: The text, or the first of two.
       text_b: The second text.
-      label: The label; None if it is to be predicted.
-      location: Where the example was read, for messages: `train.tsv line 7`.
-      part: The part of the source that it belongs to, if the source has named parts, which are
-        then scored one by one as well.
+      label: The label, or None if unknown (prediction).
+      location: The location of the example, for messages: `train.tsv line 7`.
+      part: The part of the source that contains the example, if the source has named parts. Each
+        part is also scored separately.
     """
 
     text: str
@@ -112,7 +112,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[ClassificationExample]:
-        """See ``LabelledData``; the fields are the label, the text and a second text."""
+        """See ``LabelledData``; the fields are the label, the text and an optional second text."""
         if not 2 <= len(source.fields) <= 3:
             raise DataError(
                 f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
@@ -126,6 +126,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             try:
                 label = _label(value, self.target, names, record.location)
             except DataError as error:
+                # A bad label in the first line of a table is often the header.
                 hint = (
                     "; if the line has the names of columns, name yours after a #, as #label,text"
                 )
@@ -136,7 +137,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         return ExampleSet(tuple(examples), names, lines=lines)
 
     def label_names(self, example: ClassificationExample) -> tuple[str, ...]:
-        """See ``LabelledData``; numbers are not counted."""
+        """See ``LabelledData``; scores are not counted."""
         if example.label is None or self.target == "regression":
             return ()
         return _names(example.label)
@@ -156,15 +157,17 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         return self.unlabelled(self._reader(unread).of_examples(name))
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[ClassificationExample]:
-        """Reads a source; names that are customary for two texts are no label and text."""
+        """Reads a source; customary names of two texts do not mean label and text."""
         source, reader = parse_labelled(name, self.forms), self._reader(unread)
         if source.kind not in ("tsv", "csv", "jsonl"):
             return super().examples_of_source(name, unread)
+        # Without named fields, the names in the source decide which fields are texts.
         given = source.fields
         if not source.named and (records := reader.of_source(source)) is not None:
             return self.unlabelled(records)
         if not reader.imported and not are_pair(given):
             return super().examples_of_source(name, unread)
+        # An imported model reads one or two texts, so two unknown names are ambiguous.
         labels = self.columns.fields["label"]
         if reader.imported and len(given) == 2 and not are_pair(given) and given[0] not in labels:
             raise DataError(
@@ -172,6 +175,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 f"#{given[1]}, or the label and both texts, or leave the # out, so that the names "
                 "of the columns decide"
             )
+        # Otherwise the first field is the label, unless the fields are a text or a pair.
         texts = given if len(given) == 1 or are_pair(given) else self.without_label(given)
         if len(texts) > 2 or (not reader.imported and len(texts) != len(reader.fields)):
             raise DataError(
@@ -189,8 +193,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         """Returns the labels of the source, including its held-out examples.
 
         The labels of a published data set keep its order; whole numbers are ordered by size, other
-        labels by name. For regression the only label is ``score``; for a binary target it is the
-        second of the two, and every other label counts as its negation.
+        labels by name. Regression has the only label ``score``. A binary target has only the second
+        of two labels, and every other label counts as its negation.
 
         Raises:
           DataError: All examples have the same label, or most labels occur only once; or a binary
@@ -215,6 +219,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             )
         if not found:
             raise DataError(f"no example of {self.source_name!r} has a label: name their column")
+        # Sort whole numbers by value, so that 10 follows 9.
         whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in found)
         ordered = loaded.class_names or sorted(
             found, key=lambda name: (int(name) if whole else 0, name)
@@ -229,12 +234,12 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         return (ordered[1],)
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """See ``DataConfig``; two labels, or the only one of regression or a binary target."""
+        """See ``DataConfig``; two labels, or one for regression or a binary target."""
         only = {"regression": ("score",), "binary": ("b",)}
         return only.get(self.target, ("a", "b"))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of the module docstring."""
+        """See ``DataConfig`` and the module docstring."""
         labels = {
             "single_label": ArraySpec((), Values.LABEL, num_classes=num_labels),
             "binary": ArraySpec((num_labels,), Values.LABEL, "float32", num_classes=2),
@@ -274,8 +279,8 @@ class SequenceClassificationExamples(LabelledExamples):
 
     Attributes:
       tokens: The texts as tokens with special tokens.
-      values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label, and with one label
-        binary) or float32 [n] (regression); None if they are to be predicted.
+      values: int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label; binary with L = 1) or
+        float32 [n] (regression); None if unknown (prediction).
       texts: The one or two texts of each example, for predictions.
       labels: The names of the L labels.
       target: The type of the labels.
@@ -294,7 +299,7 @@ class SequenceClassificationExamples(LabelledExamples):
 
         Returns:
           ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T]; ``labels`` int32
-          [], float32 [L] (multi_label) or float32 [] (regression), unless they are unknown.
+          [], float32 [L] (multi_label, binary) or float32 [] (regression), if known.
         """
         row = self.tokens.example(index)
         if self.values is not None:
@@ -308,16 +313,16 @@ class SequenceClassificationExamples(LabelledExamples):
         return self.values.tolist()
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Converts logits to the names of labels and their probabilities.
+        """Converts logits to label names and their probabilities.
 
         Args:
           predictions: ``logits`` float [n, L].
 
         Returns:
           For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
-          ``text_b`` if there is a second text. multi_label: ``"labels": [names]``, all
-          with a probability above 0.5. regression: ``{"text": …, "score": number}``. binary: the
-          label is a name or ``not`` and that name.
+          ``text_b`` if there is a second text. multi_label: ``"labels": [names]`` with all
+          labels whose probability is above 0.5. regression: ``{"text": …, "score": number}``.
+          binary: the label is the name, or ``not`` and the name.
         """
         logits = output(predictions, "logits", len(self.tokens))  # [n, L]
         given = [dict(zip(("text", "text_b"), texts, strict=False)) for texts in self.texts]
@@ -341,13 +346,13 @@ class SequenceClassificationExamples(LabelledExamples):
 def _check_first_lines(
     records: Sequence[Record], examples: Sequence[ClassificationExample]
 ) -> None:
-    """Refuses a first line that is no example in all likelihood, but a header.
+    """Rejects a first line that is probably a header and not an example.
 
-    Its label is a word that no other line has, where every other label occurs at least twice; and
+    Its label is a word that no other line has, while every other label occurs at least twice, and
     its texts are single words.
 
     Raises:
-      DataError: There is such a line.
+      DataError: A first line is probably a header.
     """
     counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
     if not counts or min(counts.values()) < 2:
@@ -386,7 +391,7 @@ def label_values(
       See ``SequenceClassificationExamples.values``.
 
     Raises:
-      DataError: A label is not among those of the training data (with file and line).
+      DataError: The training data do not have a label (the message names file and line).
     """
     if all(example.label is None for example in examples):
         return None
@@ -427,6 +432,7 @@ def _name(value: Any, names: tuple[str, ...] | None, location: str) -> str:
         if isinstance(value, list | dict) or value is None:
             raise DataError(f"{location} has the label {value!r}: a label is a word or a number")
         return str(value).lower() if isinstance(value, bool) else str(value).strip()
+    # Published test splits have the id -1 in place of a label.
     if not 0 <= value < len(names):
         raise DataError(f"{location} has no label ({value}): choose a data set with labels")
     return names[value]

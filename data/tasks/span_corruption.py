@@ -1,12 +1,12 @@
-"""Span corruption: sources with gaps, and targets that fill them (T5).
+"""Span corruption: sources with gaps, and targets that fill the gaps (T5).
 
 Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4: see
 ``features.span_corruption``. Documents are cut into texts whose sources fill a sequence; shorter
-texts share a sequence, with different segment ids. Every epoch has the same texts and other gaps.
+texts share a sequence, with different segment ids. Every epoch has the same texts with new gaps.
 
-The arrays of a batch are those of translation, int32: ``input_ids``, ``segment_ids``,
+The arrays of a batch are int32, as in translation: ``input_ids``, ``segment_ids``,
 ``position_ids`` [B, S], and ``decoder_input_ids``, ``decoder_segment_ids``,
-``decoder_position_ids``, ``labels`` [B, T]; T follows from S and the fraction that is dropped.
+``decoder_position_ids``, ``labels`` [B, T]; by default T follows from S and the dropped fraction.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from ..tokenizers.training import train_tokenizer
 from .base import DocumentsData
 from .translation import ARRAYS, array_lengths, arrays_of_pairs, start_and_end
 
-# Every run evaluates on the same examples and gaps.
+# A fixed seed, so that every run evaluates on the same examples and gaps.
 _EVALUATION_SEED = 0x5EED
 
 
@@ -42,10 +42,10 @@ class SpanCorruptionExamples(PickledByFields):
     Attributes:
       corpus: The tokens.
       tokenizer: The tokenizer, with at least one sentinel for each span of a text.
-      corruption: Makes source and target of a text.
+      corruption: Makes a source and a target from a text.
       lengths: The lengths of a sequence, S and T.
       seed: The seed of the order of the texts and of the gaps, any integer.
-      changes: Whether every epoch has other gaps.
+      changes: Whether the gaps differ between epochs.
     """
 
     corpus: TokenCorpus
@@ -78,16 +78,17 @@ class SpanCorruptionExamples(PickledByFields):
             self.corruption.corrupt(self.text(text), self.marks, end, rng)
             for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
         ]
+        # Replace the end token of the source by the special tokens of the source frame.
         pairs = [([*before, *source[:-1], *after], target) for source, target in found]
         return arrays_of_pairs(pairs, self.lengths[0], start, target_length=self.lengths[1])
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
-        """The tokens that mark what was dropped."""
+        """The tokens that mark dropped spans."""
         return self.tokenizer.sentinels
 
     def text(self, number: int) -> np.ndarray:
-        """Returns the tokens of one of the texts that are corrupted."""
+        """Returns the tokens of one of the texts before corruption."""
         firsts, sizes = self._texts
         return self.corpus.tokens[firsts[number] : firsts[number] + sizes[number]]
 
@@ -103,7 +104,7 @@ class SpanCorruptionExamples(PickledByFields):
 
     @property
     def _more_marks(self) -> int:
-        """The special tokens of a source besides the end token."""
+        """The number of special tokens of a source besides the end token."""
         return self.tokenizer.source_frame.single.num_added - 1
 
     @property
@@ -114,36 +115,38 @@ class SpanCorruptionExamples(PickledByFields):
     @cached_property
     def _texts(self) -> tuple[np.ndarray, np.ndarray]:
         """The first token and the number of tokens of each text."""
-        # The corpus has special tokens around each document.
+        # The corpus stores each document with BOS and EOS, if the tokenizer has them: skip them.
         special = self.tokenizer.special_ids
         before, after = special.bos is not None, special.eos is not None
         starts = self.corpus.document_starts
         sizes = np.diff(starts, append=len(self.corpus.tokens)) - before - after
         length, target_length = self.lengths
         longest = self.corruption.longest_text(length - self._more_marks, target_length)
+        # Cut each document into texts of `longest` tokens; the last text may be shorter.
         number = -(-sizes // longest)  # texts of each document
         of_document = np.repeat(np.arange(len(sizes)), number)
         index = np.arange(len(of_document)) - np.repeat(np.cumsum(number) - number, number)
         firsts = starts[of_document] + before + index * longest
         lengths = np.minimum(sizes[of_document] - index * longest, longest)
-        kept = lengths >= 2  # one token cannot be kept and dropped
+        # A text needs a kept and a dropped token.
+        kept = lengths >= 2
         return firsts[kept], lengths[kept]
 
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """The texts of the sequences, and where each sequence begins."""
+        """The texts of all sequences, and the start of each sequence."""
         source_sizes, target_sizes = self._pair_sizes(self._texts[1])
         length, target_length = self.lengths
         return best_fit(source_sizes, target_sizes, length, self.seed, target_length=target_length)
 
 
 def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
-    """Loads or trains the tokenizer of a new run; adds sentinels to one without marks of gaps.
+    """Loads or trains the tokenizer of a new run; adds sentinels if it has none.
 
     Args:
-      data: Names the tokenizer, and has the texts.
-      number: Sentinels, which count in the size of the vocabulary. A single one stands for a mask,
-        and is not added to a vocabulary with a mask token.
+      data: The config with the tokenizer and the texts.
+      number: The number of sentinels, which count in the size of the vocabulary. A single sentinel
+        serves as a mask, and is not added to a vocabulary with a mask token.
     """
     config = data.tokenizer
     has_mask = number == 1 and config.kind in ("wordpiece", "words")
@@ -151,6 +154,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         tokenizer = load_tokenizer(config.path)
         has_mask = number == 1 and tokenizer.special_ids.mask is not None
     else:
+        # Reserve room for the sentinels in the requested size.
         if config.vocab_size is not None and config.kind != "characters" and not has_mask:
             config = replace(config, vocab_size=config.vocab_size - number)
         try:
@@ -158,6 +162,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         except DataError as error:
             if "vocab_size" not in str(error) or has_mask:
                 raise
+            # The message of the trainer states a size without the sentinels.
             besides = f", not counting {counted(number, 'sentinel')}"
             raise DataError(f"{error}{besides}") from None
     return tokenizer if has_mask or tokenizer.sentinels else SentinelTokenizer(tokenizer, number)
@@ -165,20 +170,20 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruptionData(DocumentsData):
-    """Documents with gaps, whose content is predicted (T5)."""
+    """Documents with gaps, where the model predicts the dropped spans (T5)."""
 
     kind: ClassVar[str] = "span_corruption"
 
     length: PositiveInt
-    """Tokens in a source, S; a sequence may hold several."""
+    """Tokens in a sequence of sources, S; a sequence may hold several."""
     target_length: PositiveInt | None = None
-    """Tokens in a target, T, if not what a text takes whose source has S tokens."""
+    """Tokens in a sequence of targets, T. Defaults to the target of a text that fills S."""
     noise_density: NoiseDensity = 0.15
-    """The fraction of the tokens that is dropped."""
+    """The fraction of dropped tokens."""
     mean_span_length: SpanLength = 3.0
-    """The mean number of consecutive tokens that are dropped."""
+    """The mean number of consecutive dropped tokens."""
     num_sentinels: PositiveInt = NUMBER
-    """Sentinels behind the tokens of a vocabulary that has none yet. They count in
+    """Sentinels to append to a vocabulary without sentinels. They count in
     `tokenizer.vocab_size`."""
 
     def __post_init__(self) -> None:
@@ -199,7 +204,7 @@ class SpanCorruptionData(DocumentsData):
 
     @property
     def corruption(self) -> SpanCorruption:
-        """How much of a text is dropped."""
+        """The amount of corruption."""
         return SpanCorruption(self.noise_density, self.mean_span_length)
 
     @property
@@ -216,20 +221,20 @@ class SpanCorruptionData(DocumentsData):
         return max(self.lengths)
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
+        """See ``DataConfig``; adds sentinels to a vocabulary without sentinels."""
         return tokenizer_with_sentinels(self, self.num_sentinels)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``translation.arrays_of_pairs``."""
+        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
         lengths = array_lengths(*self.lengths)
         return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the texts that are not held out, with other gaps in every epoch."""
+        """Returns the texts that are not held out, with new gaps in every epoch."""
         return self._split(self.texts(), tokenizer, seed, changes=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns every text to validate on, always with the same gaps."""
+        """Returns every validation text, always with the same gaps."""
         documents = self.validation_documents()
         return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
 
@@ -244,6 +249,7 @@ class SpanCorruptionData(DocumentsData):
     ) -> DataSplit:
         start_and_end(tokenizer)
         corruption, lengths = self.corruption, self.lengths
+        # The longest text has the most spans, and each span needs a sentinel.
         longest = corruption.longest_text(*lengths)
         (most,) = corruption.counts(np.asarray([longest]))[1].tolist()
         if most > len(tokenizer.sentinels):

@@ -1,6 +1,6 @@
-"""Sentences with a tag for each word: from the records of a source to examples with BIO tags.
+"""Sentences with a tag for each word: converts records of a source to examples with BIO tags.
 
-Words get their tokens only in ``token_classification``.
+``token_classification`` tokenizes the words.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,8 @@ class TaggingExample:
 
     Attributes:
       words: The words of the sentence.
-      tags: One tag for each word; None if they are to be predicted.
-      location: Where the example was read, for messages: `train.tsv line 7`.
+      tags: One tag for each word, or None if unknown (prediction).
+      location: The location of the example, for messages: `train.tsv line 7`.
       first_line: The line of the first word, if each word has a line.
       document: The document of the sentence, if the source marks documents.
     """
@@ -37,7 +37,7 @@ class TaggingExample:
 
     @property
     def group(self) -> str:
-        """See ``Example``; a document, or else equal sentences, are in the same split."""
+        """See ``Example``; the sentences of a document, or equal sentences, share a split."""
         return self.document or self.texts[0]
 
     def location_of(self, word: int) -> str:
@@ -88,7 +88,7 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
 def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    # Without names, words and whole numbers are tags; a bool is an int in Python.
+    # Without names, words and whole numbers are tags. Exclude bool, which is an int in Python.
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
     if names is None and is_name:
         return str(value)
@@ -98,7 +98,7 @@ def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
 
 
 def words_of(values: object, location: str) -> tuple[str, ...]:
-    """Checks that a value is a list of words, and returns the words.
+    """Returns the words of a list after checking them.
 
     Raises:
       DataError: The value is not a list, or an item is not a word.
@@ -120,11 +120,11 @@ def in_bio(
 
     Args:
       examples: The sentences.
-      strict: Whether to refuse an ``I-`` that continues no span; otherwise it is read as ``B-``.
+      strict: Whether to reject an ``I-`` that does not continue a span, or else read it as ``B-``.
       names: The tags that a published data set declares.
 
     Raises:
-      DataError: A tag does not follow the scheme of the others (with file and line).
+      DataError: A tag does not follow the scheme of the other tags (with file and line).
     """
     sentences = [example.tags or () for example in examples]
     try:
@@ -132,15 +132,17 @@ def in_bio(
     except InconsistentTagError as error:
         raise error.at(examples[error.sentence].location_of(error.word)) from None
     notes = [] if scheme in ("BIO", "plain") else [f"{scheme} tags converted to BIO"]
-    # (sentence, word) of every I- that continues no span; with `strict` there is none.
+    # (sentence, word) of every I- that does not continue a span; empty with `strict`.
     stray = misplaced_inside(sentences) if scheme == "BIO" else []
     if stray:
         sentence, word = stray[0]
         location = examples[sentence].location_of(word)
         notes.append(f"{len(stray):,} tags I- that continue no span read as B- ({location})")
+    # Reading the tags as IOB1 turns each stray I- into B-.
     converted = tuple(
         replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))
         for example, tags in zip(examples, sentences, strict=True)
     )
+    # Convert the declared tags to BIO like the tags of the examples.
     declared = tuple(to_bio([name], scheme)[0] for name in names) if names is not None else None
     return ExampleSet(converted, declared, tuple(notes))

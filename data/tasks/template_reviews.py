@@ -1,12 +1,12 @@
 """Reviews made from templates: a labeled source without a download, ``builtin:reviews``.
 
-The label of every review follows from its words, and in a known part only from their order:
+The label of every review follows from its words, and in one part only from their order:
 
 - plain: "The food was terrible.", the label of the adjective;
 - negated: "The food was not terrible.", the other label;
 - order: "The food was not terrible, great." is positive and "The food was not great, terrible."
-  negative. Of each such review both orders are there, always in the same split, so a model that
-  does not see order is right about exactly one of the two.
+  is negative. Both orders of such a review are in the same split, so a model that does not see
+  word order is right about exactly one of the two.
 """
 
 import random
@@ -39,7 +39,7 @@ _ADJECTIVES = {
 }
 _OTHER = {POSITIVE: NEGATIVE, NEGATIVE: POSITIVE}
 _TWINS = 480
-"""The number of reviews of the part ``order`` in either order, as many as are plain or negated."""
+"""The number of pairs of reviews in the part ``order``, equal to the plain reviews per label."""
 _VALIDATION_FRACTION = 0.2
 
 
@@ -59,17 +59,18 @@ class Review:
 
 
 def template_reviews(split: Split, seed: int = 0) -> list[Review]:
-    """Returns the reviews of a split; the parts are equally large, the labels nearly so.
+    """Returns the reviews of a split, with equally large parts and nearly balanced labels.
 
     Args:
-      split: 2,304 reviews for training, or 576 other ones for validation.
-      seed: Seed of the split and of the order; the source ``builtin:reviews`` has 0.
+      split: 2,304 reviews for training, or 576 other reviews for validation.
+      seed: The seed of the split and of the order; ``builtin:reviews`` uses 0.
 
     Returns:
       The reviews in random order.
     """
     rng = random.Random(seed)
     places = [f"{opener}the {subject} was" for opener, subject in product(_OPENERS, _SUBJECTS)]
+    # Reviews of a group are in the same split: one review, or the two orders of one.
     groups: dict[str, list[list[Review]]] = {"plain": [], "negated": [], "order": []}
     for label, adjectives in _ADJECTIVES.items():
         for place, adjective in product(places, adjectives):
@@ -82,10 +83,12 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
         groups["order"].append(
             [_review(f"{place} {text}", label, "order") for text, label in twins]
         )
+    # There are far more combinations of two adjectives; take as many as in the other parts.
     groups["order"] = rng.sample(groups["order"], _TWINS)
     chosen: list[Review] = []
     for group in groups.values():
         rng.shuffle(group)
+        # Divide each part separately, so that the parts are equally large in both splits.
         held_out = round(_VALIDATION_FRACTION * len(group))
         part = group[:held_out] if split == "validation" else group[held_out:]
         chosen += [review for twins in part for review in twins]
@@ -105,7 +108,7 @@ def review_records(source: LabelledSource, split: Split) -> list[Record]:
       split: The split.
 
     Raises:
-      DataError: There is no such built-in source, or no such field.
+      DataError: The built-in source or a field does not exist.
     """
     if source.location not in NAMES:
         raise DataError(

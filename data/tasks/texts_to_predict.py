@@ -1,7 +1,7 @@
-"""Texts to classify, single or in pairs, from anything that names or separates them.
+"""Texts to classify, single or in pairs, from inputs that name or separate them.
 
-A model that was trained here reads as many texts as its source had. An imported model has no
-source: it reads one text or two, as transformers does.
+A model trained with flaxzoo reads as many texts as its source had. An imported model has no source:
+it reads one or two texts, like transformers.
 """
 
 import json
@@ -32,7 +32,7 @@ SECOND = frozenset(
 )
 """Names that only a second text has."""
 SINGLE = (*LABELED_TEXTS.fields["text"], "query")
-"""Customary names of a text alone."""
+"""Customary names of a single text."""
 IMPORTED = "memory:imported model#label,text,text_b?"
 """The source of an imported model, whose second text is optional."""
 
@@ -43,8 +43,8 @@ class TextReader:
 
     Attributes:
       fields: The names, or the numbers of columns, of the texts in the source of the run.
-      imported: Whether the model reads one text as well as two.
-      unread: Collects the names of fields that are given and not read.
+      imported: Whether the model accepts both one and two texts.
+      unread: Collects the names of fields that are present but not read.
     """
 
     fields: tuple[str, ...]
@@ -54,11 +54,11 @@ class TextReader:
     def of_file(self, path: str) -> Iterator[Record]:
         """Reads a file: JSON lines, a table with a line of names, or lines of texts.
 
-        The first line, or the end of the name, tells JSON lines from texts. A line of texts has a
-        text, or two separated by a tab; an empty line is an empty text.
+        The file suffix or the first line identifies JSON lines. A line of texts has one text, or
+        two separated by a tab; an empty line is an empty text.
 
         Raises:
-          DataError: The texts are not as many as the model reads (with file and line), or the file
+          DataError: The number of texts does not fit the model (with file and line), or the file
             is a CSV table without names.
         """
         if are_json_lines(path):
@@ -67,6 +67,7 @@ class TextReader:
         kind = path.removesuffix(".gz").rpartition(".")[2]
         if kind in ("csv", "tsv"):
             table = LabelledSource(f"{kind}:{path}", kind, path, (), True)
+            # A table needs names of its texts in the first line; TSV may also be lines of texts.
             if (named := self._named_columns(table)) is not None:
                 yield from read_fields(named, _COLUMNS)
                 return
@@ -78,7 +79,8 @@ class TextReader:
         lines = input_lines(path)
         first = next(lines, None)
         lines = chain([] if first is None else [first], lines)
-        if first is not None and is_object(first[2]):  # standard input has no name that says so
+        # Standard input has no suffix, so look at the first line.
+        if first is not None and is_object(first[2]):
             yield from self._of_json_lines(lines)
             return
         for file, number, line in lines:
@@ -99,7 +101,7 @@ class TextReader:
                 yield self.of_row(parse_line(line, location), location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
-        """Reads a source that names no columns; None if nothing in it names its texts."""
+        """Reads a source without named columns; returns None if it does not name its texts."""
         if source.kind == "jsonl":
             return self._of_objects(source)
         named = self._named_columns(source)
@@ -129,9 +131,10 @@ class TextReader:
         """Returns the names of the texts among the names of fields.
 
         Raises:
-          DataError: None is the name of a text, there are more or fewer texts than are read, or it
-            is not clear which fields they are.
+          DataError: No field is a text, the number of texts does not fit the model, or the choice
+            of fields is ambiguous.
         """
+        # Prefer the names from the source of the run to customary names.
         found = self.fields if {*self.fields} <= names.keys() else _customary(names)
         if not found:
             raise DataError(
@@ -149,6 +152,7 @@ class TextReader:
                 f"{location} has one text, {found[0]!r}, and this model was trained on pairs: give "
                 f"the second as {' or '.join(dict.fromkeys((*self._own[1:], 'text_b')))}"
             )
+        # A model of single texts would silently ignore a second text.
         second = [*sorted((SECOND & names.keys()) - {*self.fields}), *found[1:]]
         if not self.imported and len(self.fields) == 1 and second:
             raise DataError(
@@ -159,16 +163,17 @@ class TextReader:
 
     @property
     def _own(self) -> tuple[str, ...]:
-        """The names that the source of the run has, if it has names."""
+        """The field names in the source of the run, without column numbers."""
         own = () if self.imported else self.fields
         return tuple(name for name in own if not name.isdecimal())
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
-        """Returns a table with the columns of its texts, if its first line names them."""
+        """Returns a table with its text columns, if the first line names them."""
         try:
             names = dict.fromkeys(column_names(source))
             found = self.fields if {*self.fields} <= names.keys() else _customary(names)
         except DataError:
+            # The first line has no names.
             return None
         if not found:
             return None
@@ -190,10 +195,11 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the fields that are a pair of texts or a text by their names; none if none is."""
+    """Returns the names of a customary pair of texts or single text, or an empty tuple."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair
+    # Several names of single texts are ambiguous unless one is `text`.
     single = [name for name in SINGLE if name in names]
     return ("text",) if "text" in single else tuple(single) if len(single) == 1 else ()
 
@@ -207,5 +213,5 @@ def is_object(line: str) -> bool:
 
 
 def are_pair(fields: tuple[str, ...]) -> bool:
-    """Returns whether two fields customarily are a pair of texts, rather than label and text."""
+    """Returns whether two fields are customary names of a pair of texts."""
     return fields in PAIRS

@@ -1,11 +1,11 @@
 """Token classification: sentences with a tag for each word (entities, parts of speech).
 
 Devlin et al. 2018, section 5.3: the tag of a word is predicted at its first token. A sentence
-that is too long for an example continues in the next one at a word boundary, so that every word
-is predicted exactly once.
+that is too long for an example continues in the next example at a word boundary, so that every
+word is predicted exactly once.
 
 The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``token_type_ids`` and
-``labels``, -100 where nothing is predicted.
+``labels``, -100 at tokens without a prediction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
-"""The label of a token at which nothing is predicted."""
+"""The label of a token without a prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; the fields are the words and their tags.
 
-        An ``I-`` that continues no span is an error in training data; for evaluation it is read as
-        ``B-``.
+        An ``I-`` that does not continue a span is an error in training data; in evaluation it is
+        read as ``B-``.
         """
         strict = split == "train"
         if source.kind == "conll":
@@ -73,17 +73,17 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return in_bio([from_record(record, names) for record in records], strict, names)
 
     def label_names(self, example: TaggingExample) -> tuple[str, ...]:
-        """See ``LabelledData``; spans are counted by their beginnings."""
+        """See ``LabelledData``; a span counts once, by its ``B-``."""
         return tuple(tag for tag in example.tags or () if tag != "O" and not tag.startswith("I-"))
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
-        """See ``LabelledData``; the only field is the one of the words."""
+        """See ``LabelledData``; the only field contains the words."""
         return [
             TaggingExample(words_of(r.values[0], r.location), None, r.location) for r in records
         ]
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[TaggingExample]:
-        """See ``LabelledData``; from ``conll:GLOB`` the first column is read."""
+        """See ``LabelledData``; reads the first column of ``conll:GLOB``."""
         kind, _, location = name.partition(":")
         if kind == "conll":
             return self._first_columns(location)
@@ -94,10 +94,10 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[TaggingExample]:
-        """Reads a sentence per line, with words separated by blanks; a line may be empty.
+        """Reads one sentence per line, with words separated by blanks; a line may be empty.
 
-        From a file ``*.conll``, with a word per line, the first column is read; from ``*.jsonl``
-        the field of the words.
+        Reads the first column of a file ``*.conll`` with one word per line, and the field of the
+        words of a file ``*.jsonl``.
         """
         if path.removesuffix(".gz").endswith(".conll"):
             return self._first_columns(path)
@@ -112,8 +112,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     def labels(self) -> tuple[str, ...]:
         """Returns the tags of the source, ``O`` first, with ``B-`` and ``I-`` of every span type.
 
-        For a published data set these are the tags that it declares, even if no training example
-        has them.
+        For a published data set these are the declared tags, even if no training example has them.
         """
         whole = self._whole()
         found = (tag for example in whole.examples for tag in example.tags or ())
@@ -124,7 +123,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return ("a", "b")
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``TokenClassificationExamples.example``."""
+        """See ``DataConfig`` and ``TokenClassificationExamples.example``."""
         labels = ArraySpec((self.length,), Values.LABEL, num_classes=num_labels)
         return {**token_specs(self.length), "labels": labels}
 
@@ -144,13 +143,13 @@ class TokenClassificationData(LabelledData[TaggingExample]):
 class TokenClassificationExamples(LabelledExamples):
     """Sentences in rows of tokens; see ``dataset.ExampleSource``.
 
-    The W words of all sentences, in order, are predicted in R rows.
+    The R rows contain the W words of all sentences in order.
 
     Attributes:
       tokens: The R rows of tokens with special tokens.
-      first_words: The first word of each row, and the end, int64 [R + 1].
-      positions: The token of its row at which each word is predicted, -1 if none, int32 [W].
-      values: The label id of each word, int32 [W]; None if it is to be predicted.
+      first_words: The first word of each row, then the end, int64 [R + 1].
+      positions: The token in its row that predicts each word, -1 if none, int32 [W].
+      values: The label id of each word, int32 [W], or None if unknown (prediction).
       examples: The sentences.
       labels: The names of the L labels.
       notes: Remarks for the log.
@@ -168,12 +167,13 @@ class TokenClassificationExamples(LabelledExamples):
         """Makes one row; the same in every epoch.
 
         Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` and, unless they are
-          unknown, ``labels``, -100 where nothing is predicted; int32 [T] each.
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` and, if known, ``labels`` with
+          -100 at tokens without a prediction; int32 [T] each.
         """
         row = self.tokens.example(index)
         if self.values is not None:
             words = slice(self.first_words[index], self.first_words[index + 1])
+            # A word without a token has the position -1 and no label.
             positions = self.positions[words]
             labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
             labels[positions[positions >= 0]] = self.values[words][positions >= 0]
@@ -204,6 +204,7 @@ class TokenClassificationExamples(LabelledExamples):
         if "probabilities" in predictions:
             chances = output(predictions, "probabilities", len(self.tokens))[rows, self.positions]
             columns["probabilities"] = np.where(predicted, chances, 0.0).tolist()
+        # Words are flat over all rows: cut them into sentences again.
         ends = list(accumulate(len(example.words) for example in self.examples))
         return [
             {
@@ -220,7 +221,7 @@ def tagged_examples(
     labels: tuple[str, ...],
     length: int,
 ) -> TokenClassificationExamples:
-    """Tokenizes words and distributes sentences over rows.
+    """Tokenizes words and fills rows with sentences.
 
     Args:
       examples: The sentences.
@@ -229,16 +230,18 @@ def tagged_examples(
       length: The length of a row, T.
 
     Raises:
-      DataError: A tag is not among the labels (with file and line), or a sentence has no token
-        and the frame is empty.
+      DataError: A tag is not a known label (with file and line), or a sentence without tokens has
+        an empty frame.
     """
     template = Template.of(tokenizer, length)
+    # Positions in a row count the special tokens before the text.
     first = len(template.frame.before)
     rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
     first_words, positions, num_cut = [0], [], 0
     for example in examples:
         pieces = word_pieces(example.words, tokenizer)
         num_cut += sum(len(ids) > template.room(1) for ids, _ in pieces)
+        # Each sentence starts a new row; a long one takes several.
         for words in fill_rows(pieces, template.room(1)):
             row: list[int] = []
             for ids, mark in words:
@@ -272,22 +275,23 @@ def tagged_examples(
 def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
     """Returns the tokens of each word; works with any tokenizer.
 
-    The words are tokenized as one text. A token belongs to the word that has its last character; a
-    token that is only a space belongs to the word after it.
+    The words are tokenized as one text. A token belongs to the word that contains its last
+    character; a token of only a space belongs to the next word.
 
     Args:
       words: The words of one sentence.
       tokenizer: A tokenizer of any kind.
 
     Returns:
-      For each word its ids, and the index of the first one that has a character of the word. A
-      word without a token has no ids.
+      For each word its ids, and the index of the first id that contains a character of the word.
+      A word without a token has no ids.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
-    # Character positions of the words in the text, with the end, [num_words + 1].
+    # Start character of each word in the text, then the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    blanks: list[int] = []  # tokens of spaces that wait for the next word
+    # Tokens of spaces, which the next word gets.
+    blanks: list[int] = []
     last = [max(start, end - 1) for start, end in offsets]  # last character of each token
     of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
     behind = (starts[of_word + 1] - 1 == last).tolist()  # the space after the word
@@ -306,11 +310,12 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
 def fill_rows(
     pieces: Sequence[tuple[list[int], int]], room: int
 ) -> list[list[tuple[list[int], int]]]:
-    """Fills rows with words in order; a single word that is too long is truncated."""
+    """Fills rows with words in order; truncates a word that is longer than a row."""
     rows: list[list[tuple[list[int], int]]] = [[]]
     used = 0
     for ids, mark in pieces:
         if len(ids) > room:
+            # Keep the token that predicts the word when truncating.
             first = max(0, min(mark, len(ids) - room))
             ids, mark = ids[first : first + room], mark - first
         if used + len(ids) > room:

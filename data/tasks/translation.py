@@ -3,11 +3,11 @@
 Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a
 start token, and predicts each of its tokens and the end; both sides share a vocabulary. The paper
 batches pairs of similar length. Here an example has several pairs with different segment ids, so
-that all steps have one shape and almost no padding.
+that all steps have the same shape and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
 ``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
-``arrays_of_pairs``. Any task whose answer is a text has such pairs: see ``TextToTextData``.
+``arrays_of_pairs``. Other tasks with a text as answer use ``TextToTextData``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,9 +32,9 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig, SourceField
 
 VOCABULARY_PAIRS = 1_000_000
-"""The largest number of pairs that a vocabulary is trained on; they are evenly spaced."""
+"""Maximum number of pairs for training a vocabulary; they are evenly spaced."""
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
-"""Examples in an epoch of spelled-out numbers; every epoch has new ones."""
+"""Examples in an epoch of spelled-out numbers; every epoch has new examples."""
 
 ARRAYS = {
     "input_ids": Values.SOURCE_TOKEN,
@@ -47,12 +47,13 @@ ARRAYS = {
 }
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
-# Every run evaluates on the same examples.
+# A fixed seed, so that every run evaluates on the same examples.
 _EVALUATION_SEED = 0x5EED
-# In evaluation such a pair is still translated and scored, but it has no loss.
+# Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence is full after this many consecutive numbers that do not fit.
+# A sequence is full after this many numbers that do not fit.
 _MISSES = 3
+# Sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
 
 TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
@@ -89,10 +90,10 @@ def arrays_of_pairs(
     """Makes one example.
 
     Args:
-      pairs: Pairs whose sources together have at most ``length`` tokens, as have their targets.
-      length: The length of the example, S = T.
+      pairs: The pairs. Their sources together fit in S tokens, and their targets in T tokens.
+      length: The length of the example on the source side, S.
       start: The id that begins each target in the decoder.
-      target_length: The length of the example on the side of the targets, if not ``length``.
+      target_length: The length of the example on the target side, T. Defaults to ``length``.
 
     Returns:
       Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
@@ -105,6 +106,7 @@ def arrays_of_pairs(
         name: np.zeros(size, np.int32)
         for name, size in array_lengths(length, target_length or length).items()
     }
+    # Fill both sides from the left, pair by pair.
     positions = np.arange(max(length, target_length or length))
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
@@ -113,6 +115,7 @@ def arrays_of_pairs(
         arrays["segment_ids"][first:end] = segment
         arrays["position_ids"][first:end] = positions[: len(source)]
         first, end = end, first_of_target + len(target)
+        # Teacher forcing: the decoder reads the target shifted right by one token.
         arrays["decoder_input_ids"][first_of_target] = start
         arrays["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
         arrays["decoder_segment_ids"][first_of_target:end] = segment
@@ -130,16 +133,16 @@ def array_lengths(length: int, target_length: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TranslationExamples:
-    """Each fitting pair exactly once, in the same examples in every epoch.
+    """Every pair that fits exactly once, in the same examples in every epoch.
 
     Attributes:
       corpus: The tokens.
       length: The length of a sequence of sources, S.
       start: The id that begins each target in the decoder.
-      pairs: The indices of the pairs, sequence by sequence, int64 [num_fitting].
-      sequence_starts: The start of each sequence in ``pairs``, and the end, int64
+      pairs: The indices of the pairs, grouped by sequence, int64 [num_fitting].
+      sequence_starts: The start of each sequence in ``pairs``, then the end, int64
         [num_sequences + 1].
-      target_length: The length of a sequence of targets, T, if not S.
+      target_length: The length of a sequence of targets, T. Defaults to S.
     """
 
     corpus: PairCorpus
@@ -205,20 +208,20 @@ class TranslationExamples:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the tokens of all sequences, on both sides together, that is padding."""
+        """The fraction of padding tokens in all sequences, over both sides."""
         return 1 - sum(self.num_tokens) / (sum(self.lengths) * self.num_examples)
 
 
 @dataclass(frozen=True)
 class NumberExamples:
-    """Examples of spelled-out numbers, which are drawn anew in each epoch.
+    """Examples of spelled-out numbers, newly drawn in each epoch.
 
     Attributes:
       languages: The languages of the sources and of the targets, as named by num2words.
-      tokenizer: The tokenizer of the sources; its ``target`` is that of the targets.
+      tokenizer: The tokenizer of the sources; its ``target`` tokenizes the targets.
       length: The length of a sequence of sources, S.
       seed: The seed of the numbers, any integer.
-      target_length: The length of a sequence of targets, T, if not S.
+      target_length: The length of a sequence of targets, T. Defaults to S.
     """
 
     languages: tuple[str, str]
@@ -245,18 +248,20 @@ class NumberExamples:
 
     @cached_property
     def padding_fraction(self) -> float:
-        """The fraction of the tokens of some sequences, on both sides together, that is padding."""
+        """The fraction of padding tokens in a sample of sequences, over both sides."""
         measured = [self.example(0, index) for index in range(_NUM_MEASURED)]
         names = "segment_ids", "decoder_segment_ids"
         sides = [arrays[name] for arrays in measured for name in names]
         return float(np.mean(np.concatenate(sides) == 0))
 
     def _fill(self, numbers: Iterator[int]) -> Iterator[TokenPair]:
+        # Fill the sequence with random numbers until a few of them do not fit.
         source_room, target_room = self.length, self.target_length or self.length
         misses = 0
         while misses < _MISSES:
             number = next(numbers)
             source = self.side(number, 0)
+            # Do not spell a target whose source does not fit.
             target = self.side(number, 1) if len(source) <= source_room else []
             if 0 < len(target) <= target_room:
                 source_room -= len(source)
@@ -273,7 +278,7 @@ class NumberExamples:
 
 @dataclass(frozen=True)
 class VocabularyTexts:
-    """The texts of pairs, each target right after its source; see ``token_corpus.Texts``.
+    """The texts of pairs, each source followed by its target; see ``token_corpus.Texts``.
 
     Attributes:
       text: The sentence pairs.
@@ -290,6 +295,7 @@ class VocabularyTexts:
         number = len(self.text)
         kept = min(number, VOCABULARY_PAIRS)
         for i, pair in enumerate(self.text):
+            # Keep `kept` of `number` pairs at even distances.
             if i * kept // number != (i - 1) * kept // number:
                 yield from filter(str.strip, (pair.source, pair.target))
 
@@ -304,11 +310,11 @@ class TranslationData(DataConfig):
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
     joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
     validation_fraction: Rate = 0.01
-    """The fraction held out when `validation` is not given and no split is published."""
+    """The held-out fraction if `validation` is not given and no split is published."""
     length: PositiveInt
     """Tokens in a sequence of sources, S; a sequence holds several pairs."""
     target_length: PositiveInt | None = None
-    """Tokens in a sequence of targets, T. By default `length`."""
+    """Tokens in a sequence of targets, T. Defaults to `length`."""
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -327,7 +333,7 @@ class TranslationData(DataConfig):
         return VocabularyTexts(text)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; the arrays are those of ``arrays_of_pairs``."""
+        """See ``DataConfig`` and ``arrays_of_pairs``."""
         lengths = array_lengths(*self.lengths)
         return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
 
@@ -342,7 +348,7 @@ class TranslationData(DataConfig):
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the source to validate on, the published split, or the held-out pairs."""
+        """Returns the validation source, the published split, or the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         numbers = NumberWords.parse(self.source_name)
@@ -354,8 +360,8 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         """Returns all pairs of another source, or the validation split of a published one.
 
-        The content has every pair as it was read. The examples leave out pairs with an empty side
-        and pairs that are longer than a sequence.
+        The content has every pair as read. The examples leave out pairs with an empty side and
+        pairs that are longer than a sequence.
         """
         numbers = NumberWords.parse(as_source(source))
         if numbers is not None:
@@ -367,7 +373,7 @@ class TranslationData(DataConfig):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Refuses, because translations are not predicted example by example.
+        """Raises, because translations are not predicted as labels.
 
         Raises:
           DataError: Always; the message names the command that translates.
@@ -395,6 +401,7 @@ class TranslationData(DataConfig):
         examples = NumberExamples(
             numbers.languages, tokenizer, self.length, seed, self.target_length
         )
+        # Check the lengths on the sample, so that training does not skip long numbers.
         for which, length in enumerate(self.lengths):
             longest = max(len(examples.side(number, which)) for number in sample.numbers)
             if longest > length:
@@ -420,7 +427,7 @@ class TextToTextData(TranslationData):
 
 
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """Describes the sequences, and the pairs left out of them with the reason."""
+    """Describes the sequences, and the pairs left out with the reason."""
     corpus = examples.corpus
     source, target = examples.num_tokens
     summary = [
@@ -436,6 +443,7 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
         summary.append(f"{empty} {left_out}: an empty side (first: {location})")
     over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
+        # Corpus indices omit empty pairs; `numbers` maps them to indices in the text.
         location = pair_at(text, int(corpus.numbers[over_long[0]])).location
         limit = f"data.length {examples.lengths[0]}"
         if examples.lengths[0] != examples.lengths[1]:
