@@ -46,8 +46,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             digest = text_digest(text)
             if self._division.split(digest) == split:
                 seen[digest] += 1
-                # TFDS sorts by key, so the order depends only on the texts; equal texts need
-                # distinct keys.
+                # TFDS orders examples by a hash of the key, so the order depends only on the texts.
+                # Equal texts need distinct keys.
                 yield f"{digest.hex()}-{seen[digest]}", {"text": text}
 
 
