@@ -82,9 +82,11 @@ class PickledByFields:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __getstate__(self) -> dict[str, object]:
+        # A frozen dataclass restores this dict as its `__dict__`, without a call of `__init__`.
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
+# Runtime checks test only that the members exist, so that any class can be a source.
 @runtime_checkable
 class ExampleSource(Protocol):
     """A random-access data set of examples.

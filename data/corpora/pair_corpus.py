@@ -61,6 +61,7 @@ class PairCorpus(CorpusFolder):
 
     def pair(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens of a pair's source and target, with end tokens."""
+        # A source ends where its target starts.
         first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
         return self.tokens[first:middle], self.tokens[middle:last]
 
@@ -114,6 +115,7 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
     # The tokens before and after a text, for the source and for the target.
     frames = tokenizer.source_frame.single.marks, ((), (end_of_text(tokenizer.target),))
     unknown = [side.special_ids.unk for side in sides]
+    # Both sides share one array of tokens, so its type must fit the larger vocabulary.
     vocab_size = max(side.vocab_size for side in sides)
     starts, numbers = array("q"), array("q")
     num_read, num_unknown, first_empty = 0, 0, None

@@ -131,6 +131,7 @@ def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[
     If the tokens of the vocabulary include spaces, each sentence except the first of a document
     starts with a space.
     """
+    # WordPiece and word vocabularies ignore spaces.
     space = "" if tokenizer.kind in ("wordpiece", "words") else " "
     texts = [
         space + text if number else text

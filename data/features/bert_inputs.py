@@ -101,6 +101,7 @@ class BertInputs:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         own = slice(self.starts[index], self.starts[index + 1])
         size = int(own.stop - own.start)
+        # Padding is 0 except for the ids, where it is the padding token.
         row = {name: np.zeros(self.template.length, np.int32) for name in token_specs()}
         row["input_ids"][:size], row["input_ids"][size:] = self.ids[own], self.template.pad
         row["attention_mask"][:size] = 1
@@ -142,6 +143,7 @@ def encode_texts(
     pairs: list[tuple[list[int], list[int] | None]] = []
     num_truncated = 0
     for pair, location in zip(texts, locations, strict=True):
+        # Results come in the order of the flattened texts.
         one, other = next(encoded), next(encoded) if len(pair) == 2 else None
         if other is None:
             kept: tuple[list[int], list[int] | None] = (

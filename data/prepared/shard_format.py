@@ -71,11 +71,13 @@ class Settings:
         if self.length < 1:
             raise DataError(f"length {self.length} must be at least 1")
         check_validation_fraction(self.validation_fraction)
+        # Refuse folders of other versions before reading their records.
         if self.format != FORMAT:
             raise DataError(f"format {self.format} is not the format of this version, {FORMAT}")
 
     def written(self) -> dict[str, object]:
         """Returns the settings as written to files."""
+        # `keep` identifies the selector, which itself cannot be written as JSON.
         names = [one.name for one in fields(self) if one.name != "selector"]
         return {name: getattr(self, name) for name in names}
 
@@ -128,6 +130,7 @@ class Shard:
 
 def shard_name(part: Source) -> str:
     """Names the shard of an input file by the file name and a hash of the whole path."""
+    # Keep a readable part of the file name; the hash makes the name unique.
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     # File names need not be UTF-8; `surrogateescape` keeps their bytes.
     whole = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
@@ -158,6 +161,7 @@ def file_sha256(path: Path) -> str:
 def end_sha256(path: Path) -> str:
     """Hashes the last 64 KiB of a file; returns hexadecimal digits."""
     with path.open("rb") as file:
+        # Enough to detect another file without reading all of it.
         file.seek(max(0, path.stat().st_size - _END_BYTES))
         return hashlib.sha256(file.read()).hexdigest()
 

@@ -97,6 +97,7 @@ class PromptPattern:
                 f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for "
                 f"{len(fields)} fields ({', '.join(fields)}): give one for each"
             )
+        # Labels are plain text, so their braces are not fields.
         escaped = [label.replace("{", "{{").replace("}", "}}") for label in labels]
         lines = [f"{label}{{{name}}}\n" for label, name in zip(escaped, fields, strict=True)]
         return cls("".join(lines))
@@ -133,6 +134,7 @@ class PromptPattern:
         Raises:
           UserError: A field of the pattern is missing.
         """
+        # Stop before the answer: the last part with a field contributes only its text.
         *before, (last, _) = self._parts[: len(self.fields)]
         text = "".join(text + self._value(fields, name) for text, name in before if name) + last
         return text.rstrip(_SPACES) if strip else text

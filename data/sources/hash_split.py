@@ -61,6 +61,7 @@ class HashSplit:
         """
         if fraction == 0:
             return cls(b"")
+        # Equal texts have equal digests and always share a split.
         ordered = sorted(set(digests))
         if len(ordered) < 2:
             what = (
@@ -79,6 +80,7 @@ class HashSplit:
     @classmethod
     def of_each(cls, fraction: float) -> "HashSplit":
         """Computes the limit only from ``fraction``; a split may be empty."""
+        # Digests are uniform, so this share of them is below the limit.
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:

@@ -36,6 +36,7 @@ def read_fields(
         yield from read_tables(source, roles, left_out)
         return
     if source.kind == KIND:
+        # Examples in memory have no files.
         named = source.fields, source.conditions
         for location, values in read_memory(source.name, *named, left_out):
             yield Record(location, values)
@@ -56,6 +57,7 @@ def _read_corpora(source: LabelledSource) -> Iterator[Record]:
                 texts: Iterable[str] = load_documents(corpus.name, "train", validation_fraction=0.0)
             else:
                 texts = read_documents(corpus)
+            # Documents have no fields: label and text take the names of labeled data.
             for number, text in enumerate(texts, start=1):
                 values = {"label": label, "text": text}
                 record = tuple(values[field] for field in source.fields)

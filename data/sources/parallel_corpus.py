@@ -136,6 +136,7 @@ def open_parallel(
     """
     name = as_source(source)
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
+    # Opening checks names and files; pairs are read later.
     opened = [_open(part, like) for part in parts]
     if which == "whole":
         return ParallelText(tuple(_whole(part) for part in opened))
@@ -209,6 +210,7 @@ def _open(name: str, like: str | None) -> PairSource:
 def _like(kind: str, like: str | None) -> LabelledSource | None:
     """Returns the first source of a kind among the sources joined in a name."""
     parts = (part.strip() for part in _JOIN.split(like or ""))
+    # A validation source without fields takes them from the training source.
     same = next((part for part in parts if part.startswith(f"{kind}:")), None)
     return None if same is None else parse_labelled(same, _FIELDS)
 

@@ -106,6 +106,7 @@ class FieldPairs(PairSource):
         """See ``PairSource``; reports recognized headers and filtered pairs."""
         tables = self.fields.kind in ("tsv", "csv")
         notes = header_notes(self.fields, SENTENCE_PAIRS) if tables else ()
+        # Count the filtered pairs in a separate pass, because reading is lazy.
         left_out = LeftOut()
         if self.fields.conditions:
             for _ in read_fields(self.fields, SENTENCE_PAIRS, left_out):
@@ -138,6 +139,7 @@ class PublishedPairs(PairSource):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the split's published metadata; the pairs themselves are not read."""
+        # Name, fields, filter and size identify the content of a published version.
         builder, info = self.records.builder, self._info
         metadata = (builder.info.full_name, info.name, self.records.source.fields)
         if self.records.source.conditions:

@@ -136,6 +136,7 @@ def parse_source(name: str) -> Source:
         )
     # The name of a folder may contain a #.
     has_part = "#" in rest and kind != "prepared"
+    # The last # starts the part; earlier ones belong to the glob.
     location, mark, part = rest.rpartition("#") if has_part else (rest, "", "")
     if not location or (mark and not part):
         raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
@@ -197,6 +198,7 @@ def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[st
         texts = _texts_in_memory(source, left_out)
     else:
         texts = _builtin(source) if source.kind == "builtin" else _texts_of_files(source, left_out)
+    # Blank documents have no tokens to predict.
     yield from (text for text in texts if text and not text.isspace())
 
 

@@ -148,6 +148,7 @@ def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> 
     kept = text.strip()
     if not kept or not isinstance(start, int) or start < 0:
         return Answer(text, None, sure)
+    # Do not search for the text elsewhere: the answer could be another occurrence.
     if passage[start : start + len(text)] != text:
         return Answer(text, None, sure)
     return Answer(kept, start + text.index(kept), sure)
@@ -171,6 +172,7 @@ def _questions(content: object, file: str, labelled: bool = True) -> Iterator[Sp
     if articles is None:
         raise DataError(f'{file} is not SQuAD: it must be a JSON object with a list "data"')
     for i, article in enumerate(articles, start=1):
+        # Untitled articles are grouped by passage.
         title = str(article.get("title", "")) if isinstance(article, dict) else ""
         for j, paragraph in enumerate(_list(article, "paragraphs", f"{file} article {i}"), start=1):
             location = f"{file} article {i} paragraph {j}"

@@ -78,6 +78,7 @@ class DataConfig(Checked, ABC):
 
     def make_tokenizer(self) -> Tokenizer:
         """Loads the tokenizer of a new run, or trains one on the training texts."""
+        # A tokenizer on disk takes precedence over training one.
         if self.tokenizer.path is not None:
             return load_tokenizer(self.tokenizer.path)
         return train_tokenizer(self.texts(), self.tokenizer)

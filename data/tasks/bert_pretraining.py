@@ -112,6 +112,7 @@ class PretrainingData(DocumentsData):
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``PretrainingExamples.example``."""
+        # The same number as in `Masking.of`, without a tokenizer.
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.next_sentence:
@@ -163,6 +164,7 @@ class PretrainingData(DocumentsData):
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
+        # Either whole sentences as in the original code, or windows of a fixed length.
         segments: Segments | Windows
         if self.segments == "halves":
             segments = Windows(
@@ -197,6 +199,7 @@ def _checked(tokenizer: Tokenizer) -> int:
     """Returns the id of padding after checking that all special tokens exist."""
     ids = tokenizer.special_ids
     roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
+    # Padding, framing and masking each need their token.
     special = {role: id for role, id in roles.items() if id is not None}
     missing = [role for role in roles if role not in special]
     if missing:

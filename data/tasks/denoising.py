@@ -50,6 +50,7 @@ def mask_of(tokenizer: Tokenizer) -> int:
 def sentence_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids of the tokens that end with a full stop, "!" or "?"."""
     size = tokenizer.vocab_size
+    # Look at spellings, because subword vocabularies join a full stop with other characters.
     return tuple(id for id in range(size) if tokenizer.token(id).endswith(_SENTENCE_ENDS))
 
 
@@ -108,6 +109,7 @@ class DenoisingData(DocumentsData):
         mask_of(tokenizer)
         ends = sentence_ends(tokenizer) if self.permute_sentences else ()
         noise = Denoising(self.mask_fraction, self.mean_span_length, ends)
+        # The corpus is cached; the corruption is drawn when an example is made.
         corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
         lengths = self.length, self.length
         examples = DenoisingExamples(corpus, tokenizer, noise, lengths, seed, changes)

@@ -94,6 +94,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[ChoiceExample]:
         """See ``LabelledData``; the fields are label, context, an optional question, choices."""
+        # The question is optional; choices may be one list or fields joined by a plus sign.
         if not 3 <= len(source.fields) <= 4:
             raise DataError(
                 f"{source.name!r} names {len(source.fields)} fields: name the label, the context, "
@@ -146,6 +147,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         cut = too_long(num_truncated, len(pairs), "choice", limit, consequence="truncated")
         notes = (f"{number} choices each", *cut)
         correct = [example.label for example in examples]
+        # Examples for prediction have no labels at all.
         values = None if None in correct else np.array(correct, np.int32)
         return MultipleChoiceExamples(tokens, values, tuple(examples), number, notes)
 
@@ -180,6 +182,7 @@ class MultipleChoiceExamples(LabelledExamples):
           ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, if known,
           ``labels`` int32 [].
         """
+        # The sequences of an example are consecutive.
         rows = [self.tokens.example(index * self.number + choice) for choice in range(self.number)]
         row = {name: np.stack([one[name] for one in rows]) for name in rows[0]}
         if self.values is not None:
@@ -202,6 +205,7 @@ class MultipleChoiceExamples(LabelledExamples):
           For each example ``{"context": …, "choice": index, "text": the choice,
           "probabilities": [...]}``, with ``question`` if it has one.
         """
+        # The choices of an example compete, so their probabilities sum to one.
         table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]
         decoded = []
         for example, row in zip(self.examples, table, strict=True):

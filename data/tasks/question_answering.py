@@ -85,6 +85,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         _check_ids(examples)
         if examples and not any(example.answers for example in examples):
             raise DataError(f"no question of {source.name!r} has an answer: give a labeled source")
+        # Log answers that are not at their stated positions; training leaves them out.
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return ExampleSet(examples, notes=(note,) if wrong else ())
@@ -115,6 +116,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 
     def labels(self) -> tuple[str, ...]:
         """Returns ``no answer`` if some questions have no answer, so that it can be predicted."""
+        # An empty tuple means that the question has no answer.
         some = any(example.answers == () for example in self._whole().examples)
         return (NO_ANSWER,) if some else ()
 
@@ -153,6 +155,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         for example, ids in zip(examples, encoded, strict=True):
             tokens, offsets = passages[example.passage]
             kept_ids = ids[:longest]
+            # The windows share the row with the truncated question.
             held = windows(len(tokens), template.room(2) - len(kept_ids), self.stride)
             span = _answer_tokens(example, offsets, training)
             problem = _UNSURE if training and span is None else ""
@@ -162,6 +165,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
                 if not any(start <= first and last < end for start, end in held):
                     span, problem = None, _SPLIT
             questions.append(_Question(example, kept_ids, tokens, held, span, problem))
+        # Evaluation keeps all questions, because it scores the texts of answers.
         kept = [question for question in questions if not (training and question.problem)]
         if not kept:
             raise DataError(
@@ -287,6 +291,7 @@ def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray
     """
     if all(q.example.answers is None for q in questions):
         return None
+    # Every window of a question has the same span, if it is complete there.
     spans = [(q.span, *window) for q in questions for window in q.windows]
     found = [
         _in_window(*span, before=first) for span, first in zip(spans, before.tolist(), strict=True)

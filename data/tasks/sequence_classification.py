@@ -118,6 +118,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 f"{source.name!r} names {len(source.fields)} fields: name the label, the text "
                 "and perhaps a second text, as #LABEL,TEXT[,TEXT_B]"
             )
+        # Published labels are class ids with declared names; local labels are names.
         names = published.class_names(source.fields[0]) if published is not None else None
         records, lines = self.read_records(source, published, split)
         examples = []
@@ -202,6 +203,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         """
         if self.target == "regression":
             return ("score",)
+        # Use all examples, so that a label that only held-out examples have is also known.
         loaded = self._whole()
         if loaded.class_names is not None and self.target != "binary":
             return loaded.class_names
@@ -211,6 +213,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 f"all examples of {self.source_name!r} have the label {min(found)!r}: name the "
                 "column of the labels, as #LABEL,TEXT"
             )
+        # A label should repeat; otherwise the column probably contains ids, texts or scores.
         if len(loaded.examples) > _FEW and 2 * len(found) > len(loaded.examples):
             raise DataError(
                 f"{len(loaded.examples):,} examples of {self.source_name!r} have {len(found):,} "
@@ -258,6 +261,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     ) -> "SequenceClassificationExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
         template = Template.of(tokenizer, self.length)
+        # Tokenize once for all epochs; `example` only pads.
         tokens, num_truncated = encode_texts(
             [example.texts for example in examples],
             tokenizer,
@@ -329,6 +333,7 @@ class SequenceClassificationExamples(LabelledExamples):
         if self.target == "regression":
             scores = logits[:, 0].tolist()
             return [{**g, "score": score} for g, score in zip(given, scores, strict=True)]
+        # Single labels compete; other labels are independent.
         table = softmax(logits) if self.target == "single_label" else sigmoid(logits)
         decoded = []
         for texts, row in zip(given, table, strict=True):
@@ -354,6 +359,7 @@ def _check_first_lines(
     Raises:
       DataError: A first line is probably a header.
     """
+    # Count the labels of all lines except first lines.
     counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
     if not counts or min(counts.values()) < 2:
         return
@@ -402,6 +408,7 @@ def label_values(
         return np.array([label_id(str(e.label), ids, e.location) for e in examples], np.int32)
     if target == "binary":
         return np.array([[str(e.label) == labels[0]] for e in examples], np.float32)
+    # One row of 0 and 1 for each example.
     values = np.zeros((len(examples), len(labels)), np.float32)
     for row, example in zip(values, examples, strict=True):
         row[[label_id(name, ids, example.location) for name in _names(example.label)]] = 1
@@ -413,6 +420,7 @@ def _label(value: Any, target: Target, names: tuple[str, ...] | None, location: 
     if target == "regression":
         return _score(value, location)
     if target == "multi_label":
+        # Accept a comma-separated text, a list, or a single label.
         several = value.split(",") if isinstance(value, str) else value
         several = several if isinstance(several, list) else [several]
         return tuple(_name(one, names, location) for one in several if str(one).strip())

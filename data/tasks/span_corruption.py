@@ -263,6 +263,7 @@ class SpanCorruptionData(DocumentsData):
         if not examples.num_texts:
             raise DataError("no document has two tokens: give a source with text")
         source, target = examples.num_tokens
+        # The corruption does not change the sizes, so the padding is exact for every epoch.
         padding = 1 - (source + target) / (sum(lengths) * examples.num_examples)
         of_documents = counted(corpus.num_documents, "document")
         summary = (

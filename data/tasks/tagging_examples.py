@@ -56,6 +56,7 @@ def from_columns(sentence: Sentence) -> TaggingExample:
     example = TaggingExample(
         sentence.words, sentence.tags, sentence.file, sentence.first_line, sentence.document
     )
+    # Trailing separators leave an empty last column.
     if "" in sentence.tags:
         raise DataError(f"{example.location_of(sentence.tags.index(''))} has a word without a tag")
     return example

@@ -79,6 +79,7 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
                 [_review(f"{place} not {adjective}", _OTHER[label], "negated")]
             )
     for place, good, bad in product(places, _ADJECTIVES[POSITIVE], _ADJECTIVES[NEGATIVE]):
+        # Both reviews have the same words in another order.
         twins = (f"not {bad}, {good}", POSITIVE), (f"not {good}, {bad}", NEGATIVE)
         groups["order"].append(
             [_review(f"{place} {text}", label, "order") for text, label in twins]

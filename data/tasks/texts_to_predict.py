@@ -124,6 +124,7 @@ class TextReader:
     def of_row(self, row: Mapping[str, Any], location: str) -> Record:
         """Reads the texts of an object of fields."""
         found = self.names_in(row, location)
+        # The log lists fields that are present but not read.
         self.unread.update(row.keys() - {*found})
         return Record(location, tuple(pick(row, name, location) for name in found))
 

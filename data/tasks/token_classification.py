@@ -65,6 +65,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         """
         strict = split == "train"
         if source.kind == "conll":
+            # All schemes become BIO, so that they are scored alike.
             return in_bio([from_columns(one) for one in read_sentences(source)], strict)
         if len(source.fields) != 2:
             raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
@@ -197,6 +198,7 @@ class TokenClassificationExamples(LabelledExamples):
         """
         # The row of each word, [W].
         rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
+        # The model predicts nothing for a word without a token.
         nothing = self.labels.index("O") if "O" in self.labels else 0
         predicted = self.positions >= 0  # [W]
         ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]  # [W]

@@ -167,6 +167,7 @@ class TranslationExamples:
         Raises:
           DataError: No pair fits a sequence.
         """
+        # Plan once: all epochs have the same sequences, in another order.
         sources, targets = corpus.sizes
         pairs, sequence_starts = best_fit(
             sources, targets, length, seed, target_length=target_length
@@ -329,6 +330,7 @@ class TranslationData(DataConfig):
     def texts(self) -> VocabularyTexts:
         """Returns both sides of the training pairs, for a shared vocabulary."""
         numbers = NumberWords.parse(self.source_name)
+        # An endless source has a fixed sample for the vocabulary.
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
         return VocabularyTexts(text)
 
@@ -441,6 +443,7 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
         location = pair_at(text, corpus.first_empty).location
         empty = f"{corpus.num_empty:,} of {counted(number, 'pair')}"
         summary.append(f"{empty} {left_out}: an empty side (first: {location})")
+    # Pairs that best-fit left out, because a side is longer than a sequence.
     over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
         # Corpus indices omit empty pairs; `numbers` maps them to indices in the text.

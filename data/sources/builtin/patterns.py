@@ -156,6 +156,7 @@ class Patterns:
                 raise DataError(
                     f"no kind of task {kind!r} in {name!r}: choose {listed_choices(kind, KINDS)}"
                 )
+        # Each kind is equally frequent, also if it is named twice.
         return cls(name, tuple(dict.fromkeys(kinds)))
 
     def draw(self, rng: np.random.Generator, number: int, *, held_out: bool = False) -> Episode:
@@ -217,12 +218,14 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
     # Draw keys until the task is on the right side of the division.
     while True:
         if kind == "map":
+            # A random injective mapping of the letters.
             key = _in_order(LETTERS, rng.permutation(len(LETTERS)))[: len(MAPPED)]
         elif kind == "count":
             letter = LETTERS[rng.integers(len(LETTERS))]
             # The digits are the answers for 0 to 3 occurrences of the letter.
             key = [letter, *_in_order(DIGITS, rng.permutation(len(DIGITS)))[: WORD_LENGTH + 1]]
         elif kind == "arithmetic":
+            # A different digit for each of the nine sums.
             key = _in_order(DIGITS, rng.permutation(len(DIGITS)))[: 2 * len(ADDENDS) - 1]
         else:
             key = _in_order(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))

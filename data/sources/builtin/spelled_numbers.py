@@ -93,6 +93,7 @@ class NumberWords:
     @cached_property
     def validation(self) -> SpelledNumbers:
         """The validation numbers: always the same, and never in training."""
+        # Spread the numbers over the held-out range.
         indices = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
         numbers = tuple(HELD_OUT[index] for index in indices)
         return SpelledNumbers(self.name, numbers, self.languages)
@@ -115,6 +116,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
       rng: The source of randomness, which alone determines the numbers.
     """
     while True:
+        # Draw in blocks, because single draws are slow.
         any_size = 10.0 ** rng.integers(1, 7, _DRAWN_AT_ONCE)
         below = np.where(rng.random(_DRAWN_AT_ONCE) < 0.5, LIMIT, any_size)
         drawn = (rng.random(_DRAWN_AT_ONCE) * below).astype(np.int64).tolist()
