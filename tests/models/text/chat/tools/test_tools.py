@@ -193,6 +193,8 @@ def descendants(process):
 @pytest.mark.parametrize("sent", ["SIGKILL", "SIGTERM", "SIGHUP"])
 def test_a_program_ends_with_a_killed_chat_and_leaves_no_file(tmp_path, sent):
     run = (
+        # A test run below nohup ignores SIGHUP, and its children inherit that.
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         f"from {sandbox.__name__} import Limits, run_python; "
         "run_python('import time; time.sleep(3600)', Limits(seconds=3600))"
     )
