@@ -85,7 +85,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     36: (f"{SIMPLE}::test_a_mask_after_the_softmax_leaves_weights_that_sum_to_less_than_one",),
     37: ("tests/train/losses/test_cross_entropy.py::test_by_hand",),
     38: ("tests/models/decoding/test_cached_decoding.py::test_pieces_are_the_full_pass",),
-    39: ("tests/models/decoding/test_sample.py::test_filter_top_k_top_p_by_hand",),
+    39: ("tests/models/decoding/test_sample.py::test_filter_tokens_by_hand",),
     41: (f"{HERE}::test_the_printed_numbers_of_gpt_3",),
     42: (f"{PATTERNS}::test_the_correction_of_grammar_as_the_lectures_print_it",),
     43: (

@@ -261,7 +261,7 @@ def check_exportable(
 
     Args:
       config: The configuration to export.
-      allowed: The values that the family supports, by setting.
+      allowed: The values that the family supports, by setting; an empty tuple stands for all.
       family: Its name, for messages.
 
     Raises:
@@ -277,7 +277,7 @@ def check_exportable(
     differing = {
         f"{name} {value!r}": choices
         for name, choices in own.items()
-        if (value := getattr(config, name, choices[0])) not in choices
+        if choices and (value := getattr(config, name, choices[0])) not in choices
     }
     if differing:
         only = "; ".join(

@@ -116,9 +116,7 @@ class Form(Generic[Config]):
         Raises:
           WeightsError: transformers has no such model.
         """
-        # An empty tuple in `allowed` lifts the restriction of `fixed`.
-        allowed = {name: values for name, values in {**fixed, **self.allowed}.items() if values}
-        check_exportable(config, allowed, self.model_type)
+        check_exportable(config, {**fixed, **self.allowed}, self.model_type)
         if head not in self.classes:
             raise WeightsError(f"{self.model_type} has no class with the head {head}")
         fields = settings_to_hf(

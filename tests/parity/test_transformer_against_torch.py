@@ -138,10 +138,10 @@ def test_search(searched, name, forced_eos):
             length_penalty=alpha,
             penalty_form="power",
             max_new_tokens=LONGEST,
-            banned=((marian.PAD,),),
-            start_id=marian.PAD,
-            eos_ids=(marian.EOS,),
-            forced_eos_id=forced_eos,
+            bad_words_ids=((marian.PAD,),),
+            decoder_start_token_id=marian.PAD,
+            eos_token_id=(marian.EOS,),
+            forced_eos_token_id=forced_eos,
         ),
     )
     flat = [hypothesis for row in ours for hypothesis in row]
@@ -162,7 +162,7 @@ def _without_padding(tokens):
 
 def test_searched_targets_have_many_lengths(searched):
     _, translator, sources = searched
-    ids = {"start_id": marian.PAD, "eos_ids": (marian.EOS,)}
+    ids = {"decoder_start_token_id": marian.PAD, "eos_token_id": (marian.EOS,)}
     request = beams(num_return_sequences=4, max_new_tokens=LONGEST, **ids)
     found = translator.search(sources, request)
     assert len({len(h.tokens) for row in found for h in row}) >= 4

@@ -71,8 +71,7 @@ def test_linear_is_bert_s():
 
 @pytest.mark.parametrize("warmup", [-1, 100, 101])
 def test_warmup_must_end_within_the_run(warmup):
-    message = f"optimizer.warmup_steps {warmup} must be at least 0 and below 100"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"warmup_steps .*{warmup}\b"):
         rates("cosine", warmup)
 
 
