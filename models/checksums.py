@@ -1,7 +1,7 @@
 """Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
-`checksums.json` beside a checkpoint's parts contains the size and the SHA-256 of every file in
-them. It is written before the checkpoint gets its final name, so that every checkpoint has one.
+`checksums.json` is in the checkpoint's folder. It lists the size and the SHA-256 of every file in
+the parts. It is written before the checkpoint gets its final name, so every checkpoint has one.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from ..data.common.files import path_inside
 
 CHECKSUMS_FILE = "checksums.json"
 LARGEST = 2**26
-"""Largest number of bytes of `checksums.json` that is read."""
+"""A larger `checksums.json`, in bytes, is not read."""
 
 Checksums: TypeAlias = dict[str, list[str]]
-"""For each file the contents that it may have, `SIZE SHA256`: two while it is replaced."""
+"""The valid contents of each file, as `SIZE SHA256`. There are two while it is replaced."""
 
 
 def write_checksums(checkpoint: Path) -> None:
@@ -32,7 +32,7 @@ def write_checksums(checkpoint: Path) -> None:
 
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
-    """Replaces one file of a checkpoint, which is intact whenever the process ends.
+    """Replaces one file of a checkpoint. A crash at any point leaves the checkpoint valid.
 
     Args:
       checkpoint: The folder of the checkpoint.
@@ -40,10 +40,13 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
       content: The new bytes of the file.
     """
     checksums = _read(checkpoint)
-    if isinstance(checksums, str):  # it is damaged already
+    # Without readable checksums the checkpoint is damaged anyway: only write the file.
+    if isinstance(checksums, str):
         write_file(checkpoint / name, content)
         return
     new = [f"{len(content)} {hashlib.sha256(content).hexdigest()}"]
+    # Accept both contents first, then only the new one. The second pass writes the same content
+    # again, which is harmless.
     for records in (checksums.get(name, []) + new, new):
         checksums[name] = records
         write_file(checkpoint / CHECKSUMS_FILE, json.dumps(checksums, indent=1).encode())
@@ -55,11 +58,11 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
 
     Args:
       checkpoint: The folder of the checkpoint.
-      part: The part to check, such as `params`; by default all parts.
+      part: The part to check, such as `params`. Defaults to all parts.
 
     Returns:
-      A description of the first damaged file, or of what is wrong with the checksums; None if every
-      file has the checksum that it had.
+      A description of the first damaged file or of the problem with the checksums, or None if
+      every file matches its checksum.
     """
     checksums = _read(checkpoint)
     if isinstance(checksums, str):
@@ -75,7 +78,7 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
 
 
 def _read(checkpoint: Path) -> Checksums | str:
-    """Returns the checksums of a checkpoint, or what is wrong with them."""
+    """Returns the checksums of a checkpoint, or a description of the problem."""
     file = path_inside(checkpoint, CHECKSUMS_FILE)
     if file is None or not file.is_file():
         return f"{CHECKSUMS_FILE} is missing"
@@ -87,6 +90,7 @@ def _read(checkpoint: Path) -> Checksums | str:
         return f"{CHECKSUMS_FILE} is not JSON"
     except OSError as error:
         return f"{CHECKSUMS_FILE} cannot be read ({error.strerror})"
+    # A checkpoint may come from elsewhere, so check the types before they are used.
     lists = content.values() if isinstance(content, dict) else [None]
     if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
         return f"{CHECKSUMS_FILE} is not an object of file names and checksums"
@@ -101,7 +105,7 @@ def _files(checkpoint: Path, part: str = "") -> Iterator[str]:
 
 
 def checksum_of_files(files: Sequence[Path]) -> str:
-    """Returns a hash of the names and the content of files, wherever their folder is."""
+    """Returns a hash of the names and contents of files, independent of their folder."""
     with ThreadPoolExecutor() as threads:
         digests = threads.map(_digest, files)
         parts = [f"{f.name} {digest}" for f, digest in zip(files, digests, strict=True)]
@@ -119,6 +123,7 @@ def _problem(checkpoint: Path, name: str, records: Sequence[str]) -> str | None:
             return "is not a regular file"
         size = file.stat().st_size
         sizes = {record.partition(" ")[0] for record in records}
+        # Compare sizes first: most damage is found without reading the file.
         same = str(size) in sizes and _record(file) in records
         return None if same else "differs from its checksum"
     except OSError as error:

@@ -46,24 +46,24 @@ PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "proj
 """The places where a vector of each position can be added."""
 
 FIXED_TABLES = ("learned", "table")
-"""The kinds of positions that are rows of a table, and end with it."""
+"""Position kinds that are rows of a table, whose length limits the input."""
 BY_DISTANCE = ("relative", "buckets", "alibi")
-"""The kinds of positions that change the scores of attention by the distance of two tokens."""
+"""Position kinds that change attention scores by the distance of two tokens."""
 NOT_ADDED = (*BY_DISTANCE, "rotary", "none")
-"""The kinds of positions that are no vectors to add."""
+"""Position kinds that are not additive vectors."""
 _POSITION_OPTIONS = {
     "position_base": ("sinusoidal", "rotary"),
     "position_layout": ("sinusoidal",),
     "position_distance": ("relative", "buckets"),
     "position_buckets": ("buckets",),
 }
-"""Options of positions, and the kinds that read each."""
+"""Options of positions, and the kinds that use each."""
 MOST_BITS = 31
-"""The most binary digits of a position."""
+"""Maximum number of binary digits of a position."""
 MOST_POSITIONS = 2**31
-"""The most numbers in a table of positions."""
+"""Maximum number of elements in a position table."""
 
-# The bounds are beyond any model. A larger size in a file would occupy whoever reads the file.
+# No model exceeds these bounds. They reject a file whose sizes would exhaust the reader's memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
 """A size in any direction."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
@@ -91,12 +91,12 @@ def divisors_of(number: int) -> str:
 
 
 def require_pairs(rotated: int, of: int, setting: str) -> None:
-    """Checks that the dimensions which rotary positions rotate are pairs of a head's.
+    """Checks that the number of rotated dimensions is even and at most the size of a head.
 
     Args:
       rotated: Number of rotated dimensions.
       of: Number of dimensions of a head.
-      setting: Name and value of the setting that it follows from.
+      setting: Name and value of the setting that determines it.
     """
     require(
         0 < rotated <= of and rotated % 2 == 0,
@@ -122,7 +122,7 @@ class TransformerConfig(Checked):
     vocab_size: Size
     """Number of tokens, V."""
     max_length: Size
-    """Longest sequence, in tokens."""
+    """Maximum sequence length, in tokens."""
     num_layers: Depth
     """Number of layers, L."""
     d_model: Size
@@ -176,8 +176,8 @@ class TransformerConfig(Checked):
     """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
     (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
     position_distance: Size | None = None
-    """Distance at which relative positions are clipped (16 if not given), or from which on all
-    tokens share a bucket (128)."""
+    """Distance at which relative positions are clipped (default 16), or the distance of the last
+    bucket, which has no upper limit (default 128)."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
     position_table: tuple[float, ...] | None = None
@@ -197,6 +197,7 @@ class TransformerConfig(Checked):
                 f"head_convolution {self.head_convolution} follows projections, and attention "
                 '"simple" has none: leave it out',
             )
+            # The input itself is query, key and value.
             # Parts of one input have one size, and there are as many of each.
             part = self.d_model // self.num_heads
             require(
@@ -209,6 +210,7 @@ class TransformerConfig(Checked):
 
     def _check_positions(self) -> None:
         """Checks that the options of positions do not contradict each other."""
+        # Check the size of added vectors, and the place where they are added.
         kind, added = self.positions, self.positions not in NOT_ADDED
         require(
             not added or self.max_length * self.d_model <= MOST_POSITIONS,
@@ -227,6 +229,7 @@ class TransformerConfig(Checked):
             f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
             "another place or D / N",
         )
+        # Rotary positions rotate pairs. The message names the setting that determines the size.
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
             size = size if self.d_k is None else "d_k"
@@ -244,6 +247,7 @@ class TransformerConfig(Checked):
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
         )
+        # An option of another kind would have no effect, so it must have its default.
         for name, kinds in _POSITION_OPTIONS.items():
             if kind not in kinds:
                 belongs = f"belongs to positions {' or '.join(kinds)}, and these are {kind}"
@@ -258,19 +262,19 @@ class TransformerConfig(Checked):
 
     @property
     def longest_input(self) -> int | None:
-        """The longest input in tokens; None: any, as positions do not come from a table.
+        """The longest input in tokens, or None if positions do not come from a table.
 
-        Trained were at most `max_length`, and beyond it a model may predict badly.
+        Training uses at most `max_length` tokens. Longer inputs may be predicted badly.
         """
         return self.max_length if self.positions in FIXED_TABLES else None
 
     def with_max_length(self, max_length: int) -> "TransformerConfig":
-        """Returns the configuration of the same model that reads another number of tokens.
+        """Returns the configuration of the same model with another `max_length`.
 
         The parameters stay as they are: `models.create(config.with_max_length(n))`.
 
         Raises:
-          UserError: The positions are a table, which ends at `max_length`.
+          UserError: The positions come from a table of `max_length` rows.
         """
         if self.longest_input not in (None, max_length):
             raise UserError(
@@ -280,6 +284,7 @@ class TransformerConfig(Checked):
             )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
+            # Defaults of the scaling follow from `max_length`: fix them at the trained length.
             changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -313,7 +318,7 @@ class TransformerConfig(Checked):
         """Width of one expert, F."""
         return self.feed_forward_dim
 
-    # Properties in which families differ. A family whose models differ in one makes it a field.
+    # Properties that differ between families. They are fields where models of a family differ.
 
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
@@ -322,11 +327,11 @@ class TransformerConfig(Checked):
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
     num_token_types: ClassVar[int] = 0
-    """Number of token types; 0: the model has none."""
+    """Number of token types, or 0 if the model has none."""
     rope_scaling: ClassVar[RotaryScaling | None] = None
-    """How rotary frequencies are scaled for sequences longer than the trained."""
+    """How rotary frequencies are scaled for sequences longer than in training."""
     rotary_interleaved: ClassVar[bool] = False
-    """Whether a plane of rotation is that of neighboring dimensions (GPT-J)."""
+    """Whether neighboring dimensions are rotated together (GPT-J)."""
     position_offset: ClassVar[int] = 0
     """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
@@ -334,12 +339,12 @@ class TransformerConfig(Checked):
     query_key_norm: ClassVar[bool] = False
     """Whether each query and each key is normalized before it is rotated (RMSNorm, Qwen3)."""
     norm_offset: ClassVar[float] = 0.0
-    """Added to the learned scales of RMSNorm: 1 in Gemma, whose scales are stored less 1."""
+    """Added to the learned scales of RMSNorm: 1 in Gemma, which stores scales minus 1."""
     score_cap: ClassVar[float | None] = None
     """If given, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
     num_experts: ClassVar[int] = 0
-    """Number of experts of each feed-forward layer, E; 0: there is no mixture. The families that
-    can have one derive `MixtureConfig`, which documents the fields of a mixture."""
+    """Number of experts of each feed-forward layer, E, or 0 for no mixture of experts.
+    Families that support mixtures derive `MixtureConfig`, which documents the fields."""
     experts_per_token: ClassVar[int] = 1
     num_shared_experts: ClassVar[int] = 0
     gated_experts: ClassVar[bool] = True
@@ -352,11 +357,11 @@ class TransformerConfig(Checked):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads that the model can have: the choices of the field `head`."""
+        """The supported heads: the choices of the field `head`."""
         return self.__dataclass_fields__["head"].metadata.get("choices", (self.head,))
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
-        """Returns the configuration of the same body below another head.
+        """Returns the configuration of the same body with another head.
 
         Raises:
           UserError: The family has no such head.
@@ -368,14 +373,14 @@ class TransformerConfig(Checked):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The number of tokens to which a token of each layer attends, its own included; or all."""
+        """The attention window of each layer, which includes the token itself; None: all tokens."""
         return (None,) * self.num_layers
 
     @property
     def reread_length(self) -> int | None:
-        """Number of tokens beyond which a growing text is read anew; None: it never is.
+        """Length beyond which the cache is recomputed (LongRoPE), or None.
 
-        Up to it, and from there on, the text is continued from the cache.
+        The cache is recomputed once, when the sequence crosses this length.
         """
         return None
 
@@ -446,22 +451,22 @@ class MixtureConfig(Checked):
     """
 
     num_experts: NumExperts = 0
-    """Number of experts of each feed-forward layer, E; 0: there is no mixture."""
+    """Number of experts of each feed-forward layer, E, or 0 for no mixture of experts."""
     experts_per_token: Size = 2
     """Number of experts that each token goes through, k."""
     num_shared_experts: NumExperts = 0
     """Number of further experts that every token goes through, with weight 1."""
     expert_capacity: Positive | None = None
     """If given, an expert takes at most T · k / E · capacity tokens of a sequence of T real tokens,
-    and drops the others; None: no token is dropped, nor is one in a call with a cache."""
+    and drops the others. If None, or in a call with a cache, no token is dropped."""
     router_jitter: Rate = 0.0
-    """In training the router's input is multiplied by random numbers from 1 - jitter to 1 +
+    """In training, the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
     router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
-    """The tokens that this loss balances: those of each sequence and layer, or of all sequences and
-    layers together, as in transformers; a batch cannot be cut into micro-batches then."""
+    """The tokens that this loss balances. sequence: each sequence and layer separately. batch: all
+    sequences and layers together, as in transformers, which rules out micro-batches."""
     router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
 
@@ -481,7 +486,7 @@ class MixtureConfig(Checked):
 EFFECTIVE_IN_MIXTURES = tuple(
     field.name for field in dataclasses.fields(MixtureConfig) if field.name != "num_experts"
 )
-"""The fields that a configuration without experts leaves at their defaults."""
+"""The fields that must have their defaults in a configuration without experts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -491,7 +496,7 @@ class Execution(Checked):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; softmax, norms and losses stay in float32."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which parameters are stored."""
+    """Precision of the stored parameters."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
     """scan: one compiled layer in a loop, so that the compile time does not depend on the depth.
     unroll: the same stacked parameters, and L copies of the layer in the program. separate: one
@@ -505,5 +510,5 @@ class Execution(Checked):
     with dropout too. auto: the kernel for the devices of `train`, elsewhere XLA; `train` prints the
     choice."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
-    """How a mixture of experts without a capacity is computed, see `models.nn.experts`. auto:
-    ragged on TPUs, else blocked."""
+    """How a mixture of experts without a capacity is computed; see `models.nn.experts`. auto:
+    ragged on TPUs, blocked elsewhere."""

@@ -1,4 +1,4 @@
-"""Refuses parameters and outputs that are not finite numbers, before anything is made of them."""
+"""Rejects parameters and outputs that are NaN or infinite."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +21,8 @@ def load_finite(
 
     Args:
         folder: A run folder, one in Hugging Face's form, or a name on the hub.
-        step: Which checkpoint; by default the newest.
-        max_length: The longest input that the model is to read, in tokens, if not its own.
+        step: The checkpoint. Defaults to the newest.
+        max_length: The maximum input length, in tokens. Defaults to that of the model.
 
     Raises:
         RunError: A parameter is NaN or infinite.
@@ -42,9 +42,10 @@ def check_finite(
 
     Args:
         params: Parameters.
-        owner: The folder they are from, or another name, for the message.
-        remedy: What can be done, for the message.
+        owner: The folder of the parameters, or another name, for the message.
+        remedy: What the user can do, for the message.
     """
+    # One program checks all parameters, and only one boolean of each leaves the device.
     finite = jax.device_get(_all_finite(params))
     bad = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -70,7 +71,8 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
     """
     for name, x in outputs.items():
         array = np.asarray(x)
-        is_float = jnp.issubdtype(array.dtype, jnp.floating)  # bfloat16, too
+        # NumPy itself does not count bfloat16 as a floating type.
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)
         if is_float and not np.isfinite(array.astype(np.float32)).all():
             raise RunError(
                 f"the model gives NaN or infinity as {name}: its parameters are too large; give "

@@ -9,7 +9,7 @@ from ..data.common.errors import suggest
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """`name` or `owner/name`."""
 RUNS = "runs"
-"""The folder of all runs that were given no other; it is no owner on the hub."""
+"""The default folder of runs. It is not treated as an owner on the hub."""
 FILES = tuple(
     """
     config.json generation_config.json adapter_config.json adapter_model.safetensors
@@ -20,24 +20,24 @@ FILES = tuple(
     ?_*/config.json ?_*/model.safetensors
     """.split()
 )
-"""The files to download: never a pickled one, nor weights for another library. The modules of
-sentence-transformers have folders of their own, such as `1_Pooling`."""
+"""The files to download, without pickled files and weights for other libraries. Each module of
+sentence-transformers has a folder, such as `1_Pooling`."""
 
 
 def local_folder(path: str | Path) -> Path:
     """Returns the folder of a model.
 
     Args:
-      path: A folder, or a name on the hub, whose files are downloaded once and kept in the hub's
-        own cache. A `Path`, and a path in a folder that exists, are never searched for on the
-        hub.
+      path: A folder, or a name on the hub, whose files are downloaded once into the hub's cache.
+        A `Path`, and a path in a folder that exists, are never looked up on the hub.
 
     Raises:
-      FileNotFoundError: There is neither a folder nor a model of that name.
+      FileNotFoundError: No folder and no model has that name.
     """
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
+    # A misspelled local path must not be looked up on the hub: suggest a neighboring folder.
     if folder.parts[0] == RUNS or (len(folder.parts) > 1 and folder.parent.is_dir()):
         there = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
         remedy = "give a run folder, which `flaxzoo train` makes"
@@ -49,7 +49,9 @@ def local_folder(path: str | Path) -> Path:
 
 @functools.cache
 def _download(name: str) -> Path:
-    """Returns the folder in the hub's cache; once per process, so that all files match.
+    """Returns the folder in the hub's cache.
+
+    The result is kept for the process, so that all files come from one revision.
 
     Raises:
       FileNotFoundError: The download failed.
@@ -59,6 +61,7 @@ def _download(name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
+        # Keep only the first line of the client's message.
         reason = str(error).strip().split("\n")[0].rstrip(".: ")
         if "Connect" in reason:
             reason = "which cannot be reached"

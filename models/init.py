@@ -19,26 +19,28 @@ from .registry import create, smallest_inputs
 def init_params(model: Any, rng: Key[Array, ""]) -> Params:
     """Returns the initial parameters of a model, a nested dict of arrays.
 
-    `params = init_params(model, jax.random.key(0))`; under `jax.jit` only the parameters are
-    computed.
+    Example: `params = init_params(model, jax.random.key(0))`. Under `jax.jit` only the parameters
+    are computed, not the outputs.
     """
     return model.init(rng, **smallest_inputs(model.config))["params"]
 
 
 def parameter_shapes(model: nn.Module) -> Params:
     """Returns the tree that `init_params` would return, with `jax.ShapeDtypeStruct` leaves."""
-    return jax.tree.map(lambda x: x, _traced_shapes(model))  # a copy, which callers may change
+    # Copy the cached tree, so that callers may change it.
+    return jax.tree.map(lambda x: x, _traced_shapes(model))
 
 
 @functools.lru_cache(maxsize=32)
 def _traced_shapes(model: nn.Module) -> Params:
     """Caches the shapes: tracing a model takes as long as reading a hundred megabytes."""
-    rng = jax.eval_shape(jax.random.key, 0)  # only its shape: a real key would compile a program
+    # Only the shape of the key is needed. A real key would compile a program.
+    rng = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(lambda rng: init_params(model, rng), rng)
 
 
 def fitting_params(model: Model, params: Params) -> Params:
-    """Returns the parameters of a model as they are stored, after checking that they fit it.
+    """Returns a model's parameters in their stored form, after checking that they fit it.
 
     Args:
         model: The model, from `create` or `load`.
@@ -58,8 +60,10 @@ def fitting_params(model: Model, params: Params) -> Params:
         )
     wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
     given: Params = flatten_dict(unfreeze(params), sep="/")
+    # A frequent mistake is to pass the result of `model.init` unopened.
     if given.keys() == {f"params/{path}" for path in wanted}:
         raise UserError('params has one entry, "params": give what is in it, params["params"]')
+    # Report the first problem in the order of paths.
     for path in sorted(wanted.keys() | given.keys()):
         shape = wanted[path].shape if path in wanted else None
         if path not in given:

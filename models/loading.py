@@ -1,8 +1,8 @@
 """Loads a folder as `(model, params)`.
 
 A run folder contains a `config.json`, whose "model" entry defines the model, and
-`checkpoints/<step>/params`, written by Orbax. A folder in Hugging Face's form contains another
-`config.json`, which names the family, and safetensors files.
+`checkpoints/<step>/params`, written by Orbax. A folder in Hugging Face's form contains a
+different `config.json`, which names the family, and safetensors files.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ TOKENIZER = "tokenizer"
 IMPORTED_FROM = "imported_from"
 """Key in the `config.json` of a run: the folder that was imported."""
 READINGS = 5
-"""How often the newest checkpoint is looked for, while training removes it."""
+"""Number of attempts to read the newest checkpoint while training removes old ones."""
 
 T = TypeVar("T")
 
@@ -53,29 +53,30 @@ def load(
 ) -> tuple[Any, Params]:
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
-    Adapters of low rank, those of a run or in a folder of the package peft, are merged.
+    Low-rank adapters, from a run or a PEFT folder, are merged.
 
     Args:
       path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
         wrote, or a name on the Hugging Face hub.
-      step: The checkpoint of a run; by default the newest.
-      execution: How the model is run; by default in float32, with scanned layers.
+      step: The checkpoint of a run. Defaults to the newest.
+      execution: How the model is run. Defaults to float32 with scanned layers.
       shardings: Maps the tree of the parameters' shapes to the tree of their shardings
-        (`train.parameter_shardings`); by default all parameters are on the first device.
-      base: For a folder of peft, the folder or the name on the hub of the model that its adapter
-        belongs to; by default the one that it names.
+        (`train.parameter_shardings`). By default all parameters are on the first device.
+      base: For a PEFT folder, the folder or hub name of the base model. Defaults to the base that
+        the adapter names.
 
     Returns:
       The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
-      FileNotFoundError: There is no such folder, or the run has no such checkpoint.
+      FileNotFoundError: The folder or the checkpoint does not exist.
       UserError: The folder is broken, or its model is not supported.
     """
     folder = local_folder(path).resolve()
     adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
     if adapter is None and base is not None:
         raise UserError(f"{folder} is no adapter of peft: leave base {base} out")
+    # The base determines the architecture; an adapter may replace its head.
     under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
     config = model_config(under)
     config = config if adapter is None else adapter.model_config(config)
@@ -95,7 +96,7 @@ def target_shapes(model: Any, shardings: Callable[[PyTree], PyTree] | None = Non
 
     Args:
       model: The Flax module.
-      shardings: Maps the tree of shapes to the tree of shardings; by default all parameters are on
+      shardings: Maps the tree of shapes to the tree of shardings. By default all parameters are on
         the first device.
     """
     shapes = parameter_shapes(model)
@@ -120,7 +121,7 @@ def model_config(folder: Path) -> TransformerConfig:
 
 @contextlib.contextmanager
 def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
-    """Adds to an error about the content of a `config.json` its path, its writer and the remedy.
+    """Adds the path, the writer and the remedy to an error about the content of a `config.json`.
 
     Args:
         fields: The content of the file.
@@ -143,19 +144,19 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
 
 
 def is_foreign(fields: JsonObject) -> bool:
-    """Returns whether a `config.json` is that of a folder in Hugging Face's form."""
+    """Returns whether a `config.json` is in Hugging Face's form."""
     return "model_type" in fields
 
 
 def chosen_step(folder: Path, step: int | None) -> int | None:
-    """Returns the step of the requested checkpoint, by default the newest of a run.
+    """Returns the step of the requested checkpoint, or the newest step of a run.
 
     Args:
       folder: A run folder, or one in Hugging Face's form.
       step: The requested step, if any.
 
     Returns:
-      The step; None for a folder in Hugging Face's form, which has no steps.
+      The step, or None for a folder in Hugging Face's form, which has no steps.
 
     Raises:
       FileNotFoundError: The run has no such checkpoint.
@@ -177,15 +178,16 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
 
     Args:
       folder: A run folder, or one in Hugging Face's form.
-      step: The requested step, if any; otherwise the newest that stays long enough is read.
+      step: The requested step. If None, the newest checkpoint that can be read completely.
       read: Called with a result of `chosen_step`.
 
     Raises:
-      CheckpointRemoved: The requested checkpoint was removed meanwhile.
+      CheckpointRemoved: The requested checkpoint was removed during the read.
     """
     for _ in range(READINGS - 1):
         try:
             return read(chosen_step(folder, step))
+        # The newest checkpoint may have changed: choose again, unless the caller chose the step.
         except CheckpointRemoved:
             if step is not None:
                 raise
@@ -214,13 +216,13 @@ def read_params(
 def _read_merged(
     folder: Path, step: int, config: TransformerConfig, shapes: PyTree, *, fields: JsonObject
 ) -> Params:
-    """Reads the parameters of a run that trained adapters, merged into those of its base.
+    """Reads the parameters of a run that trained adapters, merged into its base.
 
-    They are, but for rounding, those of the model that the run trained: where its frozen
-    parameters were kept in bfloat16, they are rounded to it here.
+    Up to rounding, they equal the parameters of the trained model. Frozen parameters that the run
+    kept in bfloat16 are rounded to bfloat16 here.
 
     Raises:
-      UserError: The base is gone, or has changed.
+      UserError: The base is missing, or has changed.
     """
     lora, flat = adapters_of(fields, config, folder), by_path(shapes)
     base = Base.from_fields(fields, folder)
@@ -228,7 +230,8 @@ def _read_merged(
     trained = by_path(restore_params(folder, step, _trained_shapes(lora, flat)))
     adapted = {f"{linear.path}/kernel": linear for linear in lora.maps}
     params: Params = {}
-    for path, target in flat.items():  # one at a time, so that no more than one is there twice
+    # Merge one parameter at a time, so that at most one exists twice in memory.
+    for path, target in flat.items():
         x = frozen.pop(path, None)
         x = trained[path] if path in trained else x.astype(lora.config.frozen_dtype)
         if path in adapted:
@@ -239,7 +242,7 @@ def _read_merged(
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
-    """Reads by path those of a model's parameters that another model has, under another head.
+    """Reads the parameters that a model shares with another one, which may have another head.
 
     Args:
       folder: The folder of the other model.
@@ -248,6 +251,7 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
     """
     config = model_config(folder)
     stored = by_path(target_shapes(create(config)))
+    # Place shared parameters as the target is sharded. The rest goes to the first device, unused.
     for path in stored.keys() & targets.keys():
         x, sharding = stored[path], targets[path].sharding
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -258,13 +262,15 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
 def _read_peft(
     adapter: PeftAdapter, base: Path, step: int | None, shapes: PyTree, *, config: TransformerConfig
 ) -> Params:
-    """Reads the parameters of a base, with an adapter of peft merged into them."""
+    """Reads the parameters of a base model, with a PEFT adapter merged."""
     targets = by_path(shapes)
     shapes_of = {path: x.shape for path, x in targets.items()}
     updates, copies = adapter.updates(model_config(base), config, shapes_of)
     params = _read_body(base, step, targets)
+    # Some targets start as a copy of another parameter (`PeftAdapter.updates`).
     params |= {path: params[origin] for path, origin in copies.items() if path not in params}
     for path, target in targets.items():
+        # An update is added to the base, or replaces it where the base has no such parameter.
         update = updates.get(path)
         if path not in params and (update is None or not update.is_whole):
             raise UserError(
@@ -285,16 +291,16 @@ class AdapterRun:
     """The Flax module."""
     lora: LoRA
     trained: Params
-    """The adapters, and what else was trained."""
+    """The adapters and all other trained parameters."""
     base: Base
 
 
 def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
-    """Loads the adapters of a run and not their base, which need not be there.
+    """Loads the adapters of a run without their base, which may be missing.
 
     Args:
       folder: The folder of the run.
-      step: The checkpoint; by default the newest.
+      step: The checkpoint. Defaults to the newest.
 
     Raises:
       FileNotFoundError: There is no such folder, or the run has no such checkpoint.
@@ -330,12 +336,13 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
 
 
 def _trained_shapes(lora: LoRA, targets: Params) -> Params:
-    """Returns shapes and shardings of what a checkpoint of adapters holds.
+    """Returns the shapes and shardings of the parameters in a checkpoint of adapters.
 
     Args:
       lora: The adapters.
       targets: A `jax.ShapeDtypeStruct` with a sharding for each parameter, by its path.
     """
+    # Trace the initialization for its shapes; no array is made.
     zeros = jax.eval_shape(
         lambda: lora.init(
             jax.random.key(0),
@@ -347,7 +354,8 @@ def _trained_shapes(lora: LoRA, targets: Params) -> Params:
         if not is_adapter(path):
             return targets[path]
         sharding = targets[f"{path.rpartition('/')[0]}/kernel"].sharding
-        if isinstance(sharding, NamedSharding):  # small: every device has the whole
+        # Adapters are small, so they are replicated.
+        if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
 
@@ -364,14 +372,15 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-      CheckpointRemoved: The checkpoint is removed meanwhile.
-      UserError: A file differs from what was written.
+      CheckpointRemoved: The checkpoint is removed during the read.
+      UserError: A file differs from its checksum.
     """
     import orbax.checkpoint as ocp
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
     options = ocp.options.MultiprocessingOptions()
-    if jax.process_count() > 1:  # each process reads on its own, and may be the only one
+    # Each process reads independently, and may be the only one that does.
+    if jax.process_count() > 1:
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}
         )
@@ -385,6 +394,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
                 stored = handler.metadata(checkpoint / PARAMS)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)
                 return checkpointer.restore(checkpoint / PARAMS, shapes)
+    # If the folder is gone, training removed it during the read: that explains any error.
     except Exception:
         if checkpoint.is_dir():
             raise
@@ -399,7 +409,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
 
 
 def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
-    """Raises UserError if a checkpoint's arrays are not those of the model, before any is read."""
+    """Raises UserError if the stored shapes differ from the model's, before arrays are read."""
     for path in wanted.keys() | stored.keys():
         sizes = [list(x[path].shape) if path in x else "missing" for x in (stored, wanted)]
         if sizes[0] != sizes[1]:
@@ -477,7 +487,7 @@ def read_fields(folder: str | Path) -> JsonObject:
 def steps(folder: str | Path) -> list[int]:
     """Returns the steps of a run's checkpoints, in ascending order.
 
-    A checkpoint gets its name when it is complete. Folders in which nothing is are none.
+    A checkpoint gets its name when it is complete. Empty folders are not counted.
     """
     return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
 
@@ -495,7 +505,8 @@ def _holds_checkpoint(folder: Path, step: int) -> bool:
     """Returns whether a numbered folder has a part of a checkpoint, damaged or not."""
     checkpoint = folder / CHECKPOINTS / str(step)
     params = checkpoint / PARAMS
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # training removes it
+    # Training may remove the checkpoint at this moment.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (checkpoint / CHECKSUMS_FILE).is_file() or any(params.iterdir())
     return False
 
@@ -517,10 +528,10 @@ def newest_step(folder: str | Path) -> int:
 
 
 def check_step(folder: str | Path, step: int) -> int:
-    """Returns `step`, after checking that the run kept its checkpoint.
+    """Returns `step`, after checking that its checkpoint exists.
 
     Raises:
-      FileNotFoundError: It did not; the message names the checkpoints that it kept.
+      FileNotFoundError: It does not; the message names the existing checkpoints.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

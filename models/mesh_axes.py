@@ -1,13 +1,13 @@
-"""The axes of a device mesh, and the logical axes of arrays that each of them shards."""
+"""The axes of a device mesh, and the logical axes that they shard."""
 
 from collections.abc import Sequence
 
 import jax
 
 BATCH_AXES = ("data", "fsdp", "expert")
-"""The sequences of a batch are sharded over all of them."""
+"""The mesh axes that shard the sequences of a batch."""
 CONTEXT = "context"
-"""The tokens of a sequence are sharded over it."""
+"""The mesh axis that shards the tokens of a sequence."""
 MESH_AXIS_NAMES = (*BATCH_AXES, CONTEXT, "tensor")
 
 MESH_AXES: dict[str | None, tuple[str, ...]] = {
@@ -19,11 +19,11 @@ MESH_AXES: dict[str | None, tuple[str, ...]] = {
     "layers": (),
     None: (),
 }
-"""The axes of the mesh that each logical axis is sharded over, except for those over which an
-earlier dimension of the same parameter is sharded."""
+"""The mesh axes that shard each logical axis. An axis that already shards an earlier dimension of
+the same parameter is skipped."""
 
 
 def automatic(axes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the axes of the mesh that the code being traced is not divided over by hand."""
+    """Returns the mesh axes that are not manual (`jax.shard_map`) in the code being traced."""
     by_hand = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(axis for axis in axes if axis not in by_hand)

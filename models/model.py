@@ -17,7 +17,7 @@ class Model(Protocol):
 
     @property
     def execution(self) -> Execution:
-        """The settings of its computation, which leave its numbers as they are."""
+        """The settings of the computation, which do not change the model."""
         ...
 
     def apply(self, variables: PyTree, *args: object, **kwargs: object) -> PyTree:

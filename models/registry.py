@@ -1,11 +1,11 @@
 """The families of models: their records, published sizes, and JSON form.
 
-A family is a file with a record, `FAMILY`, in the room of its kind. `FAMILIES` below is the one
-list that names these files. With a family `llama` in it,
+A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAMILIES` below lists
+these files. For a family `llama`,
 
 - `models/decoders/llama.py` defines the configuration, the module, and `FAMILY`;
-- `models/hf/decoders/llama.py` (if `FAMILY.hf_module` names it) maps weights and configuration to
-  those of Hugging Face transformers;
+- `models/hf/decoders/llama.py` (if `FAMILY.hf_module` names it) converts weights and configuration
+  from and to Hugging Face transformers;
 - `train/recipes/llama.py` has the family's recipes.
 """
 
@@ -48,12 +48,12 @@ FAMILIES = {
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }
-"""The families, by the name of their file, and the room in which it is."""
+"""The folder of each family's file, by the name of the file."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
-"""For a pattern of parameter paths (a regular expression for the whole path) the logical axis of
-each dimension: "layers", "model", "heads", "feed_forward", "vocabulary", or None. `train` says
-over which axis of the mesh a logical axis is sharded."""
+"""Maps a pattern of parameter paths (a regular expression for the whole path) to the logical axis
+of each dimension: "layers", "model", "heads", "feed_forward", "vocabulary", or None. `mesh_axes`
+maps logical axes to mesh axes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Preset:
     published: str
     """The parameter count as the paper prints it."""
     note: str = ""
-    """Where the paper's own numbers disagree, and which were taken."""
+    """Which numbers were used where the paper contradicts itself."""
 
 
 def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of a model that reads sequences of tokens, `[1, 1]`."""
+    """Returns the smallest inputs of a model of token sequences, `[1, 1]`."""
     del config
     return {"input_ids": np.zeros((1, 1), np.int32)}
 
@@ -78,7 +78,7 @@ def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
 class Family:
     """Everything that belongs to one family of models.
 
-    Patterns of parameter paths concern the models of this family only.
+    Patterns of parameter paths apply only to the models of this family.
     """
 
     config: type[TransformerConfig]
@@ -86,9 +86,9 @@ class Family:
     """The Flax module, made from a configuration and an `Execution`."""
     presets: Mapping[str, Preset]
     num_parameters: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The number of parameters of each preset, which takes seconds to count: for a list."""
+    """The number of parameters of each preset, stored because counting takes seconds."""
     smallest_inputs: Callable[[Any], dict[str, np.ndarray]] = one_token
-    """From a configuration to the smallest arrays with which the model can be called."""
+    """Maps a configuration to the smallest valid inputs of the model."""
     parameter_axes: AxisRules
     """The logical axes of every parameter. Exactly one pattern matches each path."""
     below_layers: str = (
@@ -99,13 +99,13 @@ class Family:
     """Pattern of the top-level names above the layers. A family whose parameters are neither
     below, nor above, nor in "layers" (an encoder-decoder) has no layer-wise learning rates."""
     hf_module: str | None = None
-    """The file of `models/hf` that maps the family to Hugging Face transformers; None: no such
-    form."""
+    """The file of `models/hf` that converts the family from and to Hugging Face transformers, or
+    None."""
 
 
 @functools.cache
 def families() -> MutableMapping[str, Family]:
-    """Returns the record of every family, by name; a record's file is imported when it is used."""
+    """Returns the record of every family by name. A file is imported when its record is used."""
 
     def load(room: str, name: str) -> Family:
         return import_module(f".{room}.{name}", __package__).FAMILY
@@ -116,12 +116,13 @@ def families() -> MutableMapping[str, Family]:
 
 
 def family_name(config: TransformerConfig) -> str:
-    """Returns the name of the family to which a configuration belongs.
+    """Returns the name of a configuration's family.
 
     Raises:
-      UserError: It belongs to none.
+      UserError: No family has such a configuration.
     """
-    # It is that of the file which defines the configuration; others are imported only if not.
+    # Usually the file that defines the configuration has the family's name. Try it first, so that
+    # the other files are not imported.
     names = sorted(families(), key=lambda name: not type(config).__module__.endswith(f".{name}"))
     for name in names:
         if families()[name].config is type(config):
@@ -132,12 +133,12 @@ def family_name(config: TransformerConfig) -> str:
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """Returns the record of the family to which a configuration belongs."""
+    """Returns the record of a configuration's family."""
     return families()[family_name(config)]
 
 
 def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest arrays with which a model can be called."""
+    """Returns the smallest valid inputs of a model."""
     return family_of(config).smallest_inputs(config)
 
 
@@ -150,9 +151,9 @@ def family_of_preset(name: str) -> str:
     """Returns the name of the family that has a published size.
 
     Raises:
-      UserError: There is no such preset; the message names the nearest.
+      UserError: The preset is unknown; the message suggests the nearest.
     """
-    # Many presets begin with the name of their family: the files of others are not imported then.
+    # Many presets begin with the name of their family. Try it first, to import few files.
     for family in sorted(families(), key=lambda family: not name.startswith(family)):
         if name in families()[family].presets:
             return family
@@ -163,7 +164,7 @@ def preset(name: str) -> TransformerConfig:
     """Returns the configuration of a published size, e.g. `preset("gpt2")`.
 
     Raises:
-      UserError: There is no such preset; the message names the nearest.
+      UserError: The preset is unknown; the message suggests the nearest.
     """
     return families()[family_of_preset(name)].presets[name].config
 
@@ -182,7 +183,7 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
     """Returns the configuration that `config_to_dict` wrote.
 
     Raises:
-      UserError: The family is unknown, or a field does not belong to it.
+      UserError: The family or a field is unknown.
     """
     values = dict(fields)
     name = values.pop("architecture", None)

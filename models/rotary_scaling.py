@@ -1,11 +1,11 @@
-"""How rotary frequencies are scaled for sequences longer than those of training.
+"""Scaling of rotary frequencies for sequences longer than in training.
 
 - linear: Chen et al. 2023, "Extending context window of large language models via positional
   interpolation".
 - dynamic: a base that grows with the sequence ("NTK-aware" scaling, first described in forums).
 - yarn: Peng et al. 2023, "YaRN: efficient context window extension of large language models".
 - longrope: Ding et al. 2024, "LongRoPE: extending LLM context window beyond 2 million tokens".
-- llama3: the models of Llama 3.1 (Grattafiori et al. 2024) in their published code.
+- llama3: the published code of Llama 3.1 (Grattafiori et al. 2024).
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ _READ_BY: dict[str, tuple[ScalingKind, ...]] = {
     "short_factors": ("longrope",),
     "long_factors": ("longrope",),
 }
-"""The kinds that read a field; `kind`, `factor` and `original_length` are read by several."""
+"""The kinds that use a field. Unlisted fields are used by several kinds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryScaling(Checked):
-    """How rotary frequencies are scaled, so that a model reads more tokens than it was trained on.
+    """Scaling of rotary frequencies, for inputs longer than in training.
 
     Raises:
       UserError: A field is missing, out of range, or belongs to another kind.
@@ -42,24 +42,24 @@ class RotaryScaling(Checked):
     kind: ScalingKind
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
     frequencies are divided, high ones stay. yarn: likewise, with a ramp over the dimensions.
-    longrope: each frequency has a divisor of its own, another for long sequences."""
+    longrope: each frequency has one divisor for short sequences and one for long sequences."""
     factor: Positive | None = None
-    """How much longer sequences may be; yarn and longrope: by default the quotient of
-    `max_length` and `original_length`."""
+    """How much longer sequences may be. For yarn and longrope it defaults to `max_length` /
+    `original_length`."""
     original_length: PositiveInt | None = None
-    """The trained length, in tokens (dynamic: by default `max_length`)."""
+    """The trained length, in tokens (for dynamic it defaults to `max_length`)."""
     low_frequency: float = 1.0
     """llama3: wavelengths above `original_length` / this are divided by `factor`."""
     high_frequency: float = 4.0
     """llama3: wavelengths below `original_length` / this are left as they are."""
     attention_factor: float | None = None
-    """Factor of sines and cosines; by default it follows from `factor`."""
+    """Factor of sines and cosines. By default it is computed from `factor`."""
     beta_fast: float = 32.0
-    """yarn: frequencies that turn at least so often over `original_length` stay as they are."""
+    """yarn: frequencies with at least this many turns over `original_length` are unchanged."""
     beta_slow: float = 1.0
-    """yarn: frequencies that turn at most so often are divided by `factor`."""
+    """yarn: frequencies with at most this many turns are divided by `factor`."""
     mscale: float | None = None
-    """yarn: with `mscale_all_dim`, from which `attention_factor` follows."""
+    """yarn: together with `mscale_all_dim`, it determines `attention_factor`."""
     mscale_all_dim: float | None = None
     """yarn: see `mscale`."""
     truncate: bool = True
@@ -67,10 +67,11 @@ class RotaryScaling(Checked):
     short_factors: tuple[float, ...] | None = None
     """longrope: the divisor of each frequency, for sequences of at most `original_length`."""
     long_factors: tuple[float, ...] | None = None
-    """longrope: the same for longer ones."""
+    """longrope: the divisor of each frequency, for longer sequences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A field of another kind would have no effect, so it must have its default.
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds:
                 belongs = f"belongs to the kind {' or '.join(kinds)}, and this one is {self.kind}"
@@ -89,7 +90,7 @@ class RotaryScaling(Checked):
             )
 
     def of_length(self, max_length: int) -> "RotaryScaling":
-        """Returns the same scaling, whatever `max_length` a model gets that had this one."""
+        """Returns the same scaling with the defaults that depend on `max_length` filled in."""
         if self.kind == "dynamic" and self.original_length is None:
             return dataclasses.replace(self, original_length=max_length)
         if self.kind in ("yarn", "longrope") and self.factor is None:
@@ -98,11 +99,12 @@ class RotaryScaling(Checked):
         return self
 
     def amplitude(self, max_length: int) -> float:
-        """Returns the factor of sines and cosines, by which attention scores grow twice."""
+        """Returns the factor of sines and cosines. Attention scores grow by its square."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         assert self.original_length is not None
         factor = self.factor or max_length / self.original_length
+        # Sequences are not longer than in training: nothing to correct.
         if factor <= 1:
             return 1.0
         if self.kind == "longrope":

@@ -1,6 +1,6 @@
-"""Exports the forward pass as StableHLO, which any program with jax runs without this code.
+"""Exports the forward pass as StableHLO, which any program with jax can run without flaxzoo.
 
-`jax.export` keeps it portable between versions and platforms. Batch size and lengths stay free.
+`jax.export` keeps it portable between versions and platforms. Batch size and lengths are symbolic.
 """
 
 from typing import Any
@@ -22,15 +22,16 @@ def export_forward(model: nn.Module) -> bytes:
     """Returns a model's forward pass, without dropout, as a serialized program.
 
     Args:
-      model: The module of the model; its parameters stay arguments.
+      model: The module of the model. Its parameters are arguments of the program.
 
     Returns:
-      The bytes that `jax.export.deserialize` reads. The program takes a flat dict of the
-      parameters by their paths, and by name int32 arrays of any batch size and of any lengths up
-      to `max_length`; it returns a dict of arrays.
+      The bytes that `jax.export.deserialize` reads. The program takes a flat dict of
+      the parameters by path, and int32 arrays by name, of any batch size and any lengths up to
+      `max_length`. It returns a dict of arrays.
     """
 
     def forward(params: Params, **arrays: Any) -> dict[str, Array]:
+        # A flat dict of arrays needs no class of flaxzoo to be read.
         names = ("last_hidden_state", "pooler_output", *HEADS[model.config.head].output_names)
         output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
         return {name: x for name in names if (x := getattr(output, name, None)) is not None}
@@ -46,7 +47,7 @@ def input_names(config: TransformerConfig) -> list[str]:
 
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the inputs; each letter is a size that stays free."""
+    """Returns the shapes of the inputs; each letter is a symbolic size."""
     head = HEADS[config.head]
     shape = "bct" if head.takes_choices else "bt"
     shapes = {"input_ids": shape, "attention_mask": shape}
@@ -55,6 +56,7 @@ def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
     if head.name == "seq2seq_lm":
         shapes["decoder_input_ids"] = "bu"
     letters = sorted(set("".join(shapes.values())))
+    # The bounds let the exporter compare symbolic sizes with static ones.
     limits = [f"{letter} >= 1" for letter in letters]
     limits += [f"{letter} <= {config.max_length}" for letter in letters if letter in "tu"]
     sizes = jax.export.symbolic_shape(", ".join(letters), constraints=limits)

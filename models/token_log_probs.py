@@ -1,9 +1,9 @@
-"""Log-probabilities of tokens, computed for a chunk of positions at a time.
+"""Log-probabilities of tokens, computed in chunks of positions.
 
 Logits over a vocabulary `[B, T, V]` are by far the largest array of a language model's step.
-`over_positions` computes them for a chunk of the positions at a time: the logits of a chunk, their
-softmax and their gradient are no longer needed when the next chunk begins. On a mesh every device
-goes through its own positions.
+`over_positions` processes one chunk of positions at a time: the logits of a chunk, their softmax
+and their gradient are freed before the next chunk begins. On a mesh every device processes its
+local positions.
 """
 
 import functools
@@ -20,18 +20,18 @@ from .nn.heads import Projection
 from .nn.typing import Array, Bool, Float, Int, PyTree
 
 MOST_POSITIONS = 1024
-"""The positions, over all sequences of a device, whose logits exist at one time.
+"""The maximum size of a chunk, over all sequences of a device.
 
-The kernel's gradient, in float32, is read and written once a chunk: with so many positions its
-product takes 256 operations for each of those bytes, about what a v5e or an H200 can do meanwhile.
+The kernel's gradient, in float32, is read and written once per chunk. With this many positions, its
+product takes 256 operations per byte moved, about the ratio of a v5e or an H200.
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
-"""Losses, the gradient `[D, V]` of the kernel and that of the bias; None for those not computed."""
+"""Losses, and the gradients of kernel `[D, V]` and bias; None for gradients not computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
-"""`function(projection, *others) -> (sums, own)` of a chunk of positions."""
+"""`function(projection, *others) -> (sums, own)` for a chunk of positions."""
 DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
-"""`function(kernel, bias, positions) -> (sums, own)` of the positions of a device."""
+"""`function(kernel, bias, positions) -> (sums, own)` for the positions of a device."""
 
 
 def over_positions(
@@ -40,9 +40,9 @@ def over_positions(
     """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
 
     Args:
-        function: its `sums` are added up over chunks and devices; `own` is a tree of arrays
-          `[B, T, …]` with an entry for each position.
-        projection: hidden states `[B, T, D]`, of which the function gets a chunk, kernel and bias.
+        function: returns `sums`, which are added over chunks and devices, and `own`, a tree of
+          arrays `[B, T, …]` with an entry for each position.
+        projection: hidden states `[B, T, D]`, passed chunk by chunk; kernel and bias.
         others: trees of further arrays `[B, T, …]`, such as labels.
 
     Returns:
@@ -71,10 +71,12 @@ def over_positions(
 
         chunks = jax.tree.map(split, positions)
         first = jax.tree.map(lambda x: x[0], chunks)
-        if num_chunks == 1:  # nothing is summed, and no zeros are made to begin with
+        # With one chunk, skip the scan and its initial zeros.
+        if num_chunks == 1:
             sums, own = of_chunk(first)
             own = jax.tree.map(lambda x: x[None], own)
         else:
+            # The shapes of the sums are known only from the function.
             shapes, _ = jax.eval_shape(of_chunk, first)
             zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
             sums, own = jax.lax.scan(add, zeros, chunks)
@@ -89,26 +91,27 @@ def over_positions(
 
 
 def chunk_length(rows: int, length: int) -> int:
-    """Returns how many positions of each of `rows` sequences of `length` are taken together."""
+    """Returns the chunk length for `rows` sequences of `length` tokens."""
     needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
     even = next(number for number in range(needed, length + 1) if length % number == 0)
-    # Nothing is padded where that takes less than twice as many chunks.
+    # Avoid padding if that needs less than twice as many chunks.
     return -(-length // (even if even < 2 * needed else needed))
 
 
 def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
-    """Returns `function(kernel, bias, positions)` run on each device, for its own positions.
+    """Returns `function(kernel, bias, positions)` run on each device, for its local positions.
 
-    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler, left to itself, gathers the kernel
-    for every chunk and sums its gradient over all devices after every chunk. Here a device gathers
-    it once and sums over its own chunks first, in float32: it holds both at full width, except
-    for what is sharded over `tensor`, which is left to the compiler.
+    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler by itself all-gathers the kernel
+    for every chunk and all-reduces its gradient after every chunk. Here a device gathers the
+    kernel once and first sums over its local chunks, in float32. It holds kernel and gradient at
+    full width, except for sharding over `tensor`, which is left to the compiler.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.axis_names != MESH_AXIS_NAMES:  # none, or that of pmap
+    # Outside a mesh and under pmap, the function already sees only local positions.
+    if mesh.axis_names != MESH_AXIS_NAMES:
         return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
-    # The step may have divided the batch over some axes itself: train/distributed/fsdp.py.
+    # Some axes of the batch may be manual already: train/distributed/fsdp.py.
     batch_axes = automatic(BATCH_AXES)
     axes = (*batch_axes, positions) if positions else batch_axes
     if math.prod(mesh.shape[axis] for axis in axes) == 1:
@@ -120,6 +123,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     ) -> tuple[Sums, PyTree]:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
         (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
+        # Reduce-scatter over the axes that shard the kernel, all-reduce over the others.
         others = tuple(axis for axis in axes if axis not in width)
         if kernel_gradient is not None:
             part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
@@ -127,6 +131,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
 
     rows = PartitionSpec(batch_axes, positions)
+    # A vocabulary that is sharded over `tensor` stays with the compiler; else all axes are manual.
     cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
     manual = axes if cut else automatic(mesh.axis_names)
 
@@ -146,7 +151,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias from that of the logits."""
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given the logits'."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 
@@ -154,7 +159,8 @@ def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Ar
         # Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers).
         return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
 
-    def on_cpu(h: Array, gradient: Array) -> Array:  # has no bfloat16 product over two axes
+    # XLA's CPU backend has no bfloat16 product over two axes.
+    def on_cpu(h: Array, gradient: Array) -> Array:
         return product(h.astype(jnp.float32), gradient.astype(jnp.float32))
 
     kernel_gradient = jax.lax.platform_dependent(part.hidden, gradient, cpu=on_cpu, default=product)
@@ -165,7 +171,7 @@ def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Ar
 def as_projection(
     hidden_gradient: Array, gradients: Sequence[Array | None], projection: Projection
 ) -> Projection:
-    """Returns the gradients, those of kernel and bias in the parameters' layout and dtype."""
+    """Returns the gradients as a projection, in the layout and dtype of its parameters."""
     kernel, bias = projection.kernel, projection.bias
     kernel_gradient, bias_gradient = gradients
     assert kernel_gradient is not None
@@ -190,9 +196,9 @@ def token_log_probs(
 ) -> TokenLogProbs:
     """Returns log-probability, entropy and top-1 of tokens, without logits `[B, T, V]`.
 
-    The logits are computed for a chunk of the positions at a time, and once more for the gradient
-    of both log-probabilities and entropies. The logarithms are in float32 whatever the dtype of
-    the hidden states. On a mesh each device computes its own positions, as in `cross_entropy`.
+    The logits are computed in chunks of positions. The backward pass recomputes them, once for both
+    log-probabilities and entropies. Logarithms are in float32 for any dtype of the hidden states.
+    On a mesh each device computes its local positions, as in `cross_entropy`.
 
     Example::
 
@@ -202,8 +208,8 @@ def token_log_probs(
 
     Args:
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
-        labels: the token at each position. One outside of [0, V) has a NaN log-probability, which
-          harms no gradient if a loss leaves it out by `jnp.where`.
+        labels: the token at each position. A label outside [0, V) has a NaN log-probability; if
+          a loss masks it with `jnp.where`, gradients stay finite.
         temperature: a divisor of the logits, positive.
 
     Raises:
@@ -219,7 +225,7 @@ def _token_log_probs(temperature: float, projection: Projection, labels: Array) 
     def chunk(part: Projection, label: Array) -> tuple[Sums, TokenLogProbs]:
         logits = part.logits() / temperature  # [B, T / chunks, V]
         log_probs, entropy = _log_softmax(logits)
-        # A label that does not exist gives NaN, negative ones included.
+        # Invalid labels give NaN. Negative ones would index from the end: move them out of range.
         label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
         log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
         own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))

@@ -1,4 +1,4 @@
-"""The part of a tokenizer that models use: sizes, special tokens, and files for transformers."""
+"""The interface of tokenizers for models: sizes, special tokens, files for transformers."""
 
 from os import PathLike
 from typing import Literal, Protocol, runtime_checkable
@@ -6,16 +6,16 @@ from typing import Literal, Protocol, runtime_checkable
 
 @runtime_checkable
 class SpecialTokens(Protocol):
-    """The ids of a vocabulary's special tokens; None for a token that it does not have."""
+    """The ids of a vocabulary's special tokens, or None for a missing token."""
 
     @property
     def pad(self) -> int | None:
-        """The token of padding."""
+        """The padding token."""
         ...
 
     @property
     def unk(self) -> int | None:
-        """The token of characters without a token of their own."""
+        """The token for characters outside the vocabulary."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class SpecialTokens(Protocol):
 
     @property
     def cls(self) -> int | None:
-        """The token whose output is that of the whole sequence."""
+        """The token whose output represents the whole sequence."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class SpecialTokens(Protocol):
 
     @property
     def mask(self) -> int | None:
-        """The token of a masked token."""
+        """The token that replaces masked tokens."""
         ...
 
 
@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
 
     @property
     def target(self) -> "Vocabulary":
-        """The tokenizer of a translation model's output; itself unless it has two sides."""
+        """The tokenizer of a translation model's targets; itself if both sides share one."""
         ...
 
     def export(
@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers; returns a line that says what is exact."""
+        """Writes the files for transformers. Returns a line that states what is exact."""
         ...
