@@ -22,17 +22,16 @@ from .masks import AttentionMask
 from .positions import Positions
 from .typing import Array, Bool, Float, Int
 
-# The score of a hidden key.  Finite, so that a query without keys (padding) gives a uniform
+# The score of a hidden key. It is finite, so that a query without keys (padding) gives a uniform
 # average and not NaN.
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""Up to this number of queries, the heads that share keys become rows of one matrix product. XLA's
-CPU backend would otherwise copy all keys to another layout for every token. It also has no other
-form of the batched product of bfloat16."""
+"""Up to this number of queries, grouped heads are folded into the row axis of one matmul. XLA's CPU
+backend would otherwise copy all keys to another layout for every token."""
 
 Scale = Float[Array, ""] | float | None
-"""The factor of attention scores; None: 1 / √H."""
+"""The factor of attention scores. If None, 1 / √H."""
 
 
 def attention_weights(
@@ -53,13 +52,14 @@ def attention_weights(
     num_kv_heads = key.shape[1]
     if num_kv_heads == num_heads:
         scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
-    elif (
-        length <= FEW_QUERIES or query.dtype == jnp.bfloat16
-    ):  # query head n belongs to key head n // G, with G = N / K
+    elif length <= FEW_QUERIES or query.dtype == jnp.bfloat16:
+        # Query head n uses key head n // G, with G = N / K: fold the G heads into the row axis.
+        # For bfloat16, XLA's CPU backend has only this form of the batched product.
         query = jnp.einsum("BTNH->BNTH", query).reshape(batch, num_kv_heads, -1, size)
         scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
     else:
+        # Many queries: keep the heads of a group as an axis, which needs no transpose first.
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
@@ -76,8 +76,8 @@ def weighted_values(
     """Returns the sum of the values of each query, weighted by its attention weights."""
     batch, num_heads, length, num_keys = weights.shape
     num_kv_heads = value.shape[1]
-    # Two steps in either case: in one, XLA's CPU backend swaps the operands, which takes 7 times
-    # as long where there are few queries.
+    # Transpose in a separate step. In one einsum, XLA's CPU backend swaps the operands, which takes
+    # 7 times as long for few queries.
     if num_kv_heads == num_heads:
         context = jnp.einsum("BNTS,BNSH->BNTH", weights, value)
     else:
@@ -94,14 +94,14 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
 
 @struct.dataclass
 class AttentionContext:
-    """What a layer tells its attention about the tokens of a call.
+    """The inputs of attention besides the residual stream.
 
-    `LayerContext.self_attention` and `LayerContext.cross_attention` make it.
+    `LayerContext.self_attention` and `LayerContext.cross_attention` build it.
     """
 
     mask: AttentionMask
     """The keys that each query may attend to. If it is not materialized, a kernel computes
-    attention; there are then no cache, score terms or returned weights."""
+    attention, without a cache, score terms or returned weights."""
     positions: Positions = struct.field(default_factory=Positions)
     """Positions of the tokens, for self-attention. Cached keys contain their positions, unless
     these are relative."""
@@ -114,7 +114,7 @@ class AttentionContext:
     source: Float[Array, "B S D"] | LayerCache | None = None
     """For cross-attention, the encoder's output, or keys and values projected from it."""
     rng: RowKeys | None = None
-    """Dropout keys; None: no dropout."""
+    """Dropout keys. If None, no dropout."""
     head_mask: Float[Array, " N"] | None = None
     """Factor of each head's weights; 0 removes the head."""
     output_attentions: bool = struct.field(pytree_node=False, default=False)
@@ -127,7 +127,7 @@ class Attended(NamedTuple):
     output: Float[Array, "B T D"]
     cache: LayerCache | None
     """The cache with the new tokens written; for cross-attention, the keys and values of the
-    source that this call projected. None: the call has no cache."""
+    source that this call projected. None without a cache."""
     weights: Float[Array, "B N T S"] | None
     """Attention weights, if requested."""
 
@@ -135,14 +135,14 @@ class Attended(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Attention of a sequence to itself, or to an encoder's output.
 
-    A subclass that overrides `score_terms` adds terms to the scores; `values` is the seam for what
-    it adds to the weighted values.
+    A subclass can override `score_terms` to add terms to the scores, and `values` to change the
+    weighted values.
 
     Attributes:
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
         `value_dim`); `attention_bias` adds biases to the four projections, `score_cap` bounds the
         scores, `query_key_norm` normalizes queries and keys.
-      execution: precision, and the kernel that computes attention where it can.
+      execution: precision, and the kernel for the calls that it supports.
       output_init_std: standard deviation of the initial output projection.
     """
 
@@ -156,9 +156,11 @@ class MultiHeadAttention(nn.Module):
         c, positions = self.config, context.positions
         query = self.project("query", c.num_heads, c.key_dim, x)
         query = self.rotate("query_norm", query, positions)
-        if isinstance(context.source, LayerCache):  # projected by an earlier call
+        # Cross-attention after the first cached call: an earlier call projected keys and values.
+        if isinstance(context.source, LayerCache):
             keys = Keys(context.source.key, context.source.value)
             return self._attend_by_xla(query, keys, None, context)
+        # Self-attention projects its input; cross-attention the encoder's output.
         source = x if context.source is None else context.source
         key = self.project("key", c.kv_heads, c.key_dim, source)
         key = self.rotate("key_norm", key, positions)
@@ -193,6 +195,7 @@ class MultiHeadAttention(nn.Module):
         """Attends to the tokens of this call and to cached ones, by a kernel or by XLA."""
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
+        # The layout of the cache (`LayerCache`), which the matmuls read without a transpose.
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
         keys, written = Keys(key, value), None
@@ -205,12 +208,12 @@ class MultiHeadAttention(nn.Module):
     def score_terms(
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "#B #N #T S"] | None:
-        """Returns terms to add to the scores, or None: the seam for relative positions.
+        """Returns terms to add to the scores, or None. Relative positions override it.
 
         Args:
           query: scaled queries.
           keys: keys and values that are attended to.
-          context: with the positions of these keys.
+          context: contains the positions of these keys.
         """
         del query, keys
         return context.positions.bias
@@ -243,10 +246,12 @@ class MultiHeadAttention(nn.Module):
         """Computes attention by XLA, from the weights of all queries and keys."""
         c = self.config
         visible = context.mask.materialize()
-        if keys.columns is not None:  # a ring holds some of the slots
+        # A ring holds only some of the slots: select their columns of mask and biases.
+        if keys.columns is not None:
             context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
             visible = keys.mask(visible)
         query = _scaled(query, c.score_scale(context.layer))
+        # Score terms are computed from scaled queries, so the scores are not scaled again.
         terms = self.score_terms(query, keys, context)
         weights = attention_weights(
             query, keys.key, visible, scale=1.0, bias=terms, cap=c.score_cap
@@ -255,6 +260,7 @@ class MultiHeadAttention(nn.Module):
         dropped = dropped.astype(keys.value.dtype)
         attended = self.values(dropped, keys, context)
         if context.head_mask is not None:
+            # The values are multiplied in `_masked_output`; this changes only the returned weights.
             weights = weights * context.head_mask[:, None, None]
         output = self._masked_output(attended, context.head_mask)
         return Attended(output, written, weights if context.output_attentions else None)
@@ -266,7 +272,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S K V"],
         context: AttentionContext,
     ) -> Attended:
-        """Computes attention by the kernel of `execution`, which never holds all weights."""
+        """Computes attention by the kernel of `execution`, without materializing all weights."""
         c, mask = self.config, context.mask
         rate = c.attention_dropout_rate
         fused = FusedAttention(
@@ -277,6 +283,7 @@ class MultiHeadAttention(nn.Module):
             dropout_rate=rate,
             name="fused",
         )
+        # The kernel draws dropped weights itself, from one key per head.
         dropout_keys = None
         if context.rng is not None and rate > 0:
             dropout_keys = head_keys(context.rng, c.num_heads)
@@ -293,6 +300,7 @@ class MultiHeadAttention(nn.Module):
     def _masked_output(
         self, attended: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
     ) -> Float[Array, "B T D"]:
-        if head_mask is not None:  # the same as multiplying the weights
+        # The sum over keys is linear, so this equals multiplying the weights.
+        if head_mask is not None:
             attended = (attended * head_mask[:, None]).astype(attended.dtype)
         return self.output(attended)

@@ -1,7 +1,7 @@
 """Keys and values of earlier calls, kept so that decoding projects each token once.
 
-A layer that attends to a window of tokens keeps only these, in a ring: with R slots, slot j holds
-the newest token whose number, counted from the first slot of the cache, is j modulo R.
+A layer with an attention window keeps only the tokens of the window, in a ring of R slots. Slot j
+holds the newest token whose index, counted from the first slot of the cache, is j modulo R.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ from .typing import Array, Bool, Float, Int, PyTree
 
 @struct.dataclass
 class LayerCache:
-    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of one layer; of all layers with a leading L.
+    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of one layer, or of all with a leading L.
 
-    K is the number of key/value heads, R the number of slots. The layout is that in which the two
-    matrix products of attention read their operands, so that decoding a token transposes no earlier
-    token.
+    K is the number of key/value heads, R the number of slots. The two matrix
+    products of attention read this layout directly, so that decoding a token transposes no earlier
+    tokens.
     """
 
     key: Array
     value: Array
     recent: tuple[Array, Array, Array] | None = None
-    """With a convolution of heads: the projections to queries, keys and values of the last
-    `head_convolution` - 1 tokens before that convolution, each `[B, M, w, N, H]` for M beams."""
+    """For head convolution: the inputs of the convolutions of queries, keys and values, each
+    `[B, M, w, N, H]` for M beams and the last w = `head_convolution` - 1 tokens."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """The window of a layer whose slots are a ring; None: they are all slots of the cache."""
+    """The window of a layer whose slots are a ring, or None if it keeps all slots."""
 
     @property
     def num_slots(self) -> int:
@@ -40,25 +40,25 @@ class LayerCache:
 
 
 LayerCaches = LayerCache | tuple[LayerCache, ...]
-"""The caches of all layers: one with a leading L, or a tuple of L (separate layers)."""
+"""The caches of all layers: one record with a leading L, or a tuple of L (separate layers)."""
 
 
 @struct.dataclass
 class Cache:
-    """Keys and values in S slots of each sequence, of which `index` are written.
+    """Keys and values in S slots of each sequence. The first `index` slots are written.
 
-    Tokens are taken back by setting `index` back: decoding continues as if they had never been.
-    Layers that keep a window have overwritten older tokens by then, so that `index` may be at most
-    `spare` below the most tokens that were ever written, unless no ring is full (`can_go_back`).
+    To remove tokens, set `index` back: decoding continues as if they had not been written. A full
+    ring has overwritten older tokens, so `index` may then be at most `spare` below the largest
+    number of tokens written so far (`can_go_back`).
     """
 
     layers: LayerCaches
     index: Int[Array, ""]
-    """The next slot to write, the same for every sequence: pad shorter prompts on the left."""
+    """The next slot to write, the same for every sequence. Pad shorter prompts on the left."""
     length: int = struct.field(pytree_node=False)
-    """The number of slots, S, and of columns of an attention mask."""
+    """The number of slots, S, which is also the number of columns of an attention mask."""
     spare: int = struct.field(pytree_node=False, default=0)
-    """The number of tokens that a layer with a window keeps beyond it."""
+    """The number of tokens that a layer keeps beyond its window."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
     call projects them; later calls only read them."""
@@ -67,12 +67,12 @@ class Cache:
 
     @property
     def rings(self) -> tuple[LayerCache, ...]:
-        """The caches of the layers that keep a window, without the others."""
+        """The caches of the layers that keep only a window."""
         layers = self.layers if isinstance(self.layers, tuple) else (self.layers,)
         return tuple(layer for layer in layers if layer.window is not None)
 
     def can_go_back(self, written: int, index: int) -> bool:
-        """Returns whether `index` tokens may be kept of the `written` ones, the most so far."""
+        """Returns whether the cache can go back to `index` tokens after `written` were written."""
         full = any(written > ring.num_slots for ring in self.rings)
         return not full or written - index <= self.spare
 
@@ -95,18 +95,18 @@ def init_cache(
 ) -> Cache:
     """Returns an empty cache of `length` slots for each of `batch_size` sequences.
 
-    A layer that attends to a window keeps W tokens, and not `length`. Where layers are stacked
-    (`execution.layers` is not "separate") and their windows differ, all of them keep `length`.
+    A layer with a window of W keeps W tokens instead of `length`. If layers are stacked
+    (`execution.layers` is not "separate") and their windows differ, every layer keeps `length`.
 
     Args:
       config: sizes.
       execution: whether layers are stacked, and the precision.
       batch_size: the number of sequences, B.
       length: the number of slots, S.
-      spare: the number of tokens that are kept beyond a window, to take as many back (`Cache`);
-        with `length` every layer keeps all slots.
+      spare: the number of tokens kept beyond a window, so that as many can be removed (`Cache`).
+        With `length`, every layer keeps all slots.
       num_beams: the number of beams whose tokens are written side by side, with a mask
-        `[B, num_beams, S]`: a window is so many times larger.
+        `[B, num_beams, S]`. Windows are multiplied by it.
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)
@@ -135,6 +135,7 @@ def init_cache(
     if execution.layers == "separate":
         layers = tuple(map(layer, windows))
     else:
+        # Stacked layers share one shape, so a ring needs the same window in every layer.
         same = len(set(windows)) == 1
         layers = layer(windows[0] if same else None, config.num_layers)
     positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
@@ -152,10 +153,12 @@ def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, le
       length: the new number of slots, at least that of `cache`.
     """
     first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
+    # A leading L may precede the batch axis.
     rows = first.key.shape[-4]
+    # Take the shapes and static fields of a larger cache, and pad every array to its shape.
     larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
     larger = dataclasses.replace(larger, cross=cache.cross)
-    # As long as a ring has not all its slots, its tokens are where those of a larger one are.
+    # Only layers that have not wrapped around grow, so tokens keep their slots.
     arrays = [
         jax.lax.pad(
             x,
@@ -177,8 +180,8 @@ def advance_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Returns the hidden states and the cache after T slots were written.
 
-    A write beyond the last slot would have overwritten it. The hidden states are then NaN, so that
-    the mistake shows.
+    A write beyond the last slot overwrites that slot. The hidden states are then NaN, to expose
+    the mistake.
     """
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)
@@ -192,17 +195,17 @@ class Keys(NamedTuple):
     key: Float[Array, "B K H R"]
     value: Float[Array, "B K R V"]
     columns: Int[Array, " R"] | None = None
-    """The slot of the whole cache, a column of the mask, that each is of; negative: of none. None:
-    they are all slots, in order."""
+    """The slot in the whole cache (column of the mask) of each key, negative for an empty slot. If
+    None, the keys are all slots in order."""
 
     def of_columns(self, x: Array, axis: int = -1) -> Array:
-        """Returns the entries of these keys from an array with an entry for each slot."""
+        """Selects the entries of these keys from an array with an entry for each slot."""
         if self.columns is None or x.shape[axis] == 1:
             return x
         return jnp.take(x, jnp.maximum(self.columns, 0), axis=axis)
 
     def mask(self, mask: Bool[Array, "#B 1 #T #S"]) -> Bool[Array, "#B 1 #T #R"]:
-        """Returns the entries of these keys from a mask over all slots."""
+        """Selects the entries of these keys from a mask over all slots."""
         return mask if self.columns is None else self.of_columns(mask) & (self.columns >= 0)
 
 
@@ -212,11 +215,11 @@ def write_tokens(
     value: Float[Array, "B K T V"],
     index: Int[Array, ""] | int,
 ) -> tuple[LayerCache, Keys]:
-    """Writes T tokens into the cache of a layer; returns also what these tokens attend to.
+    """Writes T tokens into a layer's cache; returns the cache and the keys that they attend to.
 
-    The first token has the slot `index` of the whole cache. In a ring, T tokens overwrite none that
-    the first of them attends to if R ≥ W + T - 1; otherwise the tokens attend to the ring before
-    they are written, and to themselves.
+    The first token gets slot `index` of the whole cache. A ring with R ≥ W + T - 1 still holds
+    every key that the T tokens attend to after the write. Otherwise they attend to the ring before
+    the write, and to themselves.
     """
     length, slots = key.shape[-1], cache.num_slots
     if cache.window is None:
@@ -225,6 +228,7 @@ def write_tokens(
     written = _write_ring(cache, key, value, index)
     if cache.window + length - 1 <= slots:
         return written, Keys(written.key, written.value, newest_tokens(index + length, slots))
+    # The write overwrites keys that the first tokens need: attend to old ring and new tokens.
     before = newest_tokens(index, slots)
     keys = Keys(
         jnp.concatenate([cache.key, key], axis=3),
@@ -235,7 +239,7 @@ def write_tokens(
 
 
 def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]:
-    """Returns the number of the token in each slot of a ring, negative where there is none.
+    """Returns the index of the token in each slot of a ring, negative for an empty slot.
 
     Args:
       end: the number of tokens so far.
@@ -246,7 +250,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""Up to this number tokens are written one by one, which XLA does in place."""
+"""Up to this number, tokens are written one by one, which XLA does in place."""
 
 
 def _write_ring(
@@ -263,6 +267,7 @@ def _write_ring(
             one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
             keys, values = _write_slots(*one, slot)
         return dataclasses.replace(cache, key=keys, value=values)
+    # Many tokens: build the whole ring from new tokens and remaining old ones.
     tokens = newest_tokens(index + length, slots)  # [R]
     new, places = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
     return dataclasses.replace(
@@ -273,15 +278,15 @@ def _write_ring(
 
 
 def with_beams(cache: Cache, num_beams: int) -> Cache:
-    """Returns the cache after a prompt for the same beams of it: each has the prompt's history."""
+    """Returns the cache of a prompt for several beams, which share the history of the prompt."""
     return _map_recent(lambda x: jnp.repeat(x, num_beams, axis=-4), cache)
 
 
 def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
-    """Returns the cache for beams that continue those of the given numbers.
+    """Returns the cache for beams that continue the beams of the given indices.
 
-    Keys and values stay in their slots, which all beams share; the masks say who sees them. Only
-    what each beam has of its own moves: the inputs of the convolution of heads.
+    Keys and values stay in their slots: beams share the slots, and masks select what each beam
+    sees. Only the inputs of head convolution are stored per beam, and are reordered.
     """
 
     def chosen(x: Array) -> Array:
@@ -305,7 +310,7 @@ def _write_slots(
     value: tuple[Float[Array, "B K R V"], Float[Array, "B K T V"]],
     slot: Int[Array, ""],
 ) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
-    """Writes T tokens side by side into the slots from the given one on; pairs are old and new."""
+    """Writes T tokens into consecutive slots from `slot` on. Pairs are (cache, new tokens)."""
     if 1 not in key[0].shape[:2]:
         return _update_slots(key, value, slot)
     return _write_to_one(key, value, slot)
@@ -326,15 +331,16 @@ def _write_to_one(
 ) -> tuple[Array, Array]:
     """Writes into the slots of one row, or of one key/value head.
 
-    XLA's CPU backend drops that axis for the products of attention, and fuses the change of shape
-    with the writing: it copies each whole array four times for every token. Nothing is fused with
-    the branch of a condition.
+    XLA's CPU backend removes an axis of size 1 for the products of attention and fuses this reshape
+    with the write, which copies each whole array four times per token. It does not fuse across the
+    branch of a condition, so write inside one.
     """
 
     def write_in_branch(
         key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
     ) -> tuple[Array, Array]:
-        fits = slot + key[1].shape[3] <= key[0].shape[3]  # beyond it nothing counts any more
+        # If the slots are exceeded, `advance_cache` makes the result NaN: the write is irrelevant.
+        fits = slot + key[1].shape[3] <= key[0].shape[3]
         old = key[0], value[0]
         return jax.lax.cond(fits, _update_slots, lambda *_: old, key, value, slot)
 
@@ -347,7 +353,7 @@ def _write_to_rows(
     batched: Sequence[tuple[bool, bool] | bool],
     *arguments: PyTree,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-    """Writes into rows that are mapped over: a condition of each would select whole arrays."""
+    """Writes into mapped rows without a condition, which vmap would turn into full copies."""
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
     write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)
     return write(*arguments), (True, True)

@@ -2,13 +2,13 @@
 
 Srivastava et al. 2014. Whether an element is dropped is a function of (seed, step, sequence, layer
 and place, row, column). For activations, the row is the token and the column the feature; for
-attention weights, they are the query and the key. The draw therefore does not depend on the batch,
-its micro-batches or its devices, so that all of them train the same model. A device draws its part
-of a sharded sequence without communication, and an attention kernel draws any block in any order,
-and more than once.
+attention weights, they are the query and the key. The draw does not depend on the batch, the
+micro-batches or the devices, so every layout trains the same model. A device draws its shard of a
+sequence without communication, and an attention kernel draws any block in any order, and
+repeatedly.
 
-One block of Threefry-2x32 has 64 bits, which decide about four columns. They lie 8 apart, because a
-TPU's registers have 8 rows: columns r, r + 8, r + 16 and r + 24 of each 32 columns share the number
+One block of Threefry-2x32 has 64 bits, which decide about four columns. These columns are 8 apart,
+because a TPU's registers have 8 rows: columns r, r + 8, r + 16 and r + 24 of each 32 columns share
 g = 8 · (groups of 32 before) + r, and the counter of their block is (row, g).
 """
 
@@ -33,8 +33,8 @@ GROUP = 32
 ROWS = 8
 """Distance of the columns that share a block."""
 ROUNDS = 13
-"""Salmon et al., table 2: the fewest with which Threefry-2x32 passes BigCrush. (jax draws with 20.
-A kernel draws two or three times, once for each of its passes.)"""
+"""Salmon et al., table 2: the minimum for Threefry-2x32 to pass BigCrush. (jax uses 20. Fewer
+rounds matter here, since a kernel draws once in each of its two or three passes.)"""
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -57,17 +57,17 @@ def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> 
 
 
 def fold_in(rng: Keys, data: int | Array) -> Keys:
-    """Derives the keys of one layer, or of one dropout in it, by its number; None stays None."""
+    """Derives the keys of one layer, or of one dropout in it, by its index. None stays None."""
     if rng is None:
         return rng
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
 
 
 def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Array, "*shape 2"]:
-    """Returns the two words of each key of Threefry-2x32, by which this module draws.
+    """Returns the two words of each Threefry-2x32 key.
 
     Raises:
-      UserError: the keys are of another generator.
+      UserError: the keys belong to another generator.
     """
     implementation = jax.random.key_impl(keys)
     if str(implementation) != "threefry2x32":
@@ -83,8 +83,8 @@ def dropout(
 ) -> Float[Array, "B *rest"]:
     """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
-    Without keys there is no dropout; there is no `deterministic` switch. The probability is rounded
-    to a multiple of 2⁻¹⁶.
+    Leave out the keys to disable dropout; a `deterministic` switch does not exist. The probability
+    is rounded to a multiple of 2⁻¹⁶.
 
     Args:
       x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
@@ -97,6 +97,7 @@ def dropout(
     """
     if rate == 0 or rng is None:
         return x
+    # `zlib.crc32` is stable between processes, unlike `hash`.
     keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
     num_tokens = x.shape[1] if x.ndim > 2 else 1
     num_features = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]
@@ -105,7 +106,7 @@ def dropout(
 
 
 def head_keys(rng: RowKeys, num_heads: int) -> HeadKeys:
-    """Returns the keys of the heads' draws, from a layer's key for each sequence.
+    """Returns the dropout keys of each head, from a layer's key for each sequence.
 
     Raises:
       UserError: the keys are not of Threefry-2x32.
@@ -147,12 +148,14 @@ def kept_elements(
       num_rows: R.
       num_columns: C.
       rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
-      places: the indices of the rows and columns. Each `GROUP` columns are consecutive, from a
-        multiple of `GROUP` on. None: they count from 0.
+      places: the indices of the rows and columns. Columns come in groups of `GROUP` consecutive
+        ones, which start at a multiple of `GROUP`. If None, indices count from 0.
     """
+    # One counter serves four columns: 8 counters for each group of 32 columns.
     shape = num_rows, -(-num_columns // GROUP) * ROWS
     row, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
     if places is not None:
+        # Sequences may have different places: broadcast over the axes of heads.
         lead = (-1, *(1,) * (keys.ndim - 2))
         row = places[0].astype(jnp.uint32).reshape(*lead, num_rows, 1)
         firsts = places[1][:, ::GROUP].astype(jnp.uint32)[..., None] // np.uint32(GROUP // ROWS)
@@ -173,9 +176,9 @@ def kept_elements(
 
 def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
     """Returns whether the elements are kept, from words `[…, R, C / 32, 8]`."""
-    # Bytes up to the barrier: with booleans, the compiler for TPUs (libtpu 0.0.42) ends with a
-    # segmentation fault for a scan of layers of 1,024 tokens whose masks are kept for the backward
-    # pass. It does so, too, unless the axes of attention weights are flat.
+    # Use bytes up to the barrier, and flatten the axes of attention weights. Otherwise the TPU
+    # compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of layers of 1,024
+    # tokens whose masks are kept for the backward pass.
     lead = first.shape[:-2]
     flat = (-1,) if len(lead) > 2 else lead
     words = (x.reshape(*flat, *x.shape[-2:]) for x in (first, second))
@@ -185,7 +188,8 @@ def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R
 
 
 def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
-    """Returns the same, in a sixth of the time on a CPU; a TPU would store words per column."""
+    """Returns the same in a sixth of the time on CPU. A TPU would store the words per column."""
+    # Part 0 to 3 of a group takes the low or high half of the first or second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
     kept = jnp.where(part % 2 == 0, both & 0xFFFF, _shift_right(both, 16)) >= below
@@ -203,6 +207,7 @@ def threefry(
         left = _ROTATIONS[i // 4 % 2][i % 4]
         x = x + y
         y = x ^ (jax.lax.shift_left(y, np.uint32(left)) | _shift_right(y, 32 - left))
+        # Inject the key every four rounds, as specified.
         if i % 4 == 3:
             step = i // 4 + 1
             x = x + schedule[step % 3]
@@ -215,7 +220,7 @@ def _shift_right(x: Word, by: int) -> Word:
 
 
 def dropped_below(rate: float) -> int:
-    """Returns the number that a draw of 16 bits must reach for its element to be kept."""
+    """Returns the threshold for 16-bit draws: smaller draws are dropped."""
     return min(round(rate * 2**16), 2**16 - 1)
 
 

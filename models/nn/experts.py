@@ -1,15 +1,15 @@
-"""Mixtures of experts: feed-forward layers of which each token goes through a few.
+"""Mixtures of experts: each token passes through a few of many feed-forward layers.
 
 - Shazeer et al. 2017, "Outrageously large neural networks": the k experts with the highest router
   probability, weighted by these probabilities.
 - Fedus et al. 2022, "Switch transformers", section 2.2: the loss that balances the experts, the
   capacity of an expert, and jitter of the router's input.
 - Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
-- Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities that add up to 1 over the k.
+- Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities normalized over the k experts.
 
-Three executions compute the same: `blocked` sorts the tokens by expert and multiplies blocks of
-them, in operations that every platform has; `ragged` leaves the groups to XLA
-(`jax.lax.ragged_dot`: efficient on TPUs, dense elsewhere); `capacity` gives each expert a fixed
+There are three executions. `blocked` sorts the tokens by expert and multiplies blocks of them, with
+operations that every platform has. `ragged` computes the same and leaves the groups to XLA
+(`jax.lax.ragged_dot`: efficient on TPUs, dense elsewhere). `capacity` gives each expert a fixed
 number of tokens of each sequence, and drops the others.
 """
 
@@ -32,9 +32,9 @@ from .masks import AnyArray
 from .typing import Array, Bool, Float, Int
 
 BLOCKS = 256, 64, 16
-"""Numbers of tokens that are multiplied with an expert's matrices at a time, each a multiple of the
-next: an expert's tokens fill as many large blocks as they can, and the rest goes to smaller ones.
-Large blocks read the matrices less often, small ones leave less of the last block empty."""
+"""Block sizes in tokens, each a multiple of the next. An expert's tokens fill as many large blocks
+as possible, and the rest goes to smaller ones. Large blocks read the expert's matrices less often,
+and small ones waste less of the last block."""
 _JITTER = 0x6A
 
 Config = TypeVar("Config", bound=TransformerConfig)
@@ -43,10 +43,10 @@ Carry = TypeVar("Carry")
 
 @struct.dataclass
 class RouterStatistics:
-    """Sums over the real tokens of each sequence, of one layer; `[L, …]` for a stack of layers."""
+    """Sums over the real tokens of each sequence, for one layer, or `[L, …]` for a stack."""
 
     assigned: Float[Array, "*L B E"]
-    """How many times each expert was chosen; without gradient."""
+    """How many times each expert was chosen. It has no gradient."""
     probability: Float[Array, "*L B E"]
     """The sum of each expert's router probability."""
     squared_log_normalizer: Float[Array, "*L B"]
@@ -58,7 +58,7 @@ class RouterStatistics:
 def stack_statistics(
     router: RouterStatistics | tuple[RouterStatistics, ...] | None,
 ) -> RouterStatistics | None:
-    """Returns the statistics of all layers as arrays `[L, …]`, also those of separate layers."""
+    """Returns the statistics of all layers as arrays `[L, …]`, for stacked or separate layers."""
     if not isinstance(router, tuple):
         return router
     return jax.tree.map(lambda *each: jnp.stack(each), *router)
@@ -69,19 +69,20 @@ def real_tokens(
     segment_ids: Int[AnyArray, "B T"] | None,
     cache: Cache | None,
 ) -> Float[Array, "B T"] | None:
-    """Returns 1 for the tokens that are no padding; None: all are, or the mask does not say."""
+    """Returns the token mask, or None if every token is real or the mask has another meaning."""
     if segment_ids is not None:
         return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
+    # A mask per query, or over cache slots, does not describe the tokens of this call.
     if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
         return None
     return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)
 
 
 def config_of_call(config: Config, cache: Cache | None) -> Config:
-    """Returns the configuration of the layers in a call: with a cache, without a capacity.
+    """Returns the configuration for a call; with a cache, experts have no capacity.
 
-    The tokens of a cached call are a part of a sequence, or the next ones of several beams, so that
-    what an expert drops among them would depend on how the sequence is read.
+    The tokens of a cached call are part of a sequence, or belong to several beams. With a capacity,
+    the dropped tokens would depend on how a sequence is split into calls.
     """
     if cache is None or config.expert_capacity is None:
         return config
@@ -91,13 +92,13 @@ def config_of_call(config: Config, cache: Cache | None) -> Config:
 def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
     """Returns the balance loss of each sequence, the mean over layers of E Σᵢ fᵢ Pᵢ.
 
-    Fedus et al. 2022, equation 4, with fᵢ the number of times that expert i is chosen per token and
-    Pᵢ its mean probability; it is k if both are uniform. Each sequence is balanced by itself, so
-    that the mean over sequences does not depend on how they are spread over devices and
-    micro-batches. A sequence without tokens has 0.
+    Fedus et al. 2022, equation 4, where fᵢ is the number of times that expert i is chosen per token
+    and Pᵢ its mean probability. The loss is k if both are uniform, and 0 for a sequence without
+    tokens. Sequences are balanced separately, so that the mean over them does not depend on devices
+    and micro-batches.
 
     Args:
-      statistics: `[L, B, …]`, as `outputs.router` has them.
+      statistics: `[L, B, …]`, from `outputs.router`.
     """
     tokens = jnp.maximum(statistics.tokens, 1)[..., None]
     product = statistics.assigned / tokens * (statistics.probability / tokens)
@@ -107,8 +108,8 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
 def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
     """Returns the balance loss over the tokens of all layers and sequences together.
 
-    This is the form of transformers (`router_aux_loss_coef`). It depends on what else is in the
-    batch: use it to compare, and `balance_loss` to train.
+    This is the form of transformers (`router_aux_loss_coef`). It depends on the
+    other sequences of the batch: use it for comparison, and `balance_loss` for training.
     """
     tokens = jnp.maximum(jnp.sum(statistics.tokens), 1)
     assigned, probability = (
@@ -128,7 +129,7 @@ class Kernels(NamedTuple):
     """The linear maps of E experts."""
 
     inputs: tuple[Float[Array, "E D F"], ...]
-    """The gate and the map that it gates, or a single map before the activation."""
+    """The gate and the gated map, or a single map before the activation."""
     down: Float[Array, "E F D"]
 
 
@@ -138,7 +139,7 @@ class Choice(NamedTuple):
     experts: Int[Array, "*tokens K"]
     weight: Float[Array, "*tokens K"]
     real: Float[Array, "*tokens"]
-    """1 for tokens that are no padding."""
+    """1 for real tokens, 0 for padding tokens."""
 
 
 Activation = Callable[[Array], Array]
@@ -146,7 +147,7 @@ Activation = Callable[[Array], Array]
 
 
 class Experts(nn.Module):
-    """A router and E feed-forward layers, of which each token uses k; and layers that all use.
+    """A router with E feed-forward layers, k of them per token, and shared layers for all tokens.
 
     Attributes:
       config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, `num_shared_experts`,
@@ -170,8 +171,9 @@ class Experts(nn.Module):
 
         Args:
           x: input of the sublayer.
-          real: 1 for tokens that count in the statistics, and take an expert's capacity; None: all.
-          rng: keys of jitter, and of dropout in the layers that all use; None: neither.
+          real: 1 for tokens that count in the statistics and use an expert's capacity. If None,
+            all do.
+          rng: keys of jitter and of dropout in the shared layers. If None, neither is applied.
         """
         c, e = self.config, self.execution
         number, width = c.num_experts, c.expert_dim
@@ -196,12 +198,14 @@ class Experts(nn.Module):
         x, weight, inputs, down = jax.tree.map(
             lambda x: x.astype(e.dtype), (x, weight, inputs, down)
         )
+        # Distributed training intercepts this module without parameters to shard the experts.
         mixture = ExpertMixture(c, e, name="mixture")
         y = mixture(x, Choice(chosen, weight, real), Kernels(inputs, down))
         for i in range(c.num_shared_experts):
             shared = GatedFeedForward if c.gated_experts else FeedForward
             y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
 
+        # Statistics for the losses, over real tokens only.
         one_hot = jax.nn.one_hot(chosen, number).sum(axis=2) * real[..., None]  # [B, T, E]
         squared = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * real
         return y, RouterStatistics(
@@ -213,9 +217,9 @@ class Experts(nn.Module):
 
 
 class ExpertMixture(nn.Module):
-    """The part of a mixture that follows the router's choice; it has no parameters of its own.
+    """The computation of the chosen experts, without parameters.
 
-    Training on several devices finds it by its class, and divides the experts over them.
+    Distributed training finds it by its class and shards the experts over devices.
 
     Attributes:
       config: `num_experts`, `experts_per_token`, `expert_capacity`, `activation`.
@@ -242,7 +246,7 @@ class ExpertMixture(nn.Module):
     def dropless(
         self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
-        """Returns the sums of the experts that `kernels` has; any other number chosen adds 0."""
+        """Returns the sums over the experts in `kernels`. Other expert indices add 0."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
@@ -260,23 +264,26 @@ class ExpertMixture(nn.Module):
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
         """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
 
-        Every sequence has its own capacity, of its real tokens, so that the result does not depend
-        on the batch or on padding. A token's first choice comes before any token's second (Lepikhin
-        et al. 2020, "GShard"). What is beyond the capacity has the slot E · C.
+        The capacity is computed per sequence from its real tokens, so that the result does not
+        depend on the batch or on padding. First choices of all tokens precede second choices
+        (Lepikhin et al. 2020, "GShard"). A choice beyond the capacity gets the slot E · C.
         """
         number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
         real = choice.real != 0
         assert self.config.expert_capacity is not None
-        sizes = np.arange(length + 1)  # of a sequence
+        # The capacity of an expert for every possible number of real tokens.
+        sizes = np.arange(length + 1)
         taken = np.ceil(sizes * per_token / number * self.config.expert_capacity)
         taken = np.minimum(taken, sizes).astype(np.int32)  # a token chooses an expert once
         capacity = int(taken[-1])
         one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
         one_hot *= real[..., None, None]  # padding takes no capacity
+        # Order the choices of a sequence by rank, then by token, and count them per expert.
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
         rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
+        # Look up the capacity of each sequence. Choices beyond it are dropped.
         of_sequence = jnp.asarray(taken)[jnp.sum(real, axis=1)]  # [B]
         kept = (rank < of_sequence[:, None, None]) & real[..., None]
         slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)
@@ -298,7 +305,7 @@ class ExpertMixture(nn.Module):
 def combine(
     outputs: Float[Array, "B E C D"], slot: Int[Array, "B T K"], weight: Float[Array, "B T K"]
 ) -> Float[Array, "B T D"]:
-    """Returns the weighted sum of each token's outputs; those beyond an expert's capacity are 0."""
+    """Returns the weighted sum of each token's outputs. Dropped choices count as 0."""
 
     def of_sequence(outputs: Array, slot: Array) -> Array:
         rows = outputs.reshape(-1, outputs.shape[-1])
@@ -318,7 +325,7 @@ def _jittered(x: Float[Array, "B T D"], width: float, rng: RowKeys | None) -> Ar
 
 
 def _hidden(activation: Activation, before: tuple[Array, ...]) -> Array:
-    """Returns the input of the last map: activation(gate) · up, or activation(up)."""
+    """Returns the input of the down projection: activation(gate) · up, or activation(up)."""
     first, *gated = before
     return activation(first) * gated[0] if gated else activation(first)
 
@@ -336,40 +343,42 @@ def _by_platform(x: Array, choice: Choice, kernels: Kernels, *, activation: Acti
 def _ragged(
     x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums, with the groups of rows left to XLA."""
+    """Returns the weighted sums, computed by XLA's ragged products."""
     number, per_token = kernels.down.shape[0], choice.experts.shape[1]
     experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)  # the choices by expert
     sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
+    # Choice i of the flat list belongs to token i // k.
     rows = x[order // per_token]
     before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
     outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
+    # Choices of missing experts are sorted last and belong to no group: set their rows to 0.
     outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
     outputs = outputs[jnp.argsort(order)].reshape(*choice.experts.shape, -1)
     return jnp.einsum("MKD,MK->MD", outputs, choice.weight)
 
 
 def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
-    """Returns the chosen experts, all that are not among `number` as the number itself."""
+    """Returns the chosen experts, with `number` in place of indices out of range."""
     return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
 
 
 class _Blocks(NamedTuple):
-    """The choices by expert, padded to whole blocks; the R rows are enough for any choice."""
+    """The choices sorted by expert and padded to whole blocks. R rows suffice for any choice."""
 
     used: Int[Array, " E"]
-    """The experts that are chosen at all, in the first `num_used` places."""
+    """The experts with at least one token, in the first `num_used` entries."""
     num_used: Int[Array, ""]
     first: Int[Array, " E"]
     """The first row of each expert."""
     size: Int[Array, " E"]
-    """The number of its rows, a multiple of the smallest block."""
+    """The number of rows of each expert, a multiple of the smallest block."""
     member: Int[Array, " R"]
-    """The number of each row among the M · K choices."""
+    """The index of each row among the M · K choices."""
     filled: Bool[Array, " R"]
-    """Whether the row is a choice at all."""
+    """Whether the row holds a choice; else it is padding."""
     row: Int[Array, "M K"]
-    """The row of each choice; R for an expert that is not here."""
+    """The row of each choice, or R for an expert outside `kernels`."""
 
 
 def _by_blocks(
@@ -377,24 +386,28 @@ def _by_blocks(
 ) -> Float[Array, "M D"]:
     """Returns the weighted sums, computed in blocks of the rows of one expert.
 
-    The rows of each expert are padded to whole blocks of the smallest size b. There are at most
-    M · K / b + E of these, so that shapes are static, and no choice is dropped.
+    The rows of each expert are padded to whole blocks of the smallest size b. At most
+    M · K / b + E blocks are needed, so shapes are static and no choice is dropped.
     """
     number, block = kernels.down.shape[0], BLOCKS[-1]
     experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)
+    # Where each expert starts: among the sorted choices (`starts`), and among the padded rows
+    # (`first`).
     counts = jnp.bincount(experts, length=number)
     starts = jnp.cumsum(counts) - counts
     size = -(-counts // block) * block
     end = jnp.cumsum(size)
     first = end - size
 
+    # From rows to choices: the expert of each row, and the choice that it holds.
     rows = jnp.arange((-(-experts.size // block) + number) * block)
     expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), number - 1)
     rank = rows - first[expert]
     filled = (rank < counts[expert]) & (rows < end[-1])
     member = order[jnp.where(filled, starts[expert] + rank, 0)]
-    place = jnp.argsort(order)  # of each choice among the sorted ones
+    # From choices to rows, the inverse: both directions then gather and never scatter.
+    place = jnp.argsort(order)  # index of each choice in sorted order
     own = jnp.minimum(experts, number - 1)
     row = jnp.where(experts < number, first[own] + place - starts[own], rows.size)
     used = jnp.argsort(counts == 0, stable=True)
@@ -406,9 +419,9 @@ def _by_blocks(
 _Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
 """Tokens, and the weights of their experts."""
 _Outputs = tuple[Array, tuple[Array, ...]]
-"""The output of each block's rows, and the results of the first maps."""
+"""The output of all rows, and the results of the first maps."""
 _Gradients = tuple[Array, Kernels]
-"""The gradients of each block's rows, and of the maps."""
+"""The gradients of all rows, and of the maps."""
 _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
@@ -416,7 +429,7 @@ _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 def _in_blocks(
     activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums. Rows are gathered in both directions, never scattered."""
+    """Returns the weighted sums. Both passes gather rows and never scatter."""
     return _blocks_forward(activation, weighted, kernels, blocks)[0]
 
 
@@ -458,8 +471,10 @@ def _blocks_backward(
 
         def of_block(start: Array, size: int, carry: _Gradients) -> _Gradients:
             d_rows, d_own = carry
+            # The gradient of a row is its token's, times the weight of the choice.
             d_output = _rows_of(dy, blocks, start, size=size, per_token=per_token)
             d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
+            # The results of the first maps were kept; only the activation is recomputed.
             before = tuple(_take(all_, start, size) for all_ in kept)
             hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
             (d_before,) = pullback(d_output @ down.T)
@@ -471,7 +486,7 @@ def _blocks_backward(
             d_down = d_own.down + hidden.T @ d_output
             return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
 
-        # The sums of one expert may stay in a processor's caches; those of all do not.
+        # Accumulate one expert's gradients, which may fit a processor's cache, then store them.
         d_rows, d_kernels = carry
         sums = d_rows, jax.tree.map(jnp.zeros_like, own)
         d_rows, d_own = _over_blocks(blocks, expert, of_block, sums)
@@ -492,13 +507,14 @@ def _over_blocks(
 ) -> Carry:
     """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
     start, left = blocks.first[expert], blocks.size[expert]
-    # The rows of one expert if all choose it. A loop that cannot run is left out: if its block had
-    # all rows, XLA would move the products out of the loop and compute them.
+    # The maximum number of rows of one expert. Skip block sizes above it: if a block had all rows,
+    # XLA would hoist its products out of the loop, and compute them although the loop never runs.
     most = blocks.member.size - blocks.first.size * BLOCKS[-1]
 
     def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
         return of_block(start + i * size, size, carry)
 
+    # Fill large blocks first, and pass the rest to smaller ones.
     for size in BLOCKS:
         if size > most:
             continue
@@ -520,11 +536,11 @@ def _put(x: Array, part: Array, start: Array) -> Array:
 def _rows_of(
     x: Float[Array, "M D"], blocks: _Blocks, start: Array, *, size: int, per_token: int
 ) -> Float[Array, "{size} D"]:
-    """Returns the tokens of a block; zeros where it has none."""
+    """Returns the tokens of a block, with zeros in padding rows."""
     member, filled = (_take(x, start, size) for x in (blocks.member, blocks.filled))
     return jnp.where(filled[:, None], x[member // per_token], 0)
 
 
 def _of_choices(outputs: Float[Array, "R D"], blocks: _Blocks) -> Float[Array, "M K D"]:
-    """Returns the row of each choice; zeros for those of experts that are not here."""
+    """Returns the row of each choice, or zeros for an expert outside `kernels`."""
     return outputs.at[blocks.row].get(mode="fill", fill_value=0)

@@ -1,10 +1,10 @@
-"""Kernels that compute attention block by block and never hold the scores of all pairs of tokens.
+"""Kernels that compute attention block by block, without materializing all scores.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Three are our own, and
-can drop attention weights: flash attention for TPUs (`kernels/flash.py`) and for NVIDIA's GPUs
-(`kernels/flash_triton.py`), and attention block by block in XLA alone (`kernels/blockwise.py`). All
-take fewer key/value heads than query heads. XLA computes the calls that no kernel supports
+cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Three kernels of this
+package also drop attention weights: flash attention for TPUs (`kernels/flash.py`) and for NVIDIA's
+GPUs (`kernels/flash_triton.py`), and blockwise attention in plain XLA (`kernels/blockwise.py`). All
+support fewer key/value heads than query heads. XLA computes the calls that no kernel supports
 (`attention.py`).
 """
 
@@ -66,34 +66,34 @@ class AttentionCall:
 
 
 BLOCK = 128
-"""The kernels for TPUs process tokens in blocks of this size or a multiple of it."""
+"""The kernels for TPUs process tokens in blocks of a multiple of this size."""
 LARGEST_BLOCKS = (512, 384, 256, BLOCK)
 MAX_CUDNN_HEAD_DIM = 128
 """The largest head size that cuDNN supports on GPUs before Hopper."""
 TRITON_BLOCK = 64
-"""Our kernel for GPUs processes tokens in blocks of this size or twice as large."""
+"""The Triton kernel processes tokens in blocks of this size or twice as large."""
 TRITON_HEAD_DIMS = (16, 32, 64, 128)
-"""Triton's tiles have powers of two rows and columns; larger heads do not fit the registers."""
+"""Triton's tiles need powers of two, and larger heads do not fit into registers."""
 MAX_FLASH_QUERIES = 8192
-"""The backward pass of flash attention holds the gradients of a head's queries on the chip."""
+"""The backward pass of flash attention keeps the gradients of a head's queries on the chip."""
 
 FLASH_MEMORY = 53 << 18
-"""The bytes that `flash_bytes` may count, 13.25 MiB. The compiler gives a kernel 16 MiB on the chip
-and needs some itself: with more than this it refused some shapes for v4."""
+"""Upper limit of `flash_bytes`, 13.25 MiB. The compiler gives a kernel 16 MiB on the chip and needs
+a part of it: above this limit it refused some shapes for v4."""
 
 
 def flash_bytes(call: AttentionCall) -> int:
-    """Returns the bytes on the chip of the backward pass of flash attention, about.
+    """Returns the approximate on-chip memory, in bytes, of flash attention's backward pass.
 
     Args:
-      call: its lengths are multiples of `BLOCK`.
+      call: the call, with lengths that are multiples of `BLOCK`.
     """
     size, sizes = jnp.dtype(call.dtype).itemsize, call.key_dim + call.head_dim
     block_q, block_k = (
         next(b for b in LARGEST_BLOCKS if int(n) % b == 0)
         for n in (call.num_queries, call.num_keys)
     )
-    # A block that comes from main memory or goes there is held twice, to overlap with the work.
+    # Blocks that are copied from or to main memory are double-buffered.
     given = 2 * size * block_q * (sizes + call.head_dim)  # queries, output and its gradient
     given += 4 * size * block_k * sizes  # keys and values, and their gradients
     sums = 4 * block_k * sizes
@@ -103,7 +103,7 @@ def flash_bytes(call: AttentionCall) -> int:
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""A property of calls that a kernel does not support, and the reason as a message states it."""
+"""A property of unsupported calls, and the reason for the message."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
@@ -186,11 +186,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
     ),
 }
-"""The calls that each kernel does not support: the one table of reasons."""
+"""The calls that each kernel does not support, with the reasons."""
 
 
 def refusal(kernel: str, call: AttentionCall) -> str | None:
-    """Returns the reason why a kernel does not support a call; None if it does."""
+    """Returns the reason why a kernel does not support a call, or None if it does."""
     return next((why.format(c=call) for cannot, why in LIMITS[kernel] if cannot(call)), None)
 
 
@@ -206,21 +206,22 @@ def cudnn_attention(
 ) -> Float[Array, "B T N H"]:
     """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled and not capped.
 
-    Causal order, and a window beside it, are arguments of the kernel. (A window without causal
-    order would let queries attend to all later keys, and sequence lengths only describe padding
-    at the end: neither is used.) Segments become a finite addition to the scores, so that a query
-    without keys gives no NaN. The addition has B · T · S numbers, and older versions of jax
-    compute its gradient as well.
+    Causal order and a window are arguments of the kernel. (Two features of cuDNN are not used: a
+    window without causal order would let queries attend to all later keys, and sequence lengths
+    describe only padding at the end.) Segments become a finite bias of the scores, so that a query
+    without keys does not give NaN. The bias has B · T · S elements, and older versions of jax also
+    compute its gradient.
 
     Raises:
-      RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that cannot serve
-        these sizes or this device; see `LIMITS`.
+      RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that does not
+        support these sizes or this device; see `LIMITS`.
     """
     assert cap is None
     mask = None
     if segments is not None:
         queries, keys = segments
         mask = (queries[:, :, None] == keys[:, None, :])[:, None]
+    # The window counts earlier keys without the query's own.
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -245,8 +246,8 @@ def splash_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes splash attention, for TPUs; scores are not scaled.
 
-    Fully masked blocks are skipped. Heads smaller than 128 are passed unpadded: the compiler lays
-    them out in tiles of 128. T and S are multiples of 128.
+    Fully masked blocks are skipped. Heads smaller than 128 are not padded here: the compiler stores
+    them in tiles of 128. T and S are multiples of 128.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -262,6 +263,7 @@ def splash_attention(
             attn_logits_soft_cap=cap,
             residual_checkpoint_name=KERNEL_RESIDUALS,
         )
+    # The kernel takes one sequence, with heads before tokens: map it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)
     context = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
@@ -295,12 +297,12 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
 
 
 def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
-    """Computes our own flash attention of a module in `kernels`; scores are not scaled or capped.
+    """Computes flash attention by a module in `kernels`; scores are not scaled or capped.
 
-    With `keys` among the options, weights are dropped with probability `rate`, the same as in XLA.
+    With the option `keys`, weights are dropped with probability `rate`: the same ones as in XLA.
     """
     assert cap is None
-    # Imported here because a machine may lack the kernel's compiler.
+    # Import here, because a machine may lack the kernel's compiler.
     kernel = importlib.import_module(f".kernels.{module}", __package__)
     return kernel.flash_attention(*arrays, **options)
 
@@ -317,15 +319,15 @@ KERNELS: dict[str, Callable[..., Array]] = {
 class FusedAttention(nn.Module):
     """softmax(Q Kᵀ) V, computed by a kernel.
 
-    It has no parameters. It is a module so that training on several devices finds it: the compiler
-    cannot partition a kernel by itself.
+    It has no parameters. It is a module so that distributed training can find it and shard it,
+    because the compiler cannot partition a kernel.
 
     Attributes:
       kernel: one of `KERNELS`.
-      causal: whether a query attends only to its own key and to earlier ones.
-      window: if given, only to the last `window` of these.
+      causal: whether a query attends only to keys up to its own position.
+      window: if given, a query attends only to the last `window` of these keys.
       cap: if given, scores s become cap · tanh(s / cap).
-      dropout_rate: probability that a weight is dropped, if there are keys.
+      dropout_rate: probability that a weight is dropped, if dropout keys are given.
     """
 
     kernel: str
@@ -351,10 +353,10 @@ class FusedAttention(nn.Module):
           query: already scaled.
           key: of the size of the queries; K divides N.
           value: of any size.
-          segments: numbers of queries and keys; a query attends to the keys of its own number. A
-            query without keys gives a finite output, whose gradient must not be used.
-          use_window: whether the window applies; None: it does.
-          keys: of dropout, for each head of each sequence; None: no dropout.
+          segments: segment ids of queries and keys. A query attends to the keys with its segment
+            id. Without such keys its output is finite, and its gradient must not be used.
+          use_window: whether the window applies. If None, it does.
+          keys: dropout keys for each head of each sequence. If None, no dropout.
         """
         kernel = KERNELS[self.kernel]
         if keys is not None:
@@ -368,13 +370,14 @@ class FusedAttention(nn.Module):
         segments: Segments | None,
         use_window: Bool[Array, ""] | None,
     ) -> Float[Array, "B T N V"]:
-        """Returns what a function such as those of `KERNELS` computes, for the layer's window.
+        """Returns the result of a kernel for the layer's window.
 
         Args:
-          kernel: the function; training over a cut `context` has its own.
-          *arrays: queries, keys and values, as `__call__` takes them.
-          segments: as there.
-          use_window: as there.
+          kernel: a function like the entries of `KERNELS`. Training with a sharded `context` axis
+            passes another one.
+          *arrays: queries, keys and values, as in `__call__`.
+          segments: as in `__call__`.
+          use_window: as in `__call__`.
         """
         query, key, value = arrays
         attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
@@ -384,4 +387,5 @@ class FusedAttention(nn.Module):
         windowed = functools.partial(attend, window=self.window)
         if use_window is None:
             return windowed(query, key, value, segments)
+        # Scanned layers share one program, and whether the window applies is traced.
         return jax.lax.cond(use_window, windowed, full, query, key, value, segments)

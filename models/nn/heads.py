@@ -3,9 +3,9 @@
 - Masked tokens and next sentences: Devlin et al. 2019, "BERT", section 3.1 and appendix A.
 - One label per sequence, one per token, answers, choices: section 4.
 
-Classifiers drop their input, as in the authors' code: the pooled output, or the hidden states in
-token classification. The other heads have no dropout (question answering only if the
-configuration states a rate, as DistilBERT's does).
+Classifiers apply dropout to their input, as in the authors' code: the pooled output, or the hidden
+states in token classification. The other heads have no dropout. Question answering has it only if
+the configuration sets a rate, as DistilBERT's does.
 """
 
 import dataclasses
@@ -26,22 +26,22 @@ from .masks import AnyArray
 from .typing import Array, Float, Int
 
 AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None
-"""Weights `[L, B, N, T, S]`, a tuple of L arrays with separate layers, None if not requested."""
+"""Weights `[L, B, N, T, S]`, or a tuple of L arrays (separate layers); None if not requested."""
 
 
 @struct.dataclass
 class Projection:
     """Hidden states and the vocabulary matrix, whose product is the logits.
 
-    They are multiplied only by `logits()`. A training loss computes the cross-entropy of both in
-    chunks instead, so that `[B, T, V]` is never in memory as a whole.
+    Only `logits()` computes the product. A training loss computes the cross-entropy in chunks, so
+    that `[B, T, V]` is never materialized.
     """
 
     hidden: Float[Array, "B T D"]
     kernel: Float[Array, "V D"]
     bias: Float[Array, " V"] | None = None
     cap: float | None = struct.field(pytree_node=False, default=None)
-    """If given, a logit z becomes cap · tanh(z / cap), which stays below it (Gemma 2)."""
+    """If given, logits z become cap · tanh(z / cap) (Gemma 2)."""
 
     def logits(self) -> Float[Array, "B T V"]:
         """Returns hidden · kernelᵀ + bias, in float32."""
@@ -49,7 +49,7 @@ class Projection:
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
 
     def uncapped(self, gradient: Array, logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
-        """Returns the gradient of the logits before they were capped, from that of `logits()`."""
+        """Returns the gradient of the uncapped logits, given the gradient of `logits()`."""
         return gradient if self.cap is None else gradient * (1 - jnp.square(logits / self.cap))
 
 
@@ -62,7 +62,7 @@ class CausalLMOutput:
     cache: Cache | None = None
     attentions: AttentionWeights = None
     values: Float[Array, "B T"] | None = None
-    """With the head `causal_lm_with_value`: the reward that is expected after each token."""
+    """With the head `causal_lm_with_value`, the expected reward after each token."""
     router: RouterStatistics | None = None
     """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
@@ -80,7 +80,7 @@ class Seq2SeqLMOutput:
     """The decoder's residual stream after the last layer."""
     projection: Projection
     encoder_last_hidden_state: Float[Array, "B S D"] | None
-    """None if the cache holds the keys and values of the source."""
+    """None if the cache already holds the keys and values of the source."""
     cache: Cache | None = None
     encoder_attentions: AttentionWeights = None
     decoder_attentions: AttentionWeights = None
@@ -105,7 +105,7 @@ class EncoderOutput:
 
 
 class _WithBody:
-    """Fields of the body's output, for the output of a head."""
+    """Gives the output of a head the fields of the body's output."""
 
     body: EncoderOutput
 
@@ -116,7 +116,7 @@ class _WithBody:
 
     @property
     def pooler_output(self) -> Float[Array, "B D"] | None:
-        """The pooled first token; None where the head does without."""
+        """The pooled first token, or None if the head does not use it."""
         return self.body.pooler_output
 
     @property
@@ -146,7 +146,7 @@ class MaskedLMOutput(_WithBody):
 
 @struct.dataclass
 class PretrainingOutput(_WithBody):
-    """Logits of masked tokens and of next sentences, BERT's two objectives of pretraining."""
+    """Logits of masked tokens and next sentences, BERT's two pretraining objectives."""
 
     body: EncoderOutput
     projection: Projection
@@ -172,7 +172,7 @@ class ClassifierOutput(_WithBody):
 
 @struct.dataclass
 class QuestionAnsweringOutput(_WithBody):
-    """Logits of each token, padding included, as start and as end of the answer, in float32."""
+    """Logits of each token, also padding, as start and end of the answer, in float32."""
 
     body: EncoderOutput
     start_logits: Float[Array, "B T"]
@@ -189,8 +189,7 @@ class HeadInputs:
 
     body: EncoderOutput
     table: Float[Array, "V W"]
-    """The token embeddings, to which the vocabulary projection is tied unless `config.tie_output`
-    says otherwise."""
+    """The token embeddings. The vocabulary projection shares them if `config.tie_output`."""
     masked_positions: Int[AnyArray, "B M"] | None
     rng: RowKeys | None
     num_choices: int = struct.field(pytree_node=False, default=1)
@@ -216,7 +215,7 @@ class _Head(nn.Module):
         return scores.astype(jnp.float32)
 
     def _projection(self, inputs: HeadInputs) -> Projection:
-        """Applies the transform; the bias of the vocabulary matrix is the head's own."""
+        """Applies the transform, and adds the head's bias to the (tied) vocabulary matrix."""
         c, e = self.config, self.execution
         x = inputs.body.last_hidden_state
         if inputs.masked_positions is not None:
@@ -235,26 +234,26 @@ class _Head(nn.Module):
 
 
 class MaskedLMHead(_Head):
-    """Which words stood at the masked positions."""
+    """Predicts the tokens at masked positions."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> MaskedLMOutput:
-        """Projects the masked positions, or all where none are given."""
+        """Projects the masked positions, or all positions if none are given."""
         return MaskedLMOutput(inputs.body, self._projection(inputs))
 
 
 class PretrainingHead(_Head):
-    """Masked words, and whether the second part continues the first."""
+    """Predicts masked tokens, and whether the second part continues the first."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
-        """Projects the masked positions, or all where none are given."""
+        """Projects the masked positions, or all positions if none are given."""
         relationship = self._scores("next_sentence", 2, inputs.pooled)
         return PretrainingOutput(inputs.body, self._projection(inputs), relationship)
 
 
 class NextSentenceHead(_Head):
-    """Whether the second part continues the first."""
+    """Predicts whether the second part continues the first."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
@@ -264,15 +263,14 @@ class NextSentenceHead(_Head):
 
 
 class ClassificationHead(_Head):
-    """Labels, or a score, of a whole row or of every token; or which of C rows is the right one.
+    """Predicts labels or a score, per sequence or per token, or the right one of C choices.
 
-    The record of the head says which: whether it reads the pooled token, and whether inputs are
-    choices.
+    The head's `HeadSpec` determines which: `needs_pooler`, `needs_labels` and `takes_choices`.
     """
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, L]` or `[B, T, L]`; of choices `[B, C]`, from B · C rows."""
+        """Scores `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
         spec = HEADS[self.config.head]
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
         x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
@@ -284,10 +282,10 @@ class ClassificationHead(_Head):
 
 
 class LastTokenClassificationHead(_Head):
-    """Labels, or a score, of a whole sequence, from the last token of a causal model.
+    """Predicts labels or a score of a sequence from the last token of a causal model.
 
-    The map has no bias, as in Hugging Face's `GPT2ForSequenceClassification`. With one label it
-    is a reward model.
+    The map has no bias, as in Hugging Face's `GPT2ForSequenceClassification`. A reward model has
+    one label.
     """
 
     @nn.compact
@@ -298,12 +296,13 @@ class LastTokenClassificationHead(_Head):
 
         Args:
           body: The output of the layers.
-          attention_mask: 1 for real tokens; None: all are. A sequence without real tokens is
-            read at its first position.
+          attention_mask: 1 for real tokens. If None, all are real. For a sequence without real
+            tokens, the first position is used.
         """
         x = body.last_hidden_state
         last = jnp.full(x.shape[:1], x.shape[1] - 1)
         if attention_mask is not None:
+            # The largest index of a real token, so that padding may be on either side.
             last = jnp.max(jnp.where(attention_mask != 0, jnp.arange(x.shape[1]), 0), axis=1)
         x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
         number = len(self.config.labels)
@@ -311,7 +310,7 @@ class LastTokenClassificationHead(_Head):
 
 
 class ValueHead(_Head):
-    """The reward to be expected after each token of a causal model, for PPO."""
+    """Predicts the expected reward after each token of a causal model, for PPO."""
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
@@ -320,11 +319,11 @@ class ValueHead(_Head):
 
 
 class ReplacedTokenHead(_Head):
-    """Which tokens another model has put in place of the text's own (ELECTRA, section 2)."""
+    """Predicts which tokens a generator has replaced (ELECTRA, section 2)."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, T]`, above 0 where a token is judged to be replaced."""
+        """Scores `[B, T]`, above 0 for tokens that are probably replaced."""
         c, e = self.config, self.execution
         x = Linear((c.d_model,), c.init_std, execution=e, name="dense")(
             inputs.body.last_hidden_state
@@ -334,11 +333,11 @@ class ReplacedTokenHead(_Head):
 
 
 class QuestionAnsweringHead(_Head):
-    """Where an answer begins and ends."""
+    """Predicts where an answer begins and ends."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
-        """Scores `[B, T]` of either end."""
+        """Scores `[B, T]` for each end."""
         x = inputs.body.last_hidden_state
         x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
         logits = self._scores("span", 2, x)
@@ -347,44 +346,43 @@ class QuestionAnsweringHead(_Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadSpec:
-    """Everything that there is to know about a head; a new head is a record in `HEADS`."""
+    """All properties of a head. A new head is a record in `HEADS`."""
 
     name: str
-    """The name in `config.head`: that of the task in Hugging Face's vocabulary."""
+    """The name in `config.head`, which is Hugging Face's name of the task."""
     output: type
     """The class of the model's output."""
     output_names: tuple[str, ...] = ("logits",)
-    """The arrays of the output besides those of the body."""
+    """The arrays of the output, without the body's output."""
     module: type[nn.Module] | None = None
-    """The module on top of an encoder; None: the output is that of the body, or the family makes
-    its own projection."""
+    """The module on top of an encoder. If None, the output is the body's, or the family projects
+    it."""
     needs_pooler: bool = False
     """Whether the head reads the pooled first token."""
     needs_labels: bool = False
     """Whether `config.labels` must name at least one label."""
     predicts_masked: bool = False
-    """Whether the head predicts masked tokens, at `masked_positions` where these are given."""
+    """Whether the head predicts masked tokens, at `masked_positions` if given."""
     takes_choices: bool = False
     """Whether inputs are `[B, C, T]`: C choices for each question."""
     generates: bool = False
-    """Whether the head predicts next tokens, so that the model can write text."""
+    """Whether the head predicts next tokens, so that the model can generate text."""
     reads_decoder: bool = False
-    """Whether an encoder-decoder with other heads than its own can have it (BART)."""
+    """Whether an encoder-decoder with several heads (BART) supports it."""
     has_dropout: bool = True
-    """Whether dropout before the head has the rate of the body unless the configuration says
-    otherwise."""
+    """Whether dropout before the head defaults to the rate of the body; else it defaults to 0."""
     own_params: tuple[str, ...] = ()
-    """Maps below `head/` that are of use only to the same head with the same labels."""
+    """Maps below `head/` that can be reused only by the same head with the same labels."""
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Maps below `head/` besides the vocabulary's, and their names in Hugging Face's BERT."""
+    """Maps below `head/`, without the vocabulary's, to their names in Hugging Face's BERT."""
     hf_class_suffix: str
-    """The end of the name of the classes with this head in transformers: `ForMaskedLM`."""
+    """The suffix of transformers' classes with this head, such as `ForMaskedLM`."""
     hub_task: str
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
-    """The recipe whose data settings serve an imported model with this head."""
+    """The recipe that provides the data settings of an imported model with this head."""
     peft_task: str | None = None
-    """The name that the library peft has for the task; None: it has none."""
+    """The name of the task in the library peft, or None if it has none."""
 
     @property
     def has_token_logits(self) -> bool:
@@ -397,6 +395,7 @@ class HeadSpec:
         return f"AutoModel{self.hf_class_suffix.removeprefix('Model')}"
 
 
+# Names of tensors that several heads share.
 _CLASSIFIER = {"classifier": "classifier"}
 _NEXT_SENTENCE = {"next_sentence": "cls.seq_relationship"}
 
@@ -555,7 +554,7 @@ def encoder_heads() -> tuple[str, ...]:
 
 
 def check_head(config: TransformerConfig) -> None:
-    """Checks that a family has the head of a configuration, and that the labels suit it.
+    """Checks that a family supports the head of a configuration, and that the labels fit.
 
     Raises:
       UserError: The head is unknown, or labels are missing or not all different.
@@ -571,13 +570,13 @@ def check_head(config: TransformerConfig) -> None:
 def require_head(
     config: TransformerConfig, heads: Container[str], refusal: str, remedy: str
 ) -> None:
-    """Checks that a model has one of the heads that something needs.
+    """Checks that a model has one of the required heads.
 
     Args:
       config: the model's configuration.
-      heads: names of heads that will do.
-      refusal: what a model with another head does not do, for the message: "writes no text".
-      remedy: what to do about it, for the message.
+      heads: names of the accepted heads.
+      refusal: what a model with another head cannot do, for the message, such as "writes no text".
+      remedy: what the user can do, for the message.
 
     Raises:
       UserError: the model has another head.

@@ -1,4 +1,4 @@
-"""The parts of a layer: affine maps and embeddings, norms, feed-forward blocks."""
+"""Parts of a layer: linear maps, embeddings, norms, feed-forward blocks."""
 
 import functools
 import math
@@ -15,20 +15,20 @@ from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""Numbers of rows for which the order of the operands on CPU was measured to matter (`affine`)."""
+"""Numbers of rows where the order of operands changed the time on CPU (`affine`)."""
 
 
 class Linear(nn.Module):
     """x W + b over the last `num_input_axes` axes of x.
 
-    The kernel W has the shape `[*inputs, *features]`; with separate layers it is the matrix
-    `[outputs, inputs]`, which is faster for few rows of x on a CPU (`affine`).
+    The kernel W has the shape `[*inputs, *features]`; with separate layers it is a matrix
+    `[outputs, inputs]`, which is faster on CPU for few rows of x (`affine`).
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
-      init_std: standard deviation of the initial W; None: it follows from the sizes of W
+      init_std: standard deviation of the initial W. If None, it depends on the sizes of W
         (`initial_kernel`). The initial b is 0.
-      num_input_axes: how many axes of the input are contracted.
+      num_input_axes: number of contracted input axes.
       use_bias: whether to add b.
       execution: precision.
     """
@@ -45,6 +45,7 @@ class Linear(nn.Module):
         e = self.execution
         batch, inputs = x.shape[: -self.num_input_axes], x.shape[-self.num_input_axes :]
         kernel_init = initial_kernel(self.init_std, math.prod(inputs), math.prod(self.features))
+        # Separate layers store the matrix transposed, for decoding (`unstack_layers`).
         separate = e.layers == "separate"
         matrix = math.prod(self.features), math.prod(inputs)
         shape = matrix if separate else (*inputs, *self.features)
@@ -68,12 +69,12 @@ def affine(
     bias: Float[Array, " O"] | None = None,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rest O"]:
-    """Returns x · matrixᵀ + bias, accumulated in `dtype` (None: that of x).
+    """Returns x · matrixᵀ + bias, accumulated in `dtype` (by default that of x).
 
-    XLA's matrix products on CPU copy their right operand to another layout in every call. If x has
-    few rows, the matrix is therefore the left operand: GPT-2 generates eight rows in 0.82 of the
-    time, and searches with four beams in 0.78 of the time (a single product with many inputs takes
-    half of the time; with 32 rows there is no difference).
+    On CPU, XLA copies the right operand of every matrix product to another layout. If x has few
+    rows, the matrix is therefore the left operand. GPT-2 then generates eight rows in 0.82 of the
+    time, and four beams in 0.78 of the time. (A single product with many inputs takes half of the
+    time. With 32 rows the times are equal.)
     """
 
     def rows_first(x: Array, matrix: Array) -> Array:
@@ -83,7 +84,7 @@ def affine(
     def matrix_first(x: Array, matrix: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         y = jnp.einsum("oi,mi->om", matrix, rows, preferred_element_type=dtype)
-        # Without an operation in between, XLA would rewrite (W xᵀ)ᵀ to x Wᵀ.
+        # Without an operation in between, XLA rewrites (W xᵀ)ᵀ as x Wᵀ.
         barrier = jax.lax.optimization_barrier
         y = barrier(y) if bias is None else y + bias.astype(y.dtype)[:, None]
         return y.T.reshape(*x.shape[:-1], -1)
@@ -99,11 +100,10 @@ def initial_kernel(
     """Returns the initializer of a kernel: normal, or uniform (Glorot and Bengio 2010).
 
     Args:
-      std: standard deviation of the normal distribution; None: uniform in
-        ±√(6 / (inputs + outputs)), which keeps the variance the same in the forward and in the
-        backward pass.
+      std: standard deviation of the normal distribution. If None, uniform in
+        ±√(6 / (inputs + outputs)), which preserves the variance in both passes.
       inputs: number of inputs of the kernel as a matrix.
-      outputs: number of outputs; those of all heads together.
+      outputs: number of outputs, over all heads.
     """
     if std is not None:
         return nn.initializers.normal(std)
@@ -127,14 +127,14 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
     def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
-        """Returns the vector of each id; NaN for an id outside the table."""
+        """Returns the vector of each id, or NaN for an id outside the table."""
         return embedding_lookup(self.embedding, ids).astype(self.execution.dtype)
 
 
 def embedding_lookup(
     table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
 ) -> Float[Array, "*rest D"]:
-    """Returns the row of each id; NaN for an id outside the table, negative ones included."""
+    """Returns the row of each id, or NaN for an id outside the table, also a negative one."""
     return table.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
@@ -144,7 +144,7 @@ class LayerNorm(nn.Module):
     Attributes:
       eps: added to the variance.
       execution: precision.
-      affine: whether there are a scale and a bias.
+      affine: whether to apply a learned scale and bias.
     """
 
     eps: float
@@ -155,6 +155,7 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns (x - mean) / √(variance + eps) · scale + bias."""
         x32 = x.astype(jnp.float32)
+        # Center first: E[x²] - E[x]² would lose digits.
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
         y = centered * jax.lax.rsqrt(variance + self.eps)
@@ -171,8 +172,8 @@ class RMSNorm(nn.Module):
     Attributes:
       eps: added to the mean square.
       execution: precision.
-      affine: whether there is a scale.
-      offset: added to the parameter `scale`, which begins at 1 - offset.
+      affine: whether to apply a learned scale.
+      offset: added to the parameter `scale`, whose initial value is 1 - offset.
     """
 
     eps: float
@@ -197,8 +198,8 @@ class RMSNorm(nn.Module):
 class Residual(nn.Module):
     """The sum of the residual stream and a sublayer's output.
 
-    With `config.residual_scalar` one learned number multiplies the output. It begins at 1, which
-    is the plain sum; 0 takes the sublayer out.
+    With `config.residual_scalar`, a learned scalar multiplies the output. Its initial value is 1,
+    the plain sum. The value 0 removes the sublayer.
     """
 
     config: TransformerConfig
@@ -218,8 +219,7 @@ class Residual(nn.Module):
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns the exact GELU, x · Φ(x), computed in float32 (Hendrycks and Gimpel 2016).
 
-    Uses `erf`; `jax.nn.gelu` uses `erfc`, which keeps the last digits of tiny values and is slower
-    on CPU.
+    Uses `erf`. `jax.nn.gelu` uses `erfc`, which is more exact for tiny values and slower on CPU.
     """
     x32 = x.astype(jnp.float32)
     return (0.5 * x32 * (1 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
@@ -251,7 +251,7 @@ class FeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], rng: RowKeys | None = None
     ) -> Float[Array, "B T D"]:
-        """Maps every position in the same way; `rng` switches on dropout after the activation."""
+        """Maps every position in the same way; `rng` enables dropout after the activation."""
         c = self.config
         linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
         x = linear((c.feed_forward_dim,), c.init_std, name="up")(x)  # [B, T, F]
@@ -276,7 +276,7 @@ class GatedFeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], rng: RowKeys | None = None
     ) -> Float[Array, "B T D"]:
-        """Maps every position in the same way; `rng` switches on dropout after the product."""
+        """Maps every position in the same way; `rng` enables dropout after the product."""
         c = self.config
         linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
         gate = linear((c.feed_forward_dim,), c.init_std, name="gate")(x)  # [B, T, F]

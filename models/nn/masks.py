@@ -1,6 +1,6 @@
-"""Attention masks: described by the model, materialized only where a backend needs them.
+"""Attention masks, described by the model and materialized only if a backend needs them.
 
-In every mask `True` means that the query may attend to the key.
+In every mask, `True` means that the query may attend to the key.
 """
 
 import dataclasses
@@ -13,21 +13,21 @@ from flax import struct
 from .typing import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
-"""Arrays that a caller may pass: jax's, or numpy's outside a compiled function."""
+"""Arrays that callers may pass: jax's, or numpy's outside compiled functions."""
 
 Size = Any
-"""An int; in a program that is exported with free sizes, a symbolic dimension."""
+"""An int, or a symbolic dimension in a program exported with symbolic sizes."""
 
 Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]]
-"""Numbers of queries and of keys: a query attends to the keys of its own number."""
+"""Segment ids of queries and keys. A query attends to the keys with its segment id."""
 
 
 def causal_mask(
     query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
 ) -> Bool[Array, "1 1 T S"]:
-    """Lets each query attend to its own key and to earlier keys.
+    """Lets each query attend to the keys up to its own position.
 
-    With `window`, only to the last `window` of these: the band of Child et al. 2019, "Generating
+    With `window`, only to the last `window` keys: the band of Child et al. 2019, "Generating
     long sequences with sparse transformers".
     """
     distance = query_index[:, None] - key_index[None, :]
@@ -38,7 +38,7 @@ def causal_mask(
 
 
 def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Keeps the last `window` keys of each query: a band where a sequence's keys are scattered."""
+    """Keeps the last `window` visible keys of each query, even if they are not consecutive."""
     later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
     return mask & (later <= window)
 
@@ -50,7 +50,7 @@ def padding_mask(
 ) -> Bool[Array, "#B 1 #T #S"]:
     """Hides padding, and in packed sequences the tokens of other documents.
 
-    The queries belong to the documents `query_segment_ids`, by default to those of the keys. A
+    `query_segment_ids` are the documents of the queries, by default the same as of the keys. A
     three-dimensional `attention_mask` has an entry for each query and key.
     """
     mask = jnp.ones((1, 1, 1, 1), bool)
@@ -60,6 +60,7 @@ def padding_mask(
     if segment_ids is not None:
         queries = segment_ids if query_segment_ids is None else query_segment_ids
         same = queries[:, :, None] == segment_ids[:, None, :]
+        # Padding (0) must not be a key, even of padding queries.
         mask &= (same & (segment_ids != 0)[:, None, :])[:, None]
     return mask
 
@@ -68,28 +69,28 @@ def padding_mask(
 class AttentionMask:
     """The keys that each of T queries may attend to, among S keys.
 
-    A model describes them by the first fields. Where a kernel computes attention, the description
-    is all there is; elsewhere `materialized()` adds the array, once for all layers.
+    A model describes the mask by the first fields. A kernel needs only this description. For XLA,
+    `materialized()` adds the array once for all layers.
     """
 
     num_queries: Size = struct.field(pytree_node=False)
     num_keys: Size = struct.field(pytree_node=False)
     attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None
-    """1 for the keys that all queries may attend to; or one entry for each query and key."""
+    """1 for the keys that queries may attend to, per key or per query and key."""
     segment_ids: Int[AnyArray, "B S"] | None = None
-    """The document that each key belongs to, 0 for padding."""
+    """The document of each key, or 0 for padding."""
     query_segment_ids: Int[AnyArray, "B T"] | None = None
-    """The document of each query, if the queries are not the tokens of the keys."""
+    """The document of each query, if it differs from that of the keys."""
     causal: bool = struct.field(pytree_node=False, default=False)
-    """Whether a query attends only to its own key and to earlier ones."""
+    """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, only to the last `window` of these, its own included."""
+    """If given, a query attends only to the last `window` of these keys, with its own."""
     start: Int[Array, ""] | int = 0
     """The index of the first query among the keys."""
     use_window: Bool[Array, ""] | None = None
-    """Whether the window applies, where that differs between layers."""
+    """Whether the window applies, if it differs between layers."""
     values: Bool[Array, "#B 1 #T #S"] | None = None
-    """The array, once it was made."""
+    """The materialized mask."""
 
     @property
     def is_per_query(self) -> bool:
@@ -105,7 +106,7 @@ class AttentionMask:
             return mask
         indices = self.start + jnp.arange(self.num_queries), jnp.arange(self.num_keys)
         if self.window is not None and self.is_per_query:
-            # A query's keys are not side by side, so the window counts visible keys.
+            # The keys of a beam are not consecutive, so the window counts visible keys.
             return last_keys(causal_mask(*indices) & mask, self.window)
         return causal_mask(*indices, self.window) & mask
 
@@ -114,16 +115,17 @@ class AttentionMask:
         return dataclasses.replace(self, values=self.materialize())
 
     def segments(self) -> Segments | None:
-        """Returns the mask, but for causal order, as segment ids of queries and keys.
+        """Returns the mask without causal order, as segment ids of queries and keys.
 
-        Requires a per-key mask and `start` 0. The allowed pairs are those of `materialize`, except
-        for queries that are padding of packed sequences (0): these attend to the hidden keys, so
-        that no query is left without keys.
+        Requires a per-key mask and `start` 0. The allowed pairs are the same as in `materialize`,
+        except that padding queries of packed sequences (0) attend to the hidden keys, so that every
+        query has keys.
         """
         if self.attention_mask is None and self.segment_ids is None:
             return None
         if self.segment_ids is None:
             assert self.attention_mask is not None
+            # All tokens form segment 1. Hidden keys move to segment 0 below.
             keys = jnp.ones(self.attention_mask.shape, jnp.int32)
             queries = jnp.ones((keys.shape[0], self.num_queries), jnp.int32)
         else:
@@ -141,6 +143,7 @@ def select_mask(
     """Returns the windowed or the full mask of a layer, whose index may be traced."""
     if isinstance(use_window, bool):
         return windowed if use_window else full
+    # A traced choice: the kernel selects its mask itself, and XLA gets the selected array.
     if windowed.values is None:
         return dataclasses.replace(windowed, use_window=use_window)
     assert full.values is not None

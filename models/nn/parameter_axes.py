@@ -1,9 +1,10 @@
-"""Logical axes of the parameters that families share, as rules for their `parameter_axes`.
+"""Logical axes of the parameters that families share, for their `parameter_axes`.
 
 Each rule maps a pattern of parameter paths to the logical axis of each dimension (see
 `models.registry.AxisRules`).
 """
 
+# An encoder-decoder has two stacks; other models have their layers at the top level.
 _LAYERS = r"((encoder|decoder)/)?layers"
 _ATTENTION = rf"{_LAYERS}/(cross_)?attention"
 
@@ -13,7 +14,7 @@ EMBEDDING_AXES = {
     r"((encoder|decoder)/)?position_bias/embedding": (None, "heads"),
     r"output_bias": ("vocabulary",),
 }
-"""Tables of tokens, positions, biases of distances and token types, and the bias of the logits."""
+"""Tables of tokens, positions, distance biases and token types, and the bias of the logits."""
 
 LAYER_AXES = {
     rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),

@@ -15,9 +15,9 @@ from .typing import Array, Float, Int
 PoolingMode: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 ]
-"""A way to pool, under the name that the package sentence-transformers gives it."""
+"""A pooling mode, with its name in sentence-transformers."""
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
-"""All of them, in the order in which that package concatenates them."""
+"""All modes, in the order of concatenation in sentence-transformers."""
 
 
 def pool(
@@ -29,14 +29,14 @@ def pool(
 
     Args:
         last_hidden_state: The hidden states.
-        mask: 1 for the tokens to pool; padding stands after them.
+        mask: 1 for the tokens to pool. Padding is on the right.
         modes: cls: the first of these tokens. max: the largest value in each dimension. mean: the
-            average. mean_sqrt_len_tokens: the sum over the square root of their number.
+            average. mean_sqrt_len_tokens: the sum divided by √(number of tokens).
             weightedmean: the average with weights 1, 2, 3 …, the position of each token.
             lasttoken: the last of these tokens. The vectors of several modes are concatenated.
 
     Returns:
-        The vectors; 0 for a sequence without tokens.
+        The vectors, 0 for a sequence without tokens.
     """
     x = last_hidden_state.astype(jnp.float32)
     real = jnp.asarray(mask != 0, jnp.float32)[..., None]  # [B, T, 1]
@@ -47,13 +47,13 @@ def pool(
 def mean_pool(
     last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
 ) -> Float[Array, "B D"]:
-    """Returns the mean hidden state of each sequence's real tokens, in float32; 0 if none is."""
+    """Returns the mean hidden state of each sequence's real tokens, in float32, 0 without any."""
     return pool(last_hidden_state, attention_mask, ("mean",))
 
 
 def _weighted(x: Array, weights: Array) -> Array:
     """Returns the mean of `x` `[B, T, D]` with weights `[B, T, 1]`."""
-    # Whole numbers: the least sum of weights is 1 unless there is no token.
+    # Weights are integers, so a sum below 1 means that the sequence has no tokens.
     return jnp.sum(x * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
 
 
@@ -63,10 +63,11 @@ def _at(x: Array, positions: Array) -> Array:
 
 
 def _greatest(x: Array) -> Array:
-    """Returns the largest of `[B, T, D]` over tokens, `[B, D]`.
+    """Returns the maximum of `[B, T, D]` over tokens, `[B, D]`.
 
-    The gradient goes to the first token that has it, as in PyTorch. That of `jnp.max` goes to all
-    that equal it: to none if the compiler computes them once more and rounds otherwise.
+    The gradient goes to the first maximal token, as in PyTorch. The gradient of `jnp.max` goes to
+    all tokens that equal the maximum, and to none if the compiler recomputes them with other
+    rounding.
     """
     places = jnp.argmax(x, axis=1, keepdims=True)
     return jnp.take_along_axis(x, places, axis=1)[:, 0]
@@ -77,7 +78,7 @@ def _last(real: Array) -> Array:
     return jnp.max(jnp.where(real != 0, jnp.arange(real.shape[1])[:, None], 0), axis=1)
 
 
-# From hidden states [B, T, D], and 1.0 for each token to pool [B, T, 1], to [B, D].
+# Each function maps hidden states [B, T, D] and weights [B, T, 1] (1.0 for real tokens) to [B, D].
 _POOL: dict[PoolingMode, Callable[[Array, Array], Array]] = {
     "cls": lambda x, real: _at(x, jnp.argmax(real, axis=1)),
     "max": lambda x, real: _greatest(jnp.where(real != 0, x, -jnp.inf)),

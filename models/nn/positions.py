@@ -1,9 +1,9 @@
-"""Positions of tokens: position ids, added vectors, rotations, and relative distances.
+"""Positions of tokens: position ids, added vectors, rotations and relative distances.
 
 Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
 `rotary`, `counter`, `binary`) or given by hand (`table`). Relative positions depend on the distance
-between two tokens (`relative`, `buckets`, `alibi`). `make_positions` provides every kind to every
-family: vectors are added where `positions_at` says, and rotations and relative positions enter
+between two tokens (`relative`, `buckets`, `alibi`). `make_positions` provides every kind for every
+family. Vectors are added at the place `positions_at`; rotations and relative positions enter
 attention.
 
 Positions enter self-attention only; cross-attention sees positions only through the vectors added
@@ -36,17 +36,18 @@ def default_positions(
     """Counts 0, 1, 2 … over the real tokens of each sequence, or of each packed document.
 
     Args:
-      start: the first requested slot (not 0 when a cache is continued).
+      start: the first requested slot (above 0 if a cache is continued).
       length: number of requested slots, T.
-      attention_mask: over all slots; the padding may be on either side.
+      attention_mask: over all slots. Padding may be on either side.
       segment_ids: document of each token of a packed sequence.
     """
     index = jnp.arange(length)
     if segment_ids is not None:
-        # The index of the token minus the index at which its document begins.
+        # Subtract the start of its document from the index of each token.
         begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
         return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
     if attention_mask is not None:
+        # Count real tokens over all slots, and select the slots of this call.
         positions = jnp.maximum(jnp.cumsum(attention_mask != 0, axis=1) - 1, 0)
         return jax.lax.dynamic_slice_in_dim(positions, start, length, axis=1)
     return (start + index)[None]
@@ -93,7 +94,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
     """Returns the vectors of the first positions, a table float32[length, D].
 
     Args:
-      config: a configuration with positions that are added and not learned.
+      config: a configuration with additive positions that are not learned.
       length: number of positions.
     """
     width = config.position_dim
@@ -107,12 +108,13 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
     else:
         assert config.positions == "binary"
         dimensions = binary_positions(length, min(width, MOST_BITS))
+    # Counter and binary digits occupy the last dimensions; the others are 0.
     return np.pad(dimensions, ((0, 0), (width - dimensions.shape[1], 0)))
 
 
 @struct.dataclass
 class Positions:
-    """The positions of the tokens, in the form in which each layer of a stack uses them."""
+    """The positions of the tokens, in the form that the layers of a stack use."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π."""
@@ -121,16 +123,16 @@ class Positions:
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Rotations in the layers that attend to a window only, if they differ (Gemma 3)."""
+    """Rotations in the layers with an attention window, if they differ (Gemma 3)."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     distances: Float[Array, "#B #T S R"] | None = None
     """The clipped distance from each query to each key, one-hot over R distances."""
     key_positions: Int[Array, "B S"] | None = None
-    """The position of each slot of a cache, where attention uses distances to cached keys."""
+    """The position of each slot of a cache, if attention uses distances to cached keys."""
 
     def of_layer(self, windowed: bool | Bool[Array, ""]) -> "Positions":
-        """Returns the positions as a layer uses them, which attends to a window or to all."""
+        """Returns the positions for a layer with or without an attention window."""
         local, full = self.windowed_rotary, self.rotary
         if local is None or full is None:
             return self
@@ -141,7 +143,7 @@ class Positions:
         return dataclasses.replace(self, rotary=chosen, windowed_rotary=None)
 
     def of_keys(self, keys: Keys) -> "Positions":
-        """Returns the positions for attention to some of the slots of a cache."""
+        """Returns the positions for attention to selected slots of a cache."""
         if keys.columns is None:
             return self
         bias, distances = self.bias, self.distances
@@ -154,7 +156,7 @@ class Positions:
     def added(
         self, x: Float[Array, "B T *rest"], *places: PositionPlace
     ) -> Float[Array, "B T *rest"]:
-        """Adds Π, split into heads if `x` is, if it belongs to one of the given places."""
+        """Adds Π at one of the given places, split into heads like `x`."""
         if self.vectors is None or self.place not in places:
             return x
         return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])
@@ -166,10 +168,10 @@ class Positions:
     def at_layer(
         self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
     ) -> Float[Array, "B T D"]:
-        """Adds Π to the input of a layer after the first, if every layer has it."""
+        """Adds Π to the input of every layer after the first, if `place` is "every_layer"."""
         if self.place != "every_layer":
             return x
-        # The first layer reads the sum that `at_input` made.
+        # `at_input` has already added Π for the first layer.
         return jnp.where(layer > 0, self.added(x, "every_layer"), x)
 
 
@@ -183,17 +185,17 @@ def make_positions(
     causal: bool,
     init_std: float = 0.02,
 ) -> Positions:
-    """Returns the positions of some tokens; call it in the compact method of a module.
+    """Returns the positions of tokens; call it in the compact method of a module.
 
-    Learned vectors are the module's `position_embedding`, learned biases its `position_bias`.
+    The module stores learned vectors in `position_embedding` and learned biases in `position_bias`.
 
     Args:
       config: the kind of positions, and sizes.
       execution: precision.
       position_ids: the position of each token.
       length: number of tokens, T.
-      cache: keys and values of earlier calls, whose slots are keys, too.
-      causal: whether a token attends to no later one.
+      cache: keys and values of earlier calls. All of its slots are keys.
+      causal: whether tokens cannot attend to later ones.
       init_std: standard deviation of the initial vectors or biases.
     """
     kind, place = config.positions, config.positions_at
@@ -211,7 +213,7 @@ def make_positions(
         rows = config.max_length + config.position_offset
         table = Embedding(rows, config.position_dim, init_std, execution, name="position_embedding")
         if config.position_offset:
-            # A negative position must not read one of the rows before that of position 0.
+            # A negative position must not read a row before that of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids), place)
     if kind == "none":
@@ -221,7 +223,7 @@ def make_positions(
         return _relative_positions(
             config, execution, position_ids, length, cache=cache, causal=causal, init_std=init_std
         )
-    # A program with free sizes is only for inputs up to `max_length`.
+    # Computed tables cover inputs beyond `max_length`, unless the length is symbolic (exported).
     longest = max(config.max_length, num_keys if isinstance(num_keys, int) else 0)
     rows = config.max_length if kind == "table" else longest
     table = jnp.asarray(position_vectors(config, rows), execution.dtype)
@@ -238,11 +240,12 @@ def _relative_positions(
     causal: bool,
     init_std: float,
 ) -> Positions:
-    """Returns the biases, or the clipped distances, of all queries and keys."""
+    """Returns the biases or the clipped distances of all queries and keys."""
     queries = jnp.asarray(position_ids, jnp.int32)
     if cache is None:
         keys, written = jnp.broadcast_to(queries, (queries.shape[0], length)), None
     else:
+        # Cached keys do not contain their positions, so the cache keeps them.
         assert cache.positions is not None
         new = jnp.broadcast_to(queries, (cache.positions.shape[0], length))
         start = (jnp.zeros((), cache.index.dtype), cache.index)

@@ -5,8 +5,8 @@
   layer has separate vectors, shared by the layer's heads.
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
   of the scores for each head and bucket of distances, shared by the layers.
-- Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that falls linearly with
-  the distance, by a slope of each head.
+- Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that decreases
+  linearly with the distance, with one slope per head.
 """
 
 import math
@@ -30,14 +30,14 @@ def clipped_distances(
     """Returns the clipped distance between each query and each key as a one-hot vector.
 
     Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to ±k,
-    so that R = 2k + 1; if queries attend to no later keys, it is at most 0, and R = k + 1.
-    The vectors take R / N of the memory of one layer's scores, once for all layers.
+    so that R = 2k + 1. If causal, the distance is at most 0, and R = k + 1. The one-hot vectors
+    take R / N of the memory of one layer's scores, once for all layers.
 
     Args:
       query_positions: position of each query.
       key_positions: position of each key.
-      farthest: k, the largest distance that is distinguished from larger ones.
-      causal: whether queries attend to no later keys.
+      farthest: k, the largest distance before clipping.
+      causal: whether queries cannot attend to later keys.
     """
     distance = key_positions[:, None, :] - query_positions[:, :, None]
     latest = 0 if causal else farthest
@@ -50,15 +50,14 @@ def relative_buckets(
 ) -> Int[Array, "..."]:
     """Returns the bucket of each distance, key position minus query position (T5).
 
-    Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each, the others
-    logarithmically growing ranges up to `max_distance`, beyond which all share the last bucket.
+    Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each. The others
+    hold logarithmically growing ranges up to `max_distance`. Larger distances share the last one.
 
     Args:
       distance: key position minus query position.
-      num_buckets: number of buckets; if `bidirectional`, half of the buckets are for keys after the
-        query.
-      max_distance: distance from which on all keys share a bucket.
-      bidirectional: whether queries attend to later keys; otherwise later keys have bucket 0.
+      num_buckets: number of buckets. If `bidirectional`, half of them are for keys after the query.
+      max_distance: larger distances share the last bucket.
+      bidirectional: whether queries attend to later keys. If not, later keys have bucket 0.
     """
     offset = jnp.zeros_like(distance)
     if bidirectional:
@@ -67,6 +66,7 @@ def relative_buckets(
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
+    # The first half holds single distances, the second half ranges.
     exact = num_buckets // 2
     first = _first_distances(num_buckets, max_distance, exact)
     far = exact + jnp.sum(distance[..., None] >= first, axis=-1)
@@ -76,9 +76,9 @@ def relative_buckets(
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
     """Returns the smallest distance of each bucket after the first that holds a range.
 
-    They are computed here and not where the model runs: a range may begin at a whole number, which
-    the logarithm of one device reaches and that of another just misses. A logarithm rounded
-    correctly to float32 gives the ranges of torch.
+    They are computed with NumPy and not on the device: a range may begin at an integer, and the
+    logarithm of some devices is slightly too small there. A correctly rounded float32 logarithm
+    gives the same ranges as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     growth = np.log(ratio.astype(np.float64)).astype(np.float32)
@@ -90,8 +90,9 @@ def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     """Returns the slope of each head (Press et al. 2022, section 3).
 
-    For a power of two they are 2^(-8/N), 2^(-16/N) …, 2^-8; else those of the next lower power, and
-    between them every second one of twice as many heads, as the authors' code has it.
+    If N is a power of two, the slopes are 2^(-8/N), 2^(-16/N) …, 2^-8. Otherwise, as in the
+    authors' code, they are the slopes for the next lower power of two, followed by every second
+    slope for twice that number.
     """
     lower = 2 ** math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
@@ -113,8 +114,8 @@ class RelativePositionBias(nn.Module):
 
     Attributes:
       num_heads: number of query heads, N.
-      num_buckets: number of buckets, see `relative_buckets`.
-      max_distance: distance from which on all keys share a bucket.
+      num_buckets: number of buckets; see `relative_buckets`.
+      max_distance: larger distances share the last bucket.
       bidirectional: whether queries attend to later keys.
       init_std: standard deviation of the initial biases.
       execution: precision of the parameters; the biases are float32.

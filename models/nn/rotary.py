@@ -1,6 +1,6 @@
-"""Rotary positions: queries and keys are rotated by their positions.
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions.
 
-Su et al. 2021, "RoFormer", section 3.2.2; `models.rotary_scaling` has the scalings.
+Su et al. 2021, "RoFormer", section 3.2.2. `models.rotary_scaling` defines the scalings.
 """
 
 import math
@@ -24,7 +24,7 @@ class Rotary:
     cos: Float[Array, "#B T R"]
     sin: Float[Array, "#B T R"]
     interleaved: bool = struct.field(pytree_node=False, default=False)
-    """Whether a plane is that of neighboring dimensions (GPT-J)."""
+    """Whether planes are pairs of neighboring dimensions (GPT-J)."""
 
     def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Rotates the plane of dimensions (i, i + R/2), or (2i, 2i + 1), by its angle."""
@@ -35,7 +35,7 @@ class Rotary:
             turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(part.shape)
         else:
             first, second = jnp.split(part, 2, axis=-1)
-            turned = jnp.concatenate([-second, first], axis=-1)  # by 90 degrees
+            turned = jnp.concatenate([-second, first], axis=-1)  # rotated by 90 degrees
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         rotated = (part * cos + turned * sin).astype(x.dtype)
         return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], -1)
@@ -50,18 +50,18 @@ def rotary_positions(
     max_length: int = 0,
     interleaved: bool = False,
 ) -> Rotary:
-    """Returns the rotations of some positions (Su et al. 2021, section 3.2.2).
+    """Returns the rotations of positions (Su et al. 2021, section 3.2.2).
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
-    (2i, 2i + 1); the order here is that of GPT-NeoX and of every published Llama in Hugging Face's
-    format, and differs by a permutation of the dimensions of queries and keys.
+    (2i, 2i + 1). The order here is used by GPT-NeoX and by every published Llama in Hugging Face's
+    format. It differs by a permutation of the dimensions of queries and keys.
 
     Args:
       position_ids: the position of each token.
-      size: R, how many dimensions of a head are rotated; an even number.
-      base: of the wavelengths.
-      scaling: of the frequencies.
-      max_length: the longest sequence, for scalings that depend on it.
+      size: R, the number of rotated dimensions of a head, which is even.
+      base: the base of the wavelengths.
+      scaling: the scaling of the frequencies.
+      max_length: the maximum sequence length, for scalings that depend on it.
       interleaved: whether planes are (2i, 2i + 1), as in the paper (GPT-J).
     """
     frequency = rotary_frequencies(
@@ -87,11 +87,11 @@ def rotary_frequencies(
     scaling: RotaryScaling | None,
     max_length: int,
 ) -> Float[Array, "*rest F"]:
-    """Returns the angle per position of each plane; where it depends on the row, `[B, 1, R/2]`.
+    """Returns the angle per position of each plane: `[R/2]`, or `[B, 1, R/2]` if rows differ.
 
-    The length of a row, for the kinds that depend on it, is its last position plus 1.
+    Some scalings depend on the length of a row, which is its last position plus 1.
     """
-    # Divide in float32, as transformers does: other rounding is visible at late positions.
+    # Divide in float32, as transformers does: different rounding is visible at late positions.
     exponent = jnp.arange(0, size, 2, dtype=jnp.float32) / size
     frequency = 1.0 / jnp.float32(base) ** exponent
     if scaling is None:
@@ -103,6 +103,7 @@ def rotary_frequencies(
         return _llama3(frequency, scaling)
     if scaling.kind == "yarn":
         return _yarn(frequency, scaling, base, max_length)
+    # The remaining kinds (longrope, dynamic) depend on the length of each row.
     length = jnp.max(jnp.asarray(position_ids), axis=-1)[:, None, None] + 1  # [B, 1, 1]
     if scaling.kind == "longrope":
         assert scaling.original_length is not None
@@ -113,6 +114,7 @@ def rotary_frequencies(
         long, short = (1.0 / (x * jnp.float32(base) ** exponent) for x in factors)
         return jnp.where(is_long, long, short)
     assert scaling.factor is not None
+    # dynamic: the base grows once a row exceeds the trained length.
     trained = scaling.original_length or max_length
     length = jnp.maximum(length, trained).astype(jnp.float32)
     growth = scaling.factor * length / trained - (scaling.factor - 1)
@@ -122,7 +124,8 @@ def rotary_frequencies(
 def _llama3(frequency: Float[Array, " F"], scaling: RotaryScaling) -> Float[Array, " F"]:
     assert scaling.factor is not None
     assert scaling.original_length is not None
-    turns = scaling.original_length * frequency / (2 * math.pi)  # over the trained length
+    # Turns of each plane over the trained length: scale slow planes, keep fast ones, blend between.
+    turns = scaling.original_length * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)
     between = (1 - smooth) * frequency / scaling.factor + smooth * frequency
@@ -139,13 +142,14 @@ def _yarn(
     factor = scaling.factor or max_length / original
 
     def dimension(turns: float) -> float:
-        """Returns the dimension whose plane turns so often over the trained length."""
+        """Returns the dimension whose plane has `turns` turns over the trained length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
+    # Avoid a division by zero, as transformers does.
     last = last if last != first else last + 0.001
     ramp = np.clip((np.arange(size // 2, dtype=np.float32) - first) / (last - first), 0, 1)
     return frequency / factor * ramp + frequency * (1 - ramp)

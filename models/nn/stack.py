@@ -1,4 +1,4 @@
-"""From the inputs of a model through its layers: checks, positions, masks, and the stack itself."""
+"""Prepares the inputs of a model (checks, positions, masks) and runs its stack of layers."""
 
 import contextlib
 import dataclasses
@@ -29,14 +29,15 @@ RematPolicy = Callable[..., bool]
 policies = jax.checkpoint_policies
 
 CROSS = 1
-"""Distinguishes the dropout keys of cross-attention from those of self-attention."""
+"""Folded into the dropout keys of cross-attention, to differ from self-attention."""
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
-    """Returns whether an operation is cuDNN's attention, whose residuals jax gives no name."""
+    """Returns whether an operation is cuDNN's attention, whose residuals have no name."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
+# "dots" also saves dropout masks and the results of attention kernels, which contain products.
 REMAT_POLICIES: dict[str, RematPolicy | None] = {
     "dots": policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable,
@@ -46,11 +47,11 @@ REMAT_POLICIES: dict[str, RematPolicy | None] = {
     ),
     "full": None,
 }
-"""By the name in `Execution.remat`; the attention that a kernel computes is a product, too."""
+"""Policies by their name in `Execution.remat`."""
 
 
 class PreparedInputs(NamedTuple):
-    """The position of each token, and the keys that it may attend to."""
+    """The position of each token, and the attention mask."""
 
     position_ids: Int[AnyArray, "#B #T"]
     mask: AttentionMask
@@ -68,18 +69,18 @@ def prepare_inputs(
     skip_padding: bool = True,
     prefix: str = "",
 ) -> PreparedInputs:
-    """Checks the inputs that every model has, and returns positions and mask of its tokens.
+    """Checks the inputs that all models share; returns the positions and the mask.
 
     Args:
       config: sizes.
       input_ids: token ids.
       attention_mask: 1 for the tokens (or slots of the cache) that may be attended to.
-      position_ids: position of each token, if the caller gives them.
+      position_ids: position of each token, if given by the caller.
       segment_ids: document of each token of a packed sequence.
       cache: keys and values of earlier calls.
-      causal: whether a token attends only to itself and to earlier ones.
-      skip_padding: whether default positions count the real tokens only.
-      prefix: the beginning of the arguments' names, for messages: "decoder_".
+      causal: whether a token attends only to tokens up to itself.
+      skip_padding: whether default positions count only real tokens.
+      prefix: prefix of the arguments' names, for messages, such as "decoder_".
 
     Raises:
       UserError: there are more tokens than a table of positions has rows, `attention_mask` does
@@ -103,9 +104,11 @@ def prepare_inputs(
         )
     if cache is not None and per_query:
         _check_rings(cache, length, prefix)
+    # Tokens of this call follow the written slots of the cache.
     start = jnp.zeros((), jnp.int32) if cache is None else cache.index
     if position_ids is None:
-        if per_query and skip_padding:  # the tokens need not be one sequence
+        # With a mask per query, the tokens may belong to several beams.
+        if per_query and skip_padding:
             raise UserError(
                 f"{prefix}attention_mask [B, T, S] does not determine positions: "
                 f"give {prefix}position_ids"
@@ -117,7 +120,7 @@ def prepare_inputs(
 
 
 def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
-    """Raises UserError if the windows of a cache are too small for tokens of several beams."""
+    """Raises UserError if the rings of a cache are too small for several beams."""
     for ring in cache.rings:
         assert ring.window is not None
         if ring.num_slots < ring.window * num_beams:
@@ -130,7 +133,7 @@ def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
 
 @struct.dataclass
 class LayerInputs:
-    """Inputs of a layer that differ from layer to layer; of a stack with a leading L."""
+    """Inputs that differ between layers, for one layer or for a stack with a leading L."""
 
     index: int | Int[Array, "*L"]
     cache: LayerCache | None
@@ -144,7 +147,7 @@ class LayerContext:
 
     mask: AttentionMask
     windowed_mask: AttentionMask | None
-    """The mask of the layers that attend to a window only, if there are any."""
+    """The mask of the layers with an attention window, if any."""
     cache_index: Int[Array, ""] | int
     """The next slot of the cache to write."""
     rng: RowKeys | None
@@ -155,23 +158,24 @@ class LayerContext:
     head_mask: Float[Array, "L N"] | None = None
     """Factor of the weights of each head of self-attention."""
     cross_head_mask: Float[Array, "L N"] | None = None
-    """The same of cross-attention."""
+    """Factor of the weights of each head of cross-attention."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
     real: Float[Array, "B T"] | None = None
-    """1 for the tokens that are no padding, for a mixture of experts; None: all are."""
+    """1 for real tokens, for a mixture of experts. If None, all are real."""
     windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
-    """Whether each layer attends to a window only."""
+    """Whether each layer has an attention window."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
-        """Returns whether a layer, whose index may be traced, attends to a window only."""
+        """Returns whether a layer has an attention window. Its index may be traced."""
         flags = self.windowed_layers
+        # Return a static answer if all layers agree, so that only one mask is compiled.
         if self.windowed_mask is None or len(set(flags)) == 1:
             return self.windowed_mask is not None and flags[0]
         return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
     def self_attention(self, inputs: LayerInputs) -> AttentionContext:
-        """Returns the context of a layer's self-attention; its `rng` serves the whole layer."""
+        """Returns the context of a layer's self-attention, whose `rng` the whole layer uses."""
         layer = inputs.index
         windowed = self.is_windowed(layer)
         mask = self.mask
@@ -221,26 +225,26 @@ def make_layer_context(
     positions: Positions | None = None,
     real: Float[Array, "B T"] | None = None,
 ) -> LayerContext:
-    """Builds the inputs shared by all layers, with masks in the form the attention backend needs.
+    """Builds the inputs that all layers share, with masks in the form of the attention backend.
 
     Args:
       config: sizes.
-      execution: names the kernel.
+      execution: selects the kernel.
       mask: the keys that each token may attend to.
       cache: keys and values of earlier calls.
-      rng: keys of dropout.
-      output_attentions: whether to return the attention weights too.
-      window: if given, some layers attend only to the last `window` tokens.
-      windowed_layers: whether each layer is one of these.
+      rng: dropout keys.
+      output_attentions: whether to return the attention weights.
+      window: the attention window of some layers, if given.
+      windowed_layers: whether each layer has the window.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
-      cross_mask: the encoder positions that these may attend to.
-      positions: the positions of the tokens; None: a stack adds them later.
-      real: 1 for the tokens that are no padding; None: all are.
-      head_mask: factor of the weights of each head, for all layers or for each.
-      cross_head_mask: the same for the heads of cross-attention.
+      cross_mask: the encoder positions that the decoder may attend to.
+      positions: the positions of the tokens. If None, a stack adds them later.
+      real: 1 for real tokens. If None, all are real.
+      head_mask: factor of the weights of each head, for all layers or per layer.
+      cross_head_mask: the same for cross-attention.
 
     Raises:
-      UserError: a mask over heads has another shape than `[N]` or `[L, N]`.
+      UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
 
     def prepared(mask: AttentionMask) -> AttentionMask:
@@ -283,7 +287,7 @@ def make_layer_context(
 def _of_all_layers(
     config: TransformerConfig, head_mask: Float[AnyArray, "*L N"] | None, name: str
 ) -> Float[Array, "L N"] | None:
-    """Returns the factors of all heads; raises UserError if their number is wrong."""
+    """Returns the factors of all heads. Raises UserError for a wrong shape."""
     if head_mask is None:
         return None
     shape = config.num_layers, config.num_heads
@@ -297,9 +301,9 @@ def _of_all_layers(
 
 @struct.dataclass
 class LayerOutputs:
-    """Outputs of a layer beside the residual stream.
+    """Outputs of a layer besides the residual stream.
 
-    For a stack each field has a leading L, or is a tuple of L (separate layers).
+    For a stack, each field has a leading L or is a tuple of L (separate layers).
     """
 
     cache: LayerCaches | None
@@ -313,10 +317,10 @@ class LayerOutputs:
 
 
 class Layer(nn.Module, Generic[Config]):
-    """A layer of a stack; each family derives its own, written in the order of its paper.
+    """Base class of a layer. Each family's layer follows the order of its paper.
 
-    Training on several devices finds the layers by this class, and keeps the residual stream
-    sharded over the sequences of a batch before and after each of them.
+    Distributed training finds layers by this class, and keeps the residual stream sharded over the
+    sequences of a batch before and after each layer.
 
     Attributes:
       config: sizes of the stack.
@@ -334,17 +338,16 @@ class Layer(nn.Module, Generic[Config]):
 
 
 ReadLayer = Callable[[Params], Params]
-"""From the variables of a layer, `{"params": …}`, as they are stored to those that it computes
-with."""
+"""Maps the stored variables of a layer, `{"params": …}`, to the variables that it uses."""
 _read_layer: ContextVar[ReadLayer | None] = ContextVar("read_layer", default=None)
 
 
 @contextlib.contextmanager
 def layers_read_by(function: ReadLayer) -> Iterator[None]:
-    """Lets the layers of models that are traced meanwhile read their parameters by a function.
+    """Applies a function to the parameters of every layer traced in this context.
 
-    The function is part of the layer: with rematerialization it is computed once more in the
-    backward pass. Training gathers the shards of a layer's parameters with it.
+    The function is part of the layer, so rematerialization recomputes it in the backward pass.
+    Training uses it to all-gather the parameters of a layer.
     """
     token = _read_layer.set(function)
     try:
@@ -364,8 +367,8 @@ def run_layers(
 ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
     """Runs the L layers of a stack, in the compact method of a module.
 
-    The parameters are below the module's `layers`, each array with a leading L; or below
-    `layers_0`, `layers_1` … if `execution.layers` is "separate".
+    The parameters are in the module's `layers`, each array with a leading L, or in `layers_0`,
+    `layers_1` … if `execution.layers` is "separate".
 
     Args:
       layer: the class of one layer.
@@ -380,6 +383,7 @@ def run_layers(
     """
     if config.num_layers == 0:
         return x, LayerOutputs(None, None)
+    # Wrap the layer from inside out: parameters are gathered inside of rematerialization.
     read = _read_layer.get()
     if read is not None:
         layer = nn.map_variables(layer, "params", read)
@@ -398,7 +402,7 @@ def run_layers(
             )
             x, output = layer(config, execution, name=f"layers_{i}")(x, inputs, context)
             outputs.append(output)
-        # L records of arrays or None become one record of tuples or None.
+        # Combine L records of arrays or None into one record of tuples or None.
         return x, jax.tree.map(
             lambda *values: None if values[0] is None else values,
             *outputs,
@@ -415,5 +419,6 @@ def run_layers(
     )
     assert not isinstance(caches, tuple)
     assert not isinstance(cross, tuple)
+    # The scan slices these stacked inputs, and passes the same context to every layer.
     inputs = LayerInputs(jnp.arange(config.num_layers), caches, cross)
     return scanned(config, execution, name="layers")(x, inputs, context)

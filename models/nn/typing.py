@@ -1,7 +1,7 @@
 """Types of arrays and of trees of arrays.
 
-Arrays have jaxtyping's types, or plain ones where it is not installed: a model then runs where
-there is nothing but jax and flax, as on a bare image of a GPU machine.
+Arrays have jaxtyping's types, or plain types if jaxtyping is not installed. Models therefore run
+with only jax and flax, as on a bare GPU image.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,7 +16,7 @@ else:
         from jax.typing import ArrayLike
 
         class _Shaped:
-            """`Float[Array, "B T"]` is `Array`."""
+            """Makes `Float[Array, "B T"]` the same as `Array`."""
 
             def __class_getitem__(cls, item: Any) -> Any:
                 return item[0]
@@ -24,8 +24,7 @@ else:
         Bool = Float = Int = Key = UInt = _Shaped
 
 PyTree: TypeAlias = Any
-"""Any nesting of dicts, tuples and dataclasses whose leaves are arrays, or their shapes or
-shardings."""
+"""A tree of dicts, tuples and dataclasses with leaves such as arrays, shapes or shardings."""
 Params: TypeAlias = dict[str, PyTree]
 """A model's parameters by path, `{"layers": {"attention": {"query": {"kernel": …}}}}`."""
 

@@ -1,4 +1,4 @@
-"""Attention kernels of our own, whole and for the parts of a ring."""
+"""Attention kernels of this package, for whole sequences and for the parts of a ring."""
 
 KERNEL_RESIDUALS = "kernel_residuals"
-"""The name under which rematerialization may keep what the backward pass of a kernel reads."""
+"""The name of a kernel's residuals, which rematerialization may save."""

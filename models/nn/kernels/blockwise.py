@@ -1,11 +1,11 @@
-"""Attention block by block in plain XLA, forward and backward; memory grows with T, not with T · S.
+"""Blockwise attention in plain XLA, forward and backward; memory grows with T, not with T · S.
 
 Rabe and Staats 2021, "Self-attention does not need O(n²) memory", with the backward pass of Dao et
-al. 2022, "FlashAttention", algorithm 4: it keeps the output and the logarithm of the sum of each
-query, and computes the weights of a block anew, and which of them are dropped (`layers.py`).
+al. 2022, "FlashAttention", algorithm 4. The backward pass keeps the output and the log-sum-exp of
+each query, and recomputes the weights of a block and their dropout mask (`dropout.py`).
 
-The parts of a sequence that lie on several devices are attended to one after the other, by
-`forward`, `merge` and `backward` (`train.distributed.ring_attention`).
+Ring attention over several devices calls `forward`, `merge` and `backward` for each part of the
+keys (`train.distributed.ring_attention`).
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
-"""The score of a hidden key, and the logarithm of the sum of a query without keys. Finite, so that
-two queries without keys merge to one and not to NaN."""
+"""The score of a hidden key, and the log-sum-exp of a query without keys. It is finite, so that
+merging two parts without keys does not give NaN."""
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
-"""Longer sequences are cut into blocks of at least so many tokens."""
+"""Sequences longer than `LARGEST_BLOCK` are cut into blocks of at least this size."""
 
 
 Inputs = tuple[Array, Array, Array]
-"""Queries, keys and values; or as many sums for each of them."""
+"""Queries, keys and values, or the accumulators of a loop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The keys j that query i may attend to by order: those with 0 ≤ i + offset - j < window."""
+    """The causal band: query i may attend to key j if 0 ≤ i + offset - j < window."""
 
     offset: int = 0
-    """How many tokens the first query comes after the first key."""
+    """The index of the first query minus the index of the first key."""
     window: int | None = None
-    """None: all earlier keys."""
+    """If None, all earlier keys."""
 
     def contains(self, distance: np.ndarray | Array) -> np.ndarray | Array:
         """Returns whether i - j, an array, is within the band."""
@@ -54,19 +54,19 @@ class Band:
 
 @struct.dataclass
 class DroppedWeights:
-    """Which weights are dropped between some queries and some keys of each row."""
+    """Dropout of the weights between queries and keys of each row."""
 
     head_keys: HeadKeys
     queries: Int[Array, "B T"]
-    """The places of the queries in their row."""
+    """The indices of the queries in their row."""
     keys: Int[Array, "B S"]
-    """The places of the keys; each `GROUP` follow each other, from a multiple of `GROUP` on."""
+    """The indices of the keys, in groups of `GROUP` consecutive ones that start at a multiple."""
     rate: float = struct.field(pytree_node=False)
     """The probability that a weight is dropped."""
 
 
 class Attended(NamedTuple):
-    """The share of some keys in attention; `merge` joins it with that of other keys."""
+    """Attention to a part of the keys. `merge` combines two parts."""
 
     output: Float[Array, "B T N V"]
     """The weighted values, in float32; 0 for a query without keys."""
@@ -83,7 +83,7 @@ class Gradients(NamedTuple):
 
 
 def merge(a: Attended, b: Attended) -> Attended:
-    """Returns what the same queries take from the keys of both."""
+    """Returns the attention of the same queries to the keys of both parts."""
     log_sum = jnp.logaddexp(a.log_sum, b.log_sum)
     weights = (jnp.exp(x.log_sum - log_sum)[..., None] for x in (a, b))
     output = sum(w * x.output for w, x in zip(weights, (a, b), strict=True))
@@ -91,12 +91,12 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 
 def block_size(length: int, *, dropping: bool = False) -> int | None:
-    """Returns the length of the blocks that a sequence is cut into; None if none divides it.
+    """Returns the block size for a sequence, or None if no block size divides its length.
 
     Args:
-      length: of the sequence, in tokens.
-      dropping: whether the sequence is of keys whose weights are dropped: each block begins with
-        the first key of a `GROUP` then.
+      length: length of the sequence, in tokens.
+      dropping: whether the tokens are keys whose weights are dropped. Blocks then begin at a
+        multiple of `GROUP`.
     """
     if length <= LARGEST_BLOCK:
         return length
@@ -108,19 +108,19 @@ def block_size(length: int, *, dropping: bool = False) -> int | None:
 def visible_blocks(
     num_queries: int, num_keys: int, band: Band | None, *, dropping: bool = False
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Returns the indices of the blocks of queries and of keys that are not hidden from each other.
+    """Returns the pairs of blocks of queries and keys that are not fully hidden.
 
     Args:
-      num_queries: T, which `block_size` can cut.
-      num_keys: S, likewise.
-      band: what order hides; None: nothing.
+      num_queries: T, which `block_size` supports.
+      num_keys: S, which `block_size` supports.
+      band: the causal band. If None, nothing is hidden.
       dropping: as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
     queries, keys = np.divmod(np.arange(len(rows) * len(columns)), len(columns))
     if band is None:
         return queries, keys
-    # The distances of a pair of blocks are an interval, and the band is one as well.
+    # The distances of a pair of blocks form an interval: keep it if it intersects the band.
     least = rows[queries, 0] - columns[keys, 1] + band.offset
     most = rows[queries, 1] - columns[keys, 0] + band.offset
     seen = most >= 0
@@ -138,7 +138,7 @@ def _blocks(length: int, *, dropping: bool = False) -> Int[np.ndarray, "n 2"]:
 
 
 class _Blocks(NamedTuple):
-    """The arrays of a call with heads before tokens, of which blocks are taken."""
+    """The arrays of a call, with heads before tokens, and access to their blocks."""
 
     query: Float[Array, "B K G T H"]
     key: Float[Array, "B K S H"]
@@ -157,7 +157,7 @@ class _Blocks(NamedTuple):
         return rows, columns
 
     def scores(self, i: Array, j: Array) -> tuple[Float[Array, "B K G t s"], Bool[Array, "..."]]:
-        """Returns the scores of block i of queries and block j of keys, and which are visible."""
+        """Returns the scores of query block i and key block j, and the mask of visible ones."""
         rows, columns = self.sizes()
         query, key = _take(self.query, i * rows, rows, 3), _take(self.key, j * columns, columns, 2)
         scores = jnp.einsum("BKGTH,BKSH->BKGTS", query, key, preferred_element_type=jnp.float32)
@@ -174,7 +174,7 @@ class _Blocks(NamedTuple):
         return jnp.where(visible, scores, HIDDEN), visible
 
     def drop(self, i: Array, j: Array) -> Callable[[Array], Array]:
-        """Returns what drops weights `[B, K, G, t, s]` of these blocks, or their gradients."""
+        """Returns the function that drops weights `[B, K, G, t, s]` of two blocks, or gradients."""
         if self.dropped is None:
             return lambda weights: weights
         dropped, (rows, columns) = self.dropped, self.sizes()
@@ -196,7 +196,7 @@ def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
 
 
 def _by_key_head(x: Array, num_key_heads: int) -> Array:
-    """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n belongs to key head n // G."""
+    """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n uses key head n // G."""
     x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
     return jnp.moveaxis(x, 1, 3)
 
@@ -238,10 +238,10 @@ def forward(
       query: already scaled.
       key: of the size of the queries; K divides N.
       value: of any size.
-      segments: numbers of queries and keys; a query attends to the keys of its own number.
-      band: what order hides; None: nothing.
+      segments: segment ids of queries and keys. A query attends to the keys with its segment id.
+      band: the causal band. If None, nothing is hidden.
       cap: if given, scores s become cap · tanh(s / cap).
-      dropped: which weights are dropped; None: none.
+      dropped: the dropout of the weights. If None, no weight is dropped.
     """
     blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
     rows, columns = blocks.sizes()
@@ -250,13 +250,16 @@ def forward(
     def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
         i, j = pair
         scores, visible = blocks.scores(i, j)
+        # Online softmax: rescale the accumulators to the new maximum, then add this block.
         output, highest, total = (_take(x, i * rows, rows, 3) for x in carry)
         higher = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
+        # The mask matters if all keys so far are hidden: exp(HIDDEN - HIDDEN) is 1.
         weights = jnp.where(visible, jnp.exp(scores - higher), 0)
         rescale = jnp.exp(highest - higher)
         values = _take(blocks.value, j * columns, columns, 2)
         added = jnp.einsum(
             "BKGTS,BKSV->BKGTV",
+            # Dropout affects the values only; the normalizer counts all weights.
             blocks.drop(i, j)(weights).astype(values.dtype),
             values,
             preferred_element_type=jnp.float32,
@@ -275,6 +278,7 @@ def forward(
     )
     pairs = visible_blocks(num_queries, key.shape[1], band, dropping=dropped is not None)
     (output, highest, total), _ = jax.lax.scan(attend, first, jax.tree.map(jnp.asarray, pairs))
+    # A query without keys has the output 0 and the log-sum-exp `HIDDEN`.
     has_keys = total > 0
     total = jnp.where(has_keys, total, 1)
     log_sum = jnp.where(has_keys, highest + jnp.log(total), HIDDEN)[..., 0]
@@ -293,22 +297,23 @@ def backward(
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:
-    """Returns the gradients through the weights of these keys.
+    """Returns the gradients through the weights of a part of the keys.
 
     Args:
-      query: as in `forward`, like the arguments that follow it.
-      key: of any part of the keys.
-      value: theirs.
-      segments: theirs.
-      band: of this part.
+      query: as in `forward`.
+      key: any part of the keys.
+      value: the values of these keys.
+      segments: segment ids of the queries and of these keys.
+      band: the causal band of this part.
       cap: as in `forward`.
       dropped: as in `forward`.
-      attended: what the queries took from all keys, and not from these alone.
-      gradient: with respect to that output.
+      attended: the attention to all keys, not only to this part.
+      gradient: gradient of the output of `attended`.
     """
     blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
     rows, columns = blocks.sizes()
     num_key_heads = key.shape[2]
+    # The mean gradient of a query's weights, which the softmax subtracts (Dao et al., D).
     products = jnp.sum(gradient.astype(jnp.float32) * attended.output, axis=-1)
     log_sums, products = (_by_key_head(x, num_key_heads) for x in (attended.log_sum, products))
     gradients = _by_key_head(gradient.astype(value.dtype), num_key_heads)
@@ -321,13 +326,16 @@ def backward(
         log_sum, product, gradient = of_queries
         query = _take(blocks.query, i * rows, rows, 3)
         key, value = (_take(x, j * columns, columns, 2) for x in (blocks.key, blocks.value))
+        # Recompute the normalized weights from the log-sum-exp over all keys.
         weights = jnp.where(visible, jnp.exp(scores - log_sum[..., None]), 0)
         drop = blocks.drop(i, j)
         of_weights = drop(einsum("BKGTV,BKSV->BKGTS", gradient, value))
         of_scores = weights * (of_weights - product[..., None])
         if cap is not None:
+            # The derivative of the cap; hidden scores are replaced to avoid an overflow.
             of_scores *= 1 - jnp.square(jnp.where(visible, scores, 0) / cap)
         of_scores = of_scores.astype(query.dtype)
+        # The start and the axis of the blocks in each accumulator.
         places = (i * rows, 3), (j * columns, 2), (j * columns, 2)
         parts = (
             einsum("BKGTS,BKSH->BKGTH", of_scores, key),
@@ -349,7 +357,7 @@ def backward(
 
 
 _Order = tuple[Band | None, float | None]
-"""The band and the cap of a call, which are static."""
+"""The static band and cap of a call."""
 _Residuals = tuple[Inputs, Segments | None, DroppedWeights | None, Attended]
 
 
@@ -404,8 +412,8 @@ def blockwise_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes attention block by block, on any device; scores are not scaled.
 
-    Blocks that causal order or the window hides are not computed. With `keys`, weights are dropped
-    with probability `rate`, the same as in XLA.
+    Blocks that causal order or the window hides are skipped. With `keys`, weights are dropped with
+    probability `rate`: the same ones as in XLA.
     """
     band = Band(window=window) if causal or window is not None else None
     dropped = None

@@ -1,15 +1,15 @@
 """Flash attention for TPUs that drops attention weights, forward and backward.
 
 Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of the scores as the
-residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the mask of a block anew from
-its counters (`layers.py`); it is never in main memory.
+residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
+from its counters (`dropout.py`). The mask is never in main memory.
 
-The kernels hold tokens in a register's 128 columns, features and keys in its rows: arrays are
-`[B, heads, features, tokens]`, which pads no head of size 64, and a block of scores is
-`[keys, queries]`, so that a query's maximum and sum are over rows, without a step between columns.
+The kernels hold tokens in the 128 columns of a register, and features or keys in its rows. Arrays
+are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores is
+`[keys, queries]`, so that the maximum and the sum of a query are reductions over rows.
 
-The backward pass is one kernel. It computes the scores of a block, and its mask, once for the
-gradients of queries, keys and values; those of all queries of a head stay in memory on the chip.
+The backward pass is one kernel, which computes the scores and the mask of a block once for all
+gradients. The query gradients of a whole head stay in on-chip memory.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ from ..typing import Array, Float, Int
 from . import KERNEL_RESIDUALS
 
 BLOCKS = (512, 384, 256, 128)
-"""Numbers of queries, and of keys, of a block: the first that divides them is taken."""
+"""Block sizes for queries and keys. The first one that divides their number is used."""
 HIDDEN = -1e30
-"""The score of a hidden key: finite, so that a query without keys gives no NaN."""
+"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +41,14 @@ class _Spec:
     causal: bool
     window: int | None
     rate: float
-    """0: nothing is dropped, and the keys are not read."""
+    """If 0, nothing is dropped, and the dropout keys are not read."""
     block_q: int
     block_k: int
     num_q: int
     """Number of blocks of queries."""
     num_k: int
     group: int
-    """Query heads to a key head."""
+    """Number of query heads per key head."""
 
     def computes(self, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Array | bool:
         """Returns whether some query of block i sees some key of block j."""
@@ -61,9 +61,10 @@ class _Spec:
         return seen & (first_query - last_key < self.window)
 
     def key_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the nearest block to j of the keys that queries of block i see."""
+        """Returns the visible key block that is nearest to block j, for the queries of block i."""
         if not self.causal:
             return j
+        # Skipped steps of the grid repeat a neighboring block, so that nothing is copied for them.
         last = jax.lax.div(i * self.block_q + self.block_q - 1, self.block_k)
         first = 0
         if self.window is not None:
@@ -72,7 +73,7 @@ class _Spec:
         return jnp.clip(j, first, jnp.minimum(last, self.num_k - 1))
 
     def query_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the nearest block to i of the queries that see keys of block j."""
+        """Returns the query block nearest to block i that sees keys of block j."""
         if not self.causal:
             return i
         first, last = jax.lax.div(j * self.block_k, self.block_q), self.num_q - 1
@@ -83,7 +84,7 @@ class _Spec:
 
     @property
     def computed_blocks(self) -> int:
-        """The number of blocks of a head that are computed."""
+        """The number of computed blocks of a head, for the cost estimate."""
         grid = ((i, j) for i in range(self.num_q) for j in range(self.num_k))
         return sum(bool(self.computes(i, j)) for i, j in grid)
 
@@ -91,7 +92,7 @@ class _Spec:
 def _masked(
     spec: _Spec, scores: Array, ids: tuple[jax.Ref, jax.Ref] | None, ij: tuple[Array, Array]
 ) -> Array:
-    """Returns the scores [keys, queries] of a block, those of hidden keys replaced."""
+    """Returns the scores [keys, queries] of a block, with `HIDDEN` for hidden keys."""
     i, j = ij
     if spec.causal:
         key = j * spec.block_k + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
@@ -102,6 +103,7 @@ def _masked(
         scores = jnp.where(seen, scores, HIDDEN)
     if ids is not None:
         query_ids, key_ids = ids[0][0], ids[1][0]  # [1, queries], [1, keys]
+        # Transpose the key ids to a column, by a full register of 8 rows.
         column = jnp.swapaxes(jnp.broadcast_to(key_ids, (ROWS, spec.block_k)), 0, 1)[:, :1]
         scores = jnp.where(column == query_ids, scores, HIDDEN)
     return scores
@@ -114,20 +116,22 @@ def _kept(spec: _Spec, key: tuple[Array, Array], i: Array, first_key: Array) -> 
     query = (column + i * spec.block_q).astype(jnp.uint32)
     number = (row + jax.lax.div(first_key, GROUP // ROWS)).astype(jnp.uint32)
     drawn = draws(threefry(key, (query, number)))
+    # Each of the four arrays covers 8 consecutive keys.
     return jnp.concatenate([x.astype(jnp.int32) for x in drawn]) >= dropped_below(spec.rate)
 
 
 def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
     if spec.rate == 0:
         return None
+    # The keys are one flat array of words in scalar memory: two for each head of each sequence.
     at = 2 * (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1))
     return keys[at].astype(jnp.uint32), keys[at + 1].astype(jnp.uint32)
 
 
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
-    """Runs `body` for the first row of each 32 keys of a block: so much fits into registers.
+    """Runs `body` for the first row of every 32 keys of a block, which fit into registers.
 
-    Two at a time leave fewer gaps in the schedule; more need more time to compile than they save.
+    Unrolling two steps leaves fewer gaps in the schedule. More steps compile longer than they save.
     """
 
     def step(number: Array, _: None) -> None:
@@ -146,6 +150,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
     """Computes one block: queries [H, queries], keys [H, keys], values [V, keys]."""
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
+    # Two outputs, then scratch memory that persists over the key blocks j.
     out, lse, scores, weights, largest, total, sums = others
     i, j = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
@@ -158,6 +163,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
+        # Online softmax: rescale the sums to the new maximum, then add this block.
         found = _masked(spec, _product(key[0, 0], query[0, 0], (0, 0)), ids, (i, j))
         scores[...] = found
         before = largest[...]
@@ -170,6 +176,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
         def group(first: Array) -> None:
             rows = pl.ds(first, GROUP)
             weight = jnp.exp(scores[rows, :] - now)
+            # The normalizer counts all weights, also dropped ones.
             total[...] += weight.sum(axis=0, keepdims=True)
             if head_key is not None:
                 weight = jnp.where(_kept(spec, head_key, i, first + j * spec.block_k), weight, 0)
@@ -185,10 +192,11 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
 
 
 def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -> None:
-    """Adds one block's part to the gradients of its queries, keys and values."""
+    """Adds the contribution of one block to the gradients of its queries, keys and values."""
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
     out, lse, given, to_query, to_key, to_value, *scratch = others
+    # `key_sums` and `value_sums` persist over the loop of i, `query_sums` over i and j.
     scores, products, weights, gradients, query_sums, key_sums, value_sums = scratch
     j, i = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
@@ -208,7 +216,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
         q, k, d = query[0, 0], key[0, 0], given[0, 0]
         scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, (i, j))
         products[...] = _product(value[0, 0], d, (0, 0))
-        # Σ weight · gradient over the keys of a query: also that of its output and the output.
+        # Σ weight · gradient over the keys of a query equals the product of output and gradient.
         mean = (d.astype(jnp.float32) * out[0, 0].astype(jnp.float32)).sum(axis=0, keepdims=True)
         normalizer = lse[0, 0]
 
@@ -240,11 +248,11 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
 
 
 def _block_specs(spec: _Spec, ij: Callable[..., tuple[Array, Array]]) -> tuple[Callable, Callable]:
-    """Returns the makers of the blocks of queries and of keys, for arrays [B, heads, size, tokens].
+    """Returns functions that make block specs of queries and of keys [B, heads, size, tokens].
 
     Args:
-      spec: of the call.
-      ij: the blocks of queries and keys of a step of the grid.
+      spec: the static properties of the call.
+      ij: maps a step of the grid to the blocks of queries and keys.
     """
 
     def of_queries(size: int) -> pl.BlockSpec:
@@ -321,7 +329,7 @@ def _backward(
     rest: tuple[Array, Ids | None],
     outputs: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values, the latter two for each query head."""
+    """Returns the gradients of queries, keys and values, the last two for each query head."""
     (query, key, value), (keys, ids) = inputs, rest
     (batch, heads, size, num_queries), (value_size, num_keys) = query.shape, value.shape[2:]
 
@@ -340,6 +348,7 @@ def _backward(
         pltpu.VMEM((value_size, spec.block_k), jnp.float32),
     ]
     pairs = spec.computed_blocks * math.prod(tile) * batch * heads
+    # The gradient of queries is written once per head: keep it on the chip as a whole.
     whole = pl.BlockSpec((1, 1, size, num_queries), lambda b, n, *_: (b, n, 0, 0))
     return pl.pallas_call(
         functools.partial(_backward_kernel, spec, ids is not None),
@@ -375,7 +384,7 @@ def _backward(
 
 
 def _cost(flops: int, exponentials: int, arrays: tuple[Array, ...]) -> pl.CostEstimate:
-    """Returns the work of a kernel, of which the compiler knows nothing else."""
+    """Returns the cost of a kernel, which the compiler cannot estimate itself."""
     nbytes = sum(x.size * x.dtype.itemsize for x in arrays)
     return pl.CostEstimate(flops=flops, transcendentals=exponentials, bytes_accessed=nbytes)
 
@@ -405,6 +414,7 @@ def _attend_backward(
         grouped = x.reshape(batch, heads // spec.group, spec.group, size, tokens)
         return grouped.sum(axis=2, dtype=jnp.float32).astype(x.dtype)
 
+    # Query heads that share a key head add their gradients.
     if spec.group > 1:
         others = map(over_group, others)
     to_key, to_value = others
@@ -433,10 +443,10 @@ def flash_attention(
       query: already scaled; T is a multiple of 128.
       key: S is a multiple of 128, and K divides N.
       value: of any size.
-      segments: numbers of queries and keys; a query attends to the keys of its own number.
-      causal: whether a query attends only to its own key and to earlier ones.
-      window: if given, only to the last `window` of these.
-      keys: of the heads' draws; None: nothing is dropped.
+      segments: segment ids of queries and keys. A query attends to the keys with its segment id.
+      causal: whether a query attends only to keys up to its own position.
+      window: if given, a query attends only to the last `window` of these keys.
+      keys: dropout keys of the heads. If None, nothing is dropped.
       rate: probability that a weight is dropped.
     """
     (_, num_queries, heads, _), num_keys = query.shape, key.shape[1]

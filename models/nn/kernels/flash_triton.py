@@ -1,18 +1,18 @@
 """Flash attention for NVIDIA GPUs that drops attention weights, forward and backward.
 
 Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries, or of
-keys in the backward pass, and loops over the blocks of the other side. The backward pass has two
-kernels, one for the gradients of keys and values and one for those of queries, so that no two
-programs add to the same numbers and every sum has one order. All three kernels draw the mask of a
-block anew from its counters (`layers.py`); it is never in main memory.
+keys in the backward pass, and loops over the blocks of the other side. The backward pass has one
+kernel for the gradients of keys and values and one for the gradients of queries, so that programs
+never add to the same memory and every sum has a fixed order. All three kernels draw the dropout
+mask of a block from its counters (`dropout.py`). The mask is never in main memory.
 
-One block of Threefry decides about four keys that lie 8 apart. The keys of a block are therefore
-loaded in an order (`key_order`) in which the matrix units of a GPU leave the scores of such keys to
-one thread: it draws once for all four, and passes nothing on.
+One block of Threefry decides about four keys that are 8 apart. The keys of a block are loaded in an
+order (`key_order`) that gives the scores of these four keys to one thread of a GPU's matrix unit.
+The thread draws once for all four, without communication.
 
-The kernels are written in Pallas and compiled by Triton, a way that jax calls deprecated from 0.11
-on. Its successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface changes between
-the versions of jax that this package supports.
+The kernels are written in Pallas and compiled by Triton, which jax deprecates from 0.11 on. The
+successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface differs between the
+versions of jax that this package supports.
 """
 
 import dataclasses
@@ -31,13 +31,14 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 QUERIES = 64
-"""Queries of a block of the forward pass, and of the gradients of queries."""
+"""Queries per block in the forward pass and for the gradients of queries."""
 INNER_QUERIES = 32
-"""Queries of a step of the gradients of keys and values, whose sums take most registers."""
+"""Queries per step for the gradients of keys and values, whose sums take most registers."""
 KEYS = (128, 64)
-"""Keys of a block: the first of these that `block_keys` allows."""
+"""Keys per block: the first size that `block_keys` allows is used."""
 HIDDEN = -1e30
-"""The score of a hidden key: finite, so that a query without keys gives no NaN."""
+"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
+# Scores are multiplied by log2 e, because the hardware computes powers of 2.
 LOG2_E = math.log2(math.e)
 
 Inputs = tuple[Array, Array, Array]
@@ -48,11 +49,11 @@ Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
 
 
 def block_keys(num_keys: int, size: int) -> int:
-    """Returns the number of keys of a block, with which the sums of a kernel fit into registers.
+    """Returns the number of keys per block, chosen so that a kernel's sums fit into registers.
 
     Args:
-      num_keys: a multiple of 64.
-      size: of a head.
+      num_keys: the number of keys, a multiple of 64.
+      size: the size of a head.
     """
     largest = KEYS[0] if size <= 64 else KEYS[-1]
     return next(block for block in KEYS if block <= largest and num_keys % block == 0)
@@ -65,21 +66,21 @@ class _Spec:
     causal: bool
     window: int | None
     rate: float
-    """0: nothing is dropped, and the keys of the draws are not read."""
+    """If 0, nothing is dropped, and the dropout keys are not read."""
     has_ids: bool
     block_k: int
     num_queries: int
     num_keys: int
     group: int
-    """Query heads to a key head."""
+    """Number of query heads per key head."""
 
     @property
     def kept_scale(self) -> float:
-        """The factor of the weights that are kept."""
+        """The factor of kept weights."""
         return 1 / (1 - self.rate)
 
     def kernel_name(self, phase: str) -> str:
-        """Returns the name of a kernel, by which a plan or a profile tells what it computes."""
+        """Returns the name of a kernel, which shows its options to plans and profiles."""
         order = "_causal" if self.causal else ""
         window = "" if self.window is None else f"_window_{self.window}"
         return f"flash_triton_{phase}{order}{window}"
@@ -110,9 +111,9 @@ class _Spec:
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
     """Returns the key at each place of a block.
 
-    A thread has scores of places that differ in the bit of 8 and, where a block has more than 64
-    keys, in the highest one. These two bits of a place therefore say which of four keys that share
-    a draw is there, and the others number the draws.
+    A thread has the scores of places that differ in bit 3 (value 8) and, in a block of more than 64
+    keys, in the highest bit. These two bits of a place therefore select one of the four keys that
+    share a draw. The other bits are the index of the draw.
     """
     place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
     upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
@@ -123,19 +124,19 @@ def key_order(block_k: int) -> Int[Array, " {block_k}"]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """A block of queries and a block of keys, whose scores are a matrix."""
+    """A block of queries and a block of keys, with the matrix of their scores."""
 
     spec: _Spec
     queries: Int[Array, " Q"]
-    """The places of the queries in their row, one after the other."""
+    """The consecutive indices of the queries in their row."""
     first_key: Int[Array, ""]
     keys: Int[Array, " block_k"]
-    """The places of the keys, in the order of `key_order`."""
+    """The indices of the keys, in the order of `key_order`."""
     key_axis: int = 1
-    """1: the matrix is [queries, keys]; 0: it is [keys, queries]."""
+    """1 if the matrix is [queries, keys], 0 if it is [keys, queries]."""
 
     def outer(self, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
-        """Returns numbers of the queries and of the keys, each along its axis of the matrix."""
+        """Returns values of queries and of keys, each along its axis of the matrix."""
         query_axis = 1 - self.key_axis
         return jnp.expand_dims(of_queries, self.key_axis), jnp.expand_dims(of_keys, query_axis)
 
@@ -146,7 +147,7 @@ class _Tile:
     def scores(
         self, query: Array, key: Array, ids: tuple[Array, Array] | None
     ) -> Float[Array, "_ _"]:
-        """Returns the scores times log2 e, those of hidden keys replaced."""
+        """Returns the scores times log2 e, with `HIDDEN` for hidden keys."""
         scores = self.products(query, key) * LOG2_E
         if self.spec.causal:
             query_place, key_place = self.outer(self.queries, self.keys)
@@ -160,10 +161,11 @@ class _Tile:
         return scores
 
     def kept(self, key: tuple[Array, Array] | None) -> Bool[Array, "_ _"] | None:
-        """Returns whether each weight is kept; None: all are."""
+        """Returns whether each weight is kept, or None if all are."""
         if key is None:
             return None
         count = self.spec.block_k // (GROUP // ROWS)
+        # One draw for each query and four keys.
         number = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
         query, number = jnp.broadcast_arrays(*self.outer(self.queries, number))
         words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))
@@ -173,6 +175,7 @@ class _Tile:
             keys, queries = (upper, count // ROWS, lower, ROWS), self.queries.shape
             return queries + keys if self.key_axis == 1 else keys + queries
 
+        # Broadcast each draw to its four keys: the upper bit selects the word, the lower its half.
         first, second = (word.reshape(split(1, 1)) for word in words)
         upper, lower = (
             jax.lax.broadcasted_iota(jnp.int32, split(2, 2), self.key_axis + axis)
@@ -190,7 +193,7 @@ def _drop(x: Float[Array, "_ _"], kept: Bool[Array, "_ _"] | None) -> Float[Arra
 
 
 def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
-    """Returns the two words of a head's key; None if nothing is dropped."""
+    """Returns the two words of a head's key, or None if nothing is dropped."""
     if spec.rate == 0:
         return None
     return keys[0].astype(jnp.uint32), keys[1].astype(jnp.uint32)
@@ -210,9 +213,11 @@ def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         tile = _Tile(spec, queries, j * spec.block_k, j * spec.block_k + order)
         ids = None if query_ids is None else (query_ids, ids_refs[1][tile.keys])
         scores = tile.scores(query, key_ref[tile.keys, :], ids)
+        # Online softmax: rescale the sums to the new maximum, then add this block.
         higher = jnp.maximum(highest, scores.max(axis=1))
         weights = jnp.exp2(scores - higher[:, None])
         rescale = jnp.exp2(highest - higher)
+        # The normalizer counts all weights, also dropped ones.
         total = rescale * total + weights.sum(axis=1)
         value = value_ref[tile.keys, :]
         dropped = _drop(weights, tile.kept(head_key)).astype(value.dtype)
@@ -242,6 +247,7 @@ def _query_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         tile = _Tile(spec, queries, j * spec.block_k, j * spec.block_k + order)
         ids = None if query_ids is None else (query_ids, ids_refs[1][tile.keys])
         key = key_ref[tile.keys, :]
+        # Recompute the weights from the log-sum of the forward pass.
         weights = jnp.exp2(tile.scores(query, key, ids) - log_sums)
         of_weights = tile.products(gradient, value_ref[tile.keys, :])
         of_weights = _drop(of_weights, tile.kept(head_key))
@@ -268,6 +274,7 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         rows = pl.ds(i * INNER_QUERIES, INNER_QUERIES)
         queries = i * INNER_QUERIES + jnp.arange(INNER_QUERIES, dtype=jnp.int32)
         first = j * spec.block_k
+        # The matrix is [keys, queries], so that both products below need no transpose.
         tile = _Tile(spec, queries, first, first + order, key_axis=0)
         ids = None if key_ids is None else (ids_refs[0][rows], key_ids)
         query, gradient = query_ref[rows, :], given[rows, :]
@@ -287,7 +294,7 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
 
 def _blocked(size: int, block: int, group: int = 1) -> pl.BlockSpec:
-    """Returns the block of an array [B, T, heads, size] that a program computes or begins with."""
+    """Returns the block of an array [B, T, heads, size] that belongs to a program."""
     return pl.BlockSpec((None, block, None, size), lambda i, n, b: (b, i, jax.lax.div(n, group), 0))
 
 
@@ -299,14 +306,14 @@ def _whole(size: int, length: int, group: int = 1) -> pl.BlockSpec:
 
 
 def _numbers(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns a block of an array [B, N, T], or with None a head's whole row."""
+    """Returns a block of an array [B, N, T], or the whole row of a head if `block` is None."""
     if block is None:
         return pl.BlockSpec((None, None, length), lambda i, n, b: (b, n, 0))
     return pl.BlockSpec((None, None, block), lambda i, n, b: (b, n, i))
 
 
 def _ids(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns a block of an array [B, T], or with None a whole row."""
+    """Returns a block of an array [B, T], or a whole row if `block` is None."""
     if block is None:
         return pl.BlockSpec((None, length), lambda i, n, b: (b, 0))
     return pl.BlockSpec((None, block), lambda i, n, b: (b, i))
@@ -314,14 +321,14 @@ def _ids(block: int | None, length: int) -> pl.BlockSpec:
 
 HEAD_KEY = pl.BlockSpec((None, None, 2), lambda i, n, b: (b, n, 0))
 FEW_WARPS = plgpu.CompilerParams(num_warps=4, num_stages=2)
-"""Four warps are the group that Hopper's matrix unit serves. With eight, the places of a block that
-one thread has would not be those that `key_order` assumes."""
+"""Four warps form the group that Hopper's matrix unit uses. With eight warps, a thread would not
+have the places that `key_order` assumes."""
 
 
 def _forward(
     spec: _Spec, inputs: Inputs, keys: HeadKeys, ids: Ids | None
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N T"]]:
-    """Returns the output, and of each query log2 Σ 2^score."""
+    """Returns the output, and log2 Σ 2^score of each query."""
     query, key, value = inputs
     (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
     ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
@@ -354,11 +361,12 @@ def _backward(
     outputs: tuple[Array, Array],
     gradient: Float[Array, "B T N V"],
 ) -> Inputs:
-    """Returns the gradients of queries, keys and values, the latter two for each query head."""
+    """Returns the gradients of queries, keys and values, the last two for each query head."""
     query, key, value = inputs
     (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
     out, log_sum = outputs
-    # The mean of the weights' gradients, by which the softmax shifts them; both lack `kept_scale`.
+    # The mean gradient of the weights, which the softmax subtracts. The kernels apply `kept_scale`
+    # to the final sums, so divide by it here.
     mean = jnp.einsum("BTNV,BTNV->BNT", out.astype(jnp.float32), gradient.astype(jnp.float32))
     arguments = (*inputs, keys, *(ids or ()), gradient, log_sum, mean / spec.kept_scale)
     ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
@@ -380,6 +388,7 @@ def _backward(
         compiler_params=FEW_WARPS,
         name=spec.kernel_name("dq"),
     )(*arguments)
+    # A program of the second kernel computes a block of keys and loops over all queries.
     ids_specs = [_ids(None, length), _ids(spec.block_k, num_keys)]
     to_key, to_value = pl.pallas_call(
         functools.partial(_key_kernel, spec),
@@ -424,6 +433,7 @@ def _attend_backward(spec: _Spec, residuals: tuple, gradient: Array) -> tuple[In
         grouped = x.reshape(*x.shape[:2], -1, spec.group, x.shape[3])
         return grouped.sum(axis=3, dtype=jnp.float32).astype(x.dtype)
 
+    # Query heads that share a key head add their gradients.
     to_key, to_value = map(over_group, others) if spec.group > 1 else others
     return (to_query, to_key, to_value), None
 
@@ -450,10 +460,10 @@ def flash_attention(
       query: already scaled; T is a multiple of 64, and H a power of two from 16 to 128.
       key: S is a multiple of 64, and K divides N.
       value: V is a power of two from 16 to 128.
-      segments: numbers of queries and keys; a query attends to the keys of its own number.
-      causal: whether a query attends only to its own key and to earlier ones.
-      window: if given, only to the last `window` of these.
-      keys: of the heads' draws; None: nothing is dropped.
+      segments: segment ids of queries and keys. A query attends to the keys with its segment id.
+      causal: whether a query attends only to keys up to its own position.
+      window: if given, a query attends only to the last `window` of these keys.
+      keys: dropout keys of the heads. If None, nothing is dropped.
       rate: probability that a weight is dropped.
     """
     batch, num_queries, heads, size = query.shape

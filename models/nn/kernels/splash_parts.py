@@ -1,4 +1,4 @@
-"""Splash attention to a part of the keys at a time, for TPUs: the interface of `blockwise`."""
+"""Splash attention to a part of the keys, for TPUs, with the interface of `blockwise`."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
 
 LEAST_LOG_SUM = -1e37
-"""The kernel's log Σ exp of a query without keys is lower."""
+"""The kernel's log-sum-exp of a query without keys is below this value."""
 
 
 def forward(
@@ -43,7 +43,7 @@ def forward(
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
     output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
-    # A query without keys has the average of all values, or in a band no number at all.
+    # For a query without keys, the kernel returns the average of all values, or NaN in a band.
     has_keys = log_sum > LEAST_LOG_SUM
     return Attended(
         jnp.where(has_keys[..., None], output.astype(jnp.float32), 0),
@@ -65,8 +65,8 @@ def backward(
 ) -> Gradients:
     """Returns the gradients through the weights of these keys; see `blockwise.backward`.
 
-    The kernel's own backward pass serves any part of the keys, if the output and the logarithm of
-    the sum that it is given are those of all keys. jax has no public name for it.
+    The backward pass of the kernel supports any part of the keys, given the output and the
+    log-sum-exp over all keys. It has no public name in jax.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
@@ -85,6 +85,7 @@ def backward(
             do=gradient,
             **options,
         )
+        # The first entries belong to masks, the next three to queries, keys and values.
         return gradients[3:6]
 
     arrays = (query, key, value), attended, gradient
@@ -101,7 +102,7 @@ _OPTIONS = (
     "attn_logits_soft_cap",
     "interpret",
 )
-"""The options of the kernel's backward pass beside the arrays."""
+"""The options of the kernel's backward pass, without its arrays."""
 
 
 def _kernel(
