@@ -1,6 +1,6 @@
 """Self-attention with the options of the lectures that no published family uses.
 
-- `attention` "simple": no maps; queries, keys and values are N parts of the input.
+- `attention` "simple": no linear maps; queries, keys and values are N parts of the input.
 - `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
 - `positions` "relative": a vector for each clipped distance, added to keys and values (Shaw et al.
   2018, equations 3 and 4).
@@ -38,7 +38,7 @@ def make_attention(
 
 
 class LectureAttention(MultiHeadAttention):
-    """Attention with the options above. Of these, only "simple" concerns cross-attention."""
+    """Attention with the options above. In cross-attention, only "simple" has an effect."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
@@ -46,12 +46,14 @@ class LectureAttention(MultiHeadAttention):
         if context.source is not None:
             return super().__call__(x, context)
         c, positions, cache = self.config, context.positions, context.cache
+        # Values do not get positions, unless they are added to the projections themselves.
         placed = positions.added(x, "queries_keys")
         heads = {
             "query": self.project("query", c.num_heads, c.key_dim, placed),
             "key": self.project("key", c.kv_heads, c.key_dim, placed),
             "value": self.project("value", c.kv_heads, c.value_dim, x),
         }
+        # Convolve each projection over earlier tokens, also over those of earlier calls.
         recent = None
         if c.head_convolution is not None:
             cached = cache is not None
@@ -71,7 +73,7 @@ class LectureAttention(MultiHeadAttention):
         attended = self.attend(query, key, value, context)
         if recent is None or attended.cache is None:
             return attended
-        # The convolution of the next call reads the last inputs of this one.
+        # Store the last inputs of the convolution for the next call.
         return attended._replace(cache=dataclasses.replace(attended.cache, recent=recent))
 
     def project(
@@ -83,7 +85,7 @@ class LectureAttention(MultiHeadAttention):
         return x.astype(self.execution.dtype).reshape(*x.shape[:2], num_heads, size)
 
     def output(self, attended: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
-        """Returns the output projection, or the N parts side by side."""
+        """Returns the output projection, or the concatenated N parts."""
         if self.config.attention != "simple":
             return super().output(attended)
         return attended.reshape(*attended.shape[:2], -1)
@@ -122,7 +124,7 @@ def relative_scores(
 ) -> Float[Array, "B N T S"]:
     """Returns the product of each query with the vector of its distance to each key, float32."""
     products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
-    # Multiply by all R vectors, then select by key, which stores no vector per query and key.
+    # Multiply by all R vectors, then select by key, to avoid a vector per query and key.
     return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
 
 
@@ -132,5 +134,6 @@ def relative_values(
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B T N H"]:
     """Returns each query's sum of distance vectors, weighted by its attention weights."""
+    # Sum the weights per distance first, to avoid a vector per query and key.
     by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
     return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)

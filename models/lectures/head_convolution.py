@@ -24,27 +24,28 @@ class EarlierTokens:
     """The tokens that a convolution may read, the same for all layers."""
 
     real: Bool[Array, "B T"] | None
-    """Whether later tokens may read each token; None if they may read all."""
+    """Whether each token may be read by later tokens, or None if all may."""
     readable: Bool[Array, "#B T w"] | None
-    """Whether a token may read the token 1, 2, … w positions before it; None if all real tokens."""
+    """Whether a token may read the token 1, 2, … w positions before, or None if all real ones."""
     are_beams: bool = struct.field(pytree_node=False)
     """Whether the T tokens continue T beams with separate histories, not one sequence."""
 
 
 def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierTokens:
-    """Returns the tokens that a convolution of a width may read.
+    """Returns the tokens that a convolution may read.
 
     Args:
       mask: the keys that each token may attend to, not materialized.
       width: the number of taps.
-      cached: whether the tokens continue those of a cache. With a mask per query,
-        the tokens are beams.
+      cached: whether the tokens continue a cache. With a mask per query, the tokens are then
+        beams.
     """
     if mask.is_per_query and cached:
         return EarlierTokens(None, None, are_beams=True)
     length, lags = mask.num_queries, range(1, width)
     real = readable = None
     if mask.is_per_query:
+        # The diagonal `lag` below the main one says whether a token sees the token `lag` before it.
         visible = jnp.asarray(mask.attention_mask) != 0  # [B, T, T]
         diagonals = [jnp.diagonal(visible, -lag, axis1=1, axis2=2) for lag in lags]  # [B, T - lag]
         readable = jnp.stack([_last(x, length) for x in diagonals], axis=-1)
@@ -53,6 +54,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
         real = jax.lax.dynamic_slice_in_dim(slots, mask.start, length, axis=1)
     if mask.segment_ids is not None:
         ids = jnp.asarray(mask.segment_ids)  # [B, T]
+        # Documents of a packed sequence must not read each other.
         same = [_last(ids[:, lag:] == ids[:, : max(0, length - lag)], length) for lag in lags]
         within = jnp.stack(same, axis=-1)
         readable = within if readable is None else readable & within
@@ -60,7 +62,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
 
 
 def _last(x: Bool[Array, "B n"], length: int) -> Bool[Array, "B {length}"]:
-    """Pads with False on the left to the given length."""
+    """Pads on the left with False to the given length."""
     return jnp.pad(x, ((0, 0), (length - x.shape[1], 0)))
 
 
@@ -98,10 +100,12 @@ class HeadConvolution(nn.Module):
         def first(_: Array, shape: tuple[int, ...]) -> Array:
             return jnp.zeros(shape, e.param_dtype).at[0].set(1)
 
+        # Initially the identity: 1 for the token itself, 0 for earlier ones.
         taps = self.param("taps", first, (self.width, *x.shape[2:])).astype(x.dtype)
         y = taps[0] * x
         if before == 0:
             return y, history
+        # Each token continues another beam: read only the history of that beam.
         if earlier.are_beams:
             assert history is not None
             if history.shape[1] != x.shape[1]:
@@ -114,6 +118,7 @@ class HeadConvolution(nn.Module):
             return y, jnp.concatenate([history, x[:, :, None]], axis=2)[:, :, 1:]
         if earlier.real is not None:
             x = jnp.where(earlier.real[..., None, None], x, 0)
+        # Prepend the history, or zeros, and add the sequence shifted by each lag.
         start = jnp.zeros_like(x[:, :1]).repeat(before, 1) if history is None else history[:, 0]
         padded = jnp.concatenate([start, x], axis=1)  # [B, w + T, N, H]
         for lag in range(1, self.width):

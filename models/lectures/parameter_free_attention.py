@@ -6,9 +6,9 @@
   analysis". Each estimate is the average of all known values, weighted by a kernel of the distance
   between each value's key and the query.
 
-Both are a soft look-up: scores of all pairs, a softmax over the keys, and a weighted average of
-the values.
-Learned attention (`attention.py`) adds a linear map for each of queries, keys and values.
+Both are soft look-ups: scores of all pairs, a softmax over the keys, and a weighted average of the
+values.
+Learned attention (`models.nn.attention`) adds a linear map for each of queries, keys and values.
 """
 
 import jax
@@ -19,7 +19,7 @@ from ...data.common.errors import UserError
 from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
-"""The score of a hidden key; finite, so that a query without keys gives an average and no NaN."""
+"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
 
 
 def simple_attention_weights(
@@ -31,8 +31,8 @@ def simple_attention_weights(
 ) -> Float[Array, "*batch T T"]:
     """Returns the weights W of simple self-attention; each row sums to 1.
 
-    The raw weights are W' = X Xᵀ, w'ᵢⱼ = xᵢ · xⱼ, and W is their softmax over j. The arguments are
-    those of `simple_attention`.
+    The raw weights are W' = X Xᵀ, w'ᵢⱼ = xᵢ · xⱼ, and W is their softmax over j. See
+    `simple_attention` for the arguments.
 
     Raises:
       UserError: `x` has no axis of vectors.
@@ -49,7 +49,7 @@ def simple_attention_weights(
         earlier = jnp.tri(x.shape[-2], dtype=bool)  # [T, T]
         mask = earlier if mask is None else mask & earlier
     if mask is not None:
-        # Mask before the softmax; masked after it, the remaining weights would sum to less than 1.
+        # Mask before the softmax: masked after it, the weights would sum to less than 1.
         scores = jnp.where(mask, scores, HIDDEN)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -71,8 +71,8 @@ def simple_attention(
 
     Args:
       x: T vectors of size D, or a batch of such sequences.
-      scale: factor of the dot products; None: 1. The scaled form has 1 / √D.
-      causal: whether a vector attends only to itself and to earlier ones.
+      scale: factor of the dot products, by default 1. Scaled attention uses 1 / √D.
+      causal: whether a vector attends only to itself and to earlier vectors.
       mask: True where vector i (row) may attend to vector j (column). A row without any True
         attends to all vectors equally.
 
@@ -93,16 +93,17 @@ def kernel_weights(
 ) -> Float[Array, "*batch Q K"]:
     """Returns the weights of kernel regression; each row sums to 1.
 
-    The weight of key k for query q is softmax(-|q - k|² / 2h²) over the keys, h the bandwidth. As
-    -|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2, and the last term is the same for all keys, the
-    weights are those of dot-product attention, softmax(q · k / h²), if all keys have the same norm.
+    The weight of key k for query q is softmax(-|q - k|² / 2h²) over the keys, with bandwidth h.
+    -|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2, and the last term is the same for all keys. If all
+    keys have the same norm, the weights therefore equal dot-product attention, softmax(q · k / h²).
 
     Raises:
       UserError: The bandwidth is not above 0.
     """
+    # The value of a traced bandwidth is unknown.
     if not isinstance(bandwidth, Tracer) and not bandwidth > 0:
         raise UserError(f"bandwidth {bandwidth} must be above 0, for example 1.0")
-    # Computed from differences: q · k would lose precision by cancellation for keys far from 0.
+    # Use differences: q · k would lose precision by cancellation for keys far from 0.
     difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
     distance = jnp.sum(jnp.square(difference), axis=-1)
     return jax.nn.softmax(-distance / (2 * bandwidth**2), axis=-1)
@@ -126,10 +127,10 @@ def kernel_regression(
 
     Args:
       queries: Q points of size D (1 for a function of one number), or a batch of such sets.
-      keys: K points at which the function is known.
+      keys: K points with known values of the function.
       values: the value of the function at each key, of size V.
-      bandwidth: standard deviation of the kernel, h, above 0: a small one gives the value of the
-        nearest key, a large one the mean of all values.
+      bandwidth: standard deviation of the kernel, h, above 0. A small bandwidth gives the value of
+        the nearest key, a large one the mean of all values.
 
     Returns:
       An estimate for each query.
