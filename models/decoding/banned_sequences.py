@@ -1,6 +1,6 @@
-"""Banned sequences of tokens: their last token is hidden where all others were just written.
+"""Banned sequences of tokens: the last token is hidden after the other tokens were written.
 
-The sequences are given, or are all that a row has already (`completes_repetition`).
+The sequences are given, or are all sequences already in a row (`completes_repetition`).
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from ..nn.typing import Array, Bool, Float, Int
 from .padding import pad_rows, power_of_two
 
 ANY, NOTHING = -1, -2
-"""Pads prefixes shorter than the longest, which match any token; and rows before their first
-token, which match no prefix."""
+"""Padding of shorter prefixes, which matches any token, and of rows before their first token, which
+matches no prefix."""
 
 
 @struct.dataclass
 class BannedSequences:
-    """W banned sequences as a compiled step takes them."""
+    """W banned sequences as arrays for compiled steps."""
 
     prefixes: Int[Array, "W P"]
-    """All tokens of each sequence but its last, padded on the left with `ANY`."""
+    """The tokens of each sequence without the last one, padded on the left with `ANY`."""
     last_tokens: Int[Array, " W"]
 
     @property
@@ -34,14 +34,14 @@ class BannedSequences:
 
 
 def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> BannedSequences:
-    """Makes arrays of sequences.
+    """Returns the arrays of banned sequences.
 
     Args:
-      sequences: of one or more tokens each.
+      sequences: sequences of one or more tokens.
       vocab_size: the size of the model's vocabulary.
 
     Raises:
-      UserError: a sequence is empty or not within the vocabulary, or no token is left.
+      UserError: a sequence is empty or not within the vocabulary, or all tokens are banned.
     """
     for sequence in sequences:
         if not sequence:
@@ -53,7 +53,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
             )
     if len({sequence[0] for sequence in sequences if len(sequence) == 1}) == vocab_size:
         raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
-    # A power of two of them (the first one repeated) limits recompilation.
+    # Repeat the first sequence up to a power of two, so that few programs are compiled.
     number = power_of_two(len(sequences)) if sequences else 0
     sequences = [*sequences, *[*sequences][:1] * (number - len(sequences))]
     prefixes, _ = pad_rows([sequence[:-1] for sequence in sequences], fill=ANY, left=True)
@@ -71,7 +71,7 @@ def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
 def append_recent(
     recent: Int[Array, "*rows P"], tokens: Int[Array, "*rows"]
 ) -> Int[Array, "*rows P"]:
-    """Appends a token to each row's recent tokens; the oldest falls out."""
+    """Appends a token to the recent tokens of each row, and drops the oldest."""
     number = recent.shape[-1]
     return jnp.concatenate([recent, tokens[..., None]], axis=-1)[..., 1 : 1 + number]
 
@@ -79,13 +79,14 @@ def append_recent(
 def hide_banned(
     logits: Float[Array, "*rows V"], recent: Int[Array, "*rows P"], banned: BannedSequences
 ) -> Float[Array, "*rows V"]:
-    """Sets the logits of all tokens that would complete a banned sequence to -inf."""
+    """Sets the logits of tokens that would complete a banned sequence to -inf."""
     if banned.prefix_length == 0:
         return logits.at[..., banned.last_tokens].set(-jnp.inf)
-    # [*rows, W, P]: the prefix stands at the end of the row.
+    # [*rows, W, P]: compare each prefix with the end of each row.
     same: Bool[Array, "*rows W P"] = (banned.prefixes == ANY) | (
         banned.prefixes == recent[..., None, :]
     )
+    # `min` and not `set`: a token may end several sequences, of which one matches.
     bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
     return logits.at[..., banned.last_tokens].min(bound)
 
@@ -93,19 +94,22 @@ def hide_banned(
 def completes_repetition(
     written: Int[Array, "*rows L"], length: Int[Array, ""], size: int, *, vocab_size: int
 ) -> Bool[Array, "*rows {vocab_size}"]:
-    """Returns the tokens with which a sequence of `size` tokens would stand in a row once more.
+    """Returns the tokens that would repeat a sequence of `size` tokens of the same row.
 
     Args:
       written: the tokens of each row.
-      length: how many of them count; the others are yet to be written.
+      length: the number of tokens written so far.
       size: the number of tokens of a sequence, at least 1.
       vocab_size: the size of the vocabulary.
     """
-    number = written.shape[-1] - size + 1  # of the places where a sequence may begin
+    # The number of places where a sequence may begin.
+    number = written.shape[-1] - size + 1
     if number < 1:
         return jnp.zeros((*written.shape[:-1], vocab_size), bool)
+    # Compare the newest `size` - 1 tokens with the prefix at every place.
     prefixes = [written[..., i : i + number] for i in range(size - 1)]
     newest = [jnp.take(written, length - (size - 1) + i, axis=-1) for i in range(size - 1)]
+    # A sequence counts only if all of its tokens are written.
     whole = (jnp.arange(number) + size <= length) & (length >= size - 1)
     repeated: Bool[Array, "*rows number"] = jnp.broadcast_to(whole, (*written.shape[:-1], number))
     for prefix, token in zip(prefixes, newest, strict=True):

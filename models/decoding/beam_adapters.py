@@ -1,7 +1,7 @@
-"""How beam search runs a model: it reads all rows once, then takes steps with all their beams.
+"""Adapters that run a model for beam search: a prefill of all rows, then steps with their beams.
 
-The K beams of a row are K queries to one cache of the row: each has its own visible slots and its
-own position.
+The K beams of a row are K queries to the cache of the row, each with its visible slots and its
+position.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class SearchRows:
     ids: Int[AnyArray, "B P"]
     """The rows, padded."""
     mask: Int[AnyArray, "B P"]
-    """1 where there is a token."""
+    """1 for tokens, 0 for padding."""
     position_ids: Int[AnyArray, "B P"] | None
-    """The position of each token of a source; None: they are counted from 0."""
+    """The position of each token of a source. If None, positions count from 0."""
     start_id: Int[Array, ""]
     """The first token of every target, for an encoder-decoder."""
 
@@ -38,14 +38,14 @@ class Prefill:
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]
-    """The slots that hold what precedes the first token of every beam."""
+    """The slots of the tokens before the first token of every beam."""
     logits: Float[Array, "B 1 V"]
-    """The logits of that first token."""
+    """The logits of the first token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderBeams:
-    """The encoder reads each row, a source; targets begin with a start token."""
+    """Rows are sources, which the encoder reads. Targets begin with a start token."""
 
     model: Model
 
@@ -56,16 +56,18 @@ class EncoderDecoderBeams:
     def vocab_size(self) -> int:
         """The size of the vocabulary of the rows."""
         c = self.model.config
-        return c.source_vocab_size or c.vocab_size  # the first, if given, is of a table of its own
+        # A model may have a separate table of source tokens.
+        return c.source_vocab_size or c.vocab_size
 
     def remaining_positions(self, length: int) -> int:
-        """Returns how many tokens the model can write for a row of `length` tokens."""
+        """Returns the maximum number of new tokens for a row of `length` tokens."""
         del length
         return self.model.config.max_length
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
-        """Reads the rows, with `num_tokens` slots in the cache for each of their beams."""
+        """Reads the rows, with `num_tokens` slots in the cache for each beam."""
         config, number = self.model.config, rows.ids.shape[0]
+        # One slot for the start token, which all beams share.
         slots = num_beams * num_tokens + 1
         cache = init_cache(config, self.model.execution, number, slots, num_beams=num_beams)
         output = self.model.apply(
@@ -89,7 +91,7 @@ class EncoderDecoderBeams:
         count: Int[Array, ""],
         cache: Cache,
     ) -> Seq2SeqLMOutput:
-        """Runs the model on the newest token of each beam, the `count`-th of its tokens."""
+        """Runs the model on the newest token of each beam, its `count`-th token."""
         return self.model.apply(
             {"params": params},
             None,
@@ -103,7 +105,7 @@ class EncoderDecoderBeams:
 
 @dataclasses.dataclass(frozen=True)
 class CausalBeams:
-    """Rows are prompts, padded on the left; the beams continue them. There is no start token."""
+    """Rows are prompts, padded on the left, which beams continue without a start token."""
 
     model: Model
 
@@ -116,11 +118,12 @@ class CausalBeams:
         return self.model.config.vocab_size
 
     def remaining_positions(self, length: int) -> int:
-        """Returns how many tokens the model can write behind `length`; it never reads the last."""
+        """Returns the maximum number of new tokens after `length` tokens; the last is not read."""
         return self.model.config.max_length - length + 1
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
-        """Reads the rows, with `num_tokens` slots in the cache for each of their beams."""
+        """Reads the rows, with `num_tokens` slots in the cache for each beam."""
+        # Slots of new tokens become visible to a beam when it writes them.
         visible = jnp.pad(rows.mask, ((0, 0), (0, num_beams * num_tokens)))
         cache = init_cache(
             self.model.config, self.model.execution, *visible.shape, num_beams=num_beams
@@ -138,7 +141,8 @@ class CausalBeams:
         count: Int[Array, ""],
         cache: Cache,
     ) -> CausalLMOutput:
-        """Runs the model on the newest token of each beam, the `count`-th of its tokens."""
+        """Runs the model on the newest token of each beam, its `count`-th token."""
+        # Beams of a row have equally many tokens, so they share a position.
         positions = jnp.sum(rows.mask, axis=1, keepdims=True) + count - 1
         return self.model.apply(
             {"params": params}, tokens, visible_slots, position_ids=positions, cache=cache
@@ -152,7 +156,7 @@ def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
     """Returns the adapter for a model.
 
     Raises:
-      UserError: the model writes no text, or sees later tokens.
+      UserError: the model does not generate text, or is not causal.
     """
     require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
     if not model.config.causal:

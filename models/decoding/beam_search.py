@@ -1,14 +1,14 @@
-"""Beam search as one compiled loop, for any model that writes; with one beam it is greedy search.
+"""Beam search as one compiled loop, for any generative model. One beam gives greedy search.
 
-- Scores divided by a length penalty, an end when nothing can win any more: Wu et al. 2016,
-  "Google's neural machine translation system", equation 14; Vaswani et al. 2017, section 6.1.
-- Of all continuations of a row's K beams the best 2 K are looked at: those of the best K that end
-  are finished hypotheses, the best K that do not are the next beams (as in transformers).
+- Length penalty, and early stopping when no beam can win: Wu et al. 2016, "Google's neural machine
+  translation system", equation 14; Vaswani et al. 2017, section 6.1.
+- Each step considers the best 2 K continuations of a row's K beams (with one end token). Among the
+  best K, the ended ones become finished hypotheses. The best K that have not ended are the next
+  beams (as in transformers).
 
-Every row is searched by itself: its result does not depend on the others. The K beams of a row are
-K queries to one cache of the row. A beam's tokens stay in the slots where they were written, and
-choosing beams reorders only the masks that say which slots each beam sees. Neither the keys and
-values of a source or prompt nor those of decoded tokens are ever copied.
+The result of a row does not depend on the other rows. The K beams of a row are K queries to the
+cache of the row. Tokens stay in the slots where they were written. The choice of beams reorders
+only the masks of visible slots, and copies no keys and values.
 """
 
 import dataclasses
@@ -49,13 +49,14 @@ def run(
       model: the model.
       params: its parameters.
       rows: the sources or prompts.
-      max_lengths: the longest target of each row.
+      max_lengths: the maximum target length of each row.
       recent: the last tokens of each row, for banned sequences.
       beam_params: the settings.
       num_beams: K.
-      num_tokens: at least the greatest of `max_lengths`, T.
+      num_tokens: T, at least the maximum of `max_lengths`.
     """
-    prefill = model.prefill(params, rows, num_beams, num_tokens - 1)  # the last token is not read
+    # The last token is never read, so it needs no slot.
+    prefill = model.prefill(params, rows, num_beams, num_tokens - 1)
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
 
     def hidden(logits: Array, tokens: Array, count: Array) -> Array | None:
@@ -76,7 +77,7 @@ def run(
 
     def step(state: BeamState) -> BeamState:
         tokens = jax.lax.dynamic_index_in_dim(state.tokens, state.count - 1, axis=2, keepdims=False)
-        # Each beam's newest token is written into a slot of its own, which it sees: [K, S].
+        # The newest token of each beam is written to a separate slot, visible to it alone: [K, S].
         own = state.cache.index + jnp.arange(num_beams)
         written = jnp.arange(state.visible_slots.shape[-1]) == own[:, None]
         visible = state.visible_slots | written
@@ -101,7 +102,7 @@ def run(
         return advance_beams(state, candidates, max_lengths, beam_params)
 
     state = jax.lax.while_loop(
-        # The second condition ends the loop whatever the scores are: with NaN no row is done.
+        # The second condition ends the loop for NaN scores, for which no row is ever done.
         lambda state: jnp.any(~state.done) & (state.count < jnp.max(max_lengths)),
         step,
         advance_beams(state, candidates, max_lengths, beam_params),

@@ -1,7 +1,7 @@
-"""One step of beam search for all beams of all rows: which continuations live on, which end.
+"""One step of beam search for all beams of all rows: which beams continue, and which end.
 
-`beam_search` makes these functions the body of a compiled loop. B rows have K beams each, K · V
-continuations, of which C candidates are looked at; T is the longest target.
+`beam_search` calls these functions in a compiled loop. Each of B rows has K beams with K · V
+continuations, and the best C of them are the candidates. T is the maximum target length.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from .banned_sequences import (
 from .beam_adapters import Prefill
 from .request import GenerationRequest
 
-# Width of the blocks whose maxima tell where the best tokens of a large vocabulary are.
+# Width of the blocks whose maxima locate the best tokens of a large vocabulary (`top_tokens`).
 BLOCK = 128
 
 
@@ -32,20 +32,20 @@ class BeamParams:
 
     length_penalty: Float[Array, ""]
     eos_ids: Int[Array, " E"]
-    """Tokens that end a hypothesis; -1 where there is none."""
+    """Tokens that end a hypothesis, or -1 if none does."""
     num_return: Int[Array, ""]
     banned: BannedSequences
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
-    """Whether the first of `eos_ids` is written where there is space for only one token."""
+    """Whether the last token before the maximum length must be the first of `eos_ids`."""
     renormalize: bool = struct.field(pytree_node=False, default=False)
     forced_bos: Int[Array, ""] | None = None
-    """The first token of every hypothesis, whatever the model says."""
+    """The forced first token of every hypothesis."""
     min_tokens: Int[Array, ""] | None = None
-    """The number of tokens before which no hypothesis ends."""
+    """The minimum number of tokens before an end token."""
     no_repeat: int = struct.field(pytree_node=False, default=0)
-    """If above 0, no sequence of so many tokens stands twice in a target."""
+    """If above 0, sequences of this many tokens must not repeat within a target."""
 
     def penalty(self, length: Array) -> Array:
         """Returns the divisor of the log-probability of `length` tokens."""
@@ -56,13 +56,14 @@ class BeamParams:
 
 
 def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
-    """Returns the arrays of a request.
+    """Returns the beam parameters of a request.
 
     Raises:
       UserError: an id is not in the vocabulary.
     """
+    # Greedy search ignores the penalty, and is done with the first finished hypothesis.
     greedy, forced_bos = request.num_beams == 1, request.forced_bos_token_id
-    # An end token beyond the vocabulary is never chosen. The one that may be forced comes first.
+    # An end token beyond the vocabulary cannot occur. The forced one must be first.
     forced = () if request.forced_eos_token_id is None else (request.forced_eos_token_id,)
     ends = [token for token in request.eos_token_id if token < vocab_size and token not in forced]
     return BeamParams(
@@ -82,13 +83,13 @@ def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
 
 @struct.dataclass
 class Finished:
-    """The K best hypotheses of each row, best first; a score of -inf where there is none."""
+    """The K best hypotheses of each row, best first. Empty entries have the score -inf."""
 
     tokens: Int[Array, "B K T"]
     scores: Float[Array, "B K"]
     log_probs: Float[Array, "B K"]
     lengths: Int[Array, "B K"]
-    """The number of tokens, the end token included."""
+    """The number of tokens, with the end token."""
 
 
 @struct.dataclass
@@ -97,21 +98,21 @@ class BeamState:
 
     cache: Cache
     visible_slots: Bool[Array, "B K S"]
-    """The slots of its row's cache that each beam attends to: those of its own tokens."""
+    """The slots of the row's cache that each beam attends to."""
     tokens: Int[Array, "B K T"]
     recent: Int[Array, "B K P"]
-    """The last tokens of each beam, those of the row included."""
+    """The last tokens of each beam, which may reach into the prompt."""
     log_probs: Float[Array, "B K"]
-    """The log-probability of each beam; -inf: there is no such beam."""
+    """The log-probability of each beam, or -inf for an empty beam."""
     finished: Finished
     done: Bool[Array, " B"]
     count: Int[Array, ""]
-    """The number of tokens that every beam has."""
+    """The number of new tokens of every beam."""
 
 
 @struct.dataclass
 class Candidates:
-    """Continuations of a row's beams by one token, the best first."""
+    """Continuations of a row's beams by one token, best first."""
 
     log_probs: Float[Array, "B C"]
     beams: Int[Array, "B C"]
@@ -126,7 +127,7 @@ def empty_state(
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Returns the state before the first token: every beam attends to what precedes it."""
+    """Returns the state before the first token, in which all beams see the same slots."""
     shape = max_lengths.shape[0], num_beams
     slots = prefill.visible_slots
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
@@ -151,20 +152,22 @@ def hidden_by_target(
     params: BeamParams,
     vocab_size: int,
 ) -> Bool[Array, "B K V"] | None:
-    """Returns the tokens that a target may not go on with, for its length or its own tokens.
+    """Returns the next tokens that minimum length or repetition rules out.
 
     Args:
-      tokens: those of each beam.
-      count: how many of them there are.
+      tokens: the tokens of each beam.
+      count: the number of tokens of each beam.
       start_id: the token before them.
       params: the settings.
       vocab_size: the size of the vocabulary, V.
     """
     hidden = None
     if params.no_repeat:
+        # The start token is part of the target.
         written = jnp.pad(tokens, ((0, 0), (0, 0), (1, 0))).at[..., 0].set(start_id)
         hidden = completes_repetition(written, count + 1, params.no_repeat, vocab_size=vocab_size)
     if params.min_tokens is not None:
+        # End tokens are hidden until the minimum length.
         ends = jnp.any(jnp.arange(vocab_size) == params.eos_ids[:, None], axis=0)
         early = jnp.broadcast_to(
             ends & (count < params.min_tokens), (*tokens.shape[:2], vocab_size)
@@ -186,19 +189,19 @@ def best_candidates(
 ) -> Candidates:
     """Returns the best C of each row's K · V continuations.
 
-    C is `num_beams` for living on, and as many for each of the E end tokens: however many of the
-    best end, enough are left to live on.
+    C is (1 + E) · `num_beams` for E end tokens. At most E · `num_beams` candidates end, so that
+    `num_beams` are left to continue.
 
     Args:
-      logits: those of the next token of each beam.
-      log_probs: those of the beams so far.
+      logits: logits of the next token of each beam.
+      log_probs: log-probabilities of the beams so far.
       recent: the last tokens of each beam.
-      last: rows whose longest target ends with this token.
-      params: which tokens may be chosen.
-      num_beams: the number of beams after this step; where there are fewer than C continuations,
-        the others have -inf.
+      last: whether each row reaches its maximum length with this token.
+      params: the settings.
+      num_beams: the number of beams after this step. If there are fewer than C continuations, the
+        remaining candidates have -inf.
       first: whether these are the first tokens.
-      hidden: further tokens that may not be chosen.
+      hidden: further tokens that must not be chosen.
     """
     number = (1 + params.eos_ids.shape[0]) * num_beams  # C
     rows, beams_before, vocabulary = logits.shape  # the first step has one beam
@@ -208,7 +211,7 @@ def best_candidates(
     # The best C of a row are among the best C of each beam: [B, K, min(C, V)].
     scores, tokens = top_tokens(allowed, min(number, vocabulary))
     scores = scores - normalizer[..., None] + log_probs[..., None]
-    # One continuation of each beam, a forced token, at no cost.
+    # A forced token is the only continuation of a beam and does not change its log-probability.
     only_one = jnp.where(jnp.arange(scores.shape[-1]) == 0, log_probs[..., None], -jnp.inf)
     if params.forced_bos is not None and first:
         scores, tokens = only_one, jnp.full_like(tokens, params.forced_bos)
@@ -216,7 +219,8 @@ def best_candidates(
         scores = jnp.where(last[:, None, None], only_one, scores)
         tokens = jnp.where(last[:, None, None], params.eos_ids[0], tokens)
     per_beam = scores.shape[-1]
-    short = ((0, 0), (0, max(0, number - per_beam * beams_before)))  # a tiny vocabulary
+    # With a tiny vocabulary there are fewer than C continuations: pad them.
+    short = ((0, 0), (0, max(0, number - per_beam * beams_before)))
     flat = jnp.pad(scores.reshape(rows, -1), short, constant_values=-jnp.inf)  # [B, ≥ C]
     best, indices = jax.lax.top_k(flat, number)  # [B, C]; index = beam · per_beam + rank
     beams = jnp.minimum(indices // per_beam, beams_before - 1)
@@ -227,11 +231,12 @@ def best_candidates(
 def top_tokens(
     logits: Float[Array, "B K V"], number: int
 ) -> tuple[Float[Array, "B K C"], Int[Array, "B K C"]]:
-    """Returns the best C logits and their tokens, as `lax.top_k` does, in one pass.
+    """Returns the best C logits and their tokens, like `lax.top_k`, in one pass.
 
-    In a large vocabulary the best C tokens are in the C blocks with the highest maxima.
+    The best C tokens are in the C blocks with the highest maxima, so only these blocks are sorted.
     """
     vocabulary = logits.shape[-1]
+    # The chosen blocks would be at least half of the vocabulary: sort it directly.
     if vocabulary < 2 * BLOCK * number:
         scores, tokens = jax.lax.top_k(logits, number)
         return scores, tokens
@@ -250,9 +255,10 @@ def advance_beams(
     max_lengths: Int[Array, " B"],
     params: BeamParams,
 ) -> BeamState:
-    """Chooses the beams that live on, the hypotheses that end, and the rows that are done."""
+    """Chooses the beams that continue, the hypotheses that end, and the rows that are done."""
     num_beams, count = state.tokens.shape[1], state.count + 1
-    tokens = _gather(state.tokens, candidates.beams)  # [B, C, T], of each candidate's beam
+    # Append the token of each candidate to the tokens of its beam: [B, C, T].
+    tokens = _gather(state.tokens, candidates.beams)
     tokens = jax.lax.dynamic_update_slice_in_dim(
         tokens, candidates.tokens[..., None], state.count, axis=2
     )
@@ -260,9 +266,10 @@ def advance_beams(
     ends |= (count >= max_lengths)[:, None]
     finished = _finish(state, candidates, tokens, ends, params=params)
 
+    # Candidates that end free their places for the next best ones.
     live = jnp.where(ends, -jnp.inf, candidates.log_probs)
-    log_probs, kept = jax.lax.top_k(live, num_beams)  # [B, K], numbers of candidates
-    parents = jnp.take_along_axis(candidates.beams, kept, axis=1)  # numbers of beams before
+    log_probs, kept = jax.lax.top_k(live, num_beams)  # [B, K], indices of candidates
+    parents = jnp.take_along_axis(candidates.beams, kept, axis=1)  # indices of previous beams
     bound = score_upper_bound(log_probs[:, 0], count, max_lengths, params)
     recent = append_recent(_gather(state.recent, parents), _gather(candidates.tokens, kept))
     return dataclasses.replace(
@@ -286,9 +293,9 @@ def _finish(
     *,
     params: BeamParams,
 ) -> Finished:
-    """Returns the K best of the hypotheses so far and those that end now."""
+    """Returns the K best of the hypotheses so far and the hypotheses that end now."""
     num_beams, count = state.tokens.shape[1], state.count + 1
-    # Candidates beyond the best K are there to live on; they do not end, as in transformers.
+    # Only the best K candidates may end. The others only fill the beams, as in transformers.
     among_best = jnp.arange(ends.shape[1]) < num_beams
     counts = ends & among_best & ~state.done[:, None]
     scores = jnp.where(counts, candidates.log_probs / params.penalty(count), -jnp.inf)
@@ -306,8 +313,8 @@ def score_upper_bound(
 ) -> Float[Array, " B"]:
     """Returns an upper bound on the final score of a live beam of `count` tokens.
 
-    It assumes no further loss of log-probability and the length with the best penalty, for
-    `early_stopping` other than "never" the length that the beam has now.
+    It assumes that the log-probability does not decrease further. The length is the one with the
+    best penalty if `early_stopping` is "never", and else the current length.
     """
     now = params.penalty(count)
     if params.early_stopping != "never":
@@ -316,7 +323,7 @@ def score_upper_bound(
 
 
 def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -> Bool[Array, " B"]:
-    """Returns whether no hypothesis that a row may still find would be returned."""
+    """Returns whether a row can stop, by the rule of `early_stopping`."""
     if params.early_stopping == "never":
         worst = jnp.take(finished.scores, params.num_return - 1, axis=1)
         return bound <= worst
@@ -324,7 +331,8 @@ def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -
     full = worst > -jnp.inf
     if params.early_stopping is not True:
         full &= bound <= worst
-    return full | (bound == -jnp.inf)  # no beam lives
+    # The bound is -inf if every beam has ended.
+    return full | (bound == -jnp.inf)
 
 
 def _gather(x: Array, indices: Int[Array, "B C"]) -> Array:

@@ -1,4 +1,4 @@
-"""One context that grows, as a conversation does: what is in the cache is not read again."""
+"""One growing context, such as a conversation, whose cached tokens are not read again."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,28 +19,31 @@ CHUNKS = (64, 16, 4, 1)
 """Tokens are read in pieces of these sizes, so that few programs are compiled."""
 
 SPARE = 64
-"""The number of tokens that can be taken back where layers keep a window, without reading all
-others again: the end of an answer, which the template of the next turn writes differently."""
+"""The number of tokens that can be removed from a cache with windows. The template of the next turn
+may write the end of an answer differently."""
 
 
 class CachedContext(ContinuousBatch):
-    """A row whose text is replaced by another that begins like it.
+    """A row whose text is replaced by texts with a common prefix.
 
-    Of the next turn of a conversation only what is new is read. The cache grows with the context.
+    Only the new tokens of the next turn of a conversation are read. The cache grows with the
+    context.
 
     Args:
-      model: a causal language model, with the layout of layers that decodes fastest.
+      model: a causal language model in the layout of `unstack_layers`.
       params: its parameters in that layout.
-      tokens_per_call: the tokens that a call of the compiled loop writes.
+      tokens_per_call: the number of tokens per call of the compiled loop.
     """
 
     def __init__(self, model: Model, params: Params, tokens_per_call: int = 1) -> None:
         super().__init__(
             model, params, None, num_rows=1, tokens_per_call=tokens_per_call, spare=SPARE
         )
+        # The final size of the conversation is unknown: let the cache grow up to the model's limit.
         self._reader.most = model.config.max_length + tokens_per_call
         self._last: Text | None = None
-        self._most_written = 0  # the most tokens that this cache has had
+        # The largest number of tokens that this cache has had (`Cache.can_go_back`).
+        self._most_written = 0
 
     @property
     def num_read(self) -> int:
@@ -50,16 +53,15 @@ class CachedContext(ContinuousBatch):
     def stream(
         self, context: Sequence[int], request: GenerationRequest, keys: RowKeys
     ) -> Iterator[int]:
-        """Continues a context token by token, as `Generator.stream` does.
+        """Continues a context token by token, like `Generator.stream`.
 
         Args:
-          context: all tokens of the context, at least one, and at most as many as the model has
-            positions.
-          request: with one beam.
-          keys: a single key, as of `sampling_keys(seed, 1)`.
+          context: all tokens of the context, from one up to the model's `max_length`.
+          request: a request with one beam.
+          keys: a single key, from `sampling_keys(seed, 1)`.
 
         Yields:
-          New tokens, until there are `request.max_new_tokens` or no position is left.
+          New tokens, up to `request.max_new_tokens` or the last position.
 
         Raises:
           UserError: the context is empty or too long, the request has beams, or the logits are
@@ -80,6 +82,7 @@ class CachedContext(ContinuousBatch):
             greedy=not request.samples,
             scored=False,
         )
+        # Drop an unfinished text, if the caller stopped early; its cache is still used.
         self._texts = [None]
         limit = min(request.max_new_tokens or longest, longest - len(context) + 1)
         self.add(0, context, key=keys, limit=limit)
@@ -87,19 +90,21 @@ class CachedContext(ContinuousBatch):
             yield from written.tokens
 
     def _read(self, texts: Sequence[Text]) -> tuple[Float[Array, "1 V"], RowCaches]:
-        """Reads what is new of a context."""
+        """Reads the new tokens of a context."""
         (text,) = texts
         tokens, reader, config = text.context, self._reader, self._config
         rows, common = self._kept(tokens)
         if rows is None:
             rows = reader.empty(1, len(tokens))
             common = self._most_written = 0
+        # Grow the cache if needed, and go back to the end of the common prefix.
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
         logits, place = None, common
         while place < len(tokens):
             size = next(size for size in CHUNKS if size <= len(tokens) - place)
             if place == 0 and _rotates_by_length(config, len(tokens)):
-                size = len(tokens)  # a piece would be taken for a short text
+                # A first piece would be rotated like a short text: read everything at once.
+                size = len(tokens)
             piece = np.asarray([tokens[place : place + size]], np.int32)
             logits, rows = read_more(reader.model, reader.params, piece, rows)
             place += size
@@ -110,7 +115,7 @@ class CachedContext(ContinuousBatch):
         return logits, rows
 
     def _kept(self, tokens: Sequence[int]) -> tuple[RowCaches | None, int]:
-        """Returns the caches of the last text, if they can be kept, and how many of its tokens."""
+        """Returns the reusable caches of the last text, if any, and the common length."""
         if self._state is None or self._last is None:
             return None, 0
         rows, config, limit = self._state.context, self._config, self._config.reread_length
@@ -119,9 +124,11 @@ class CachedContext(ContinuousBatch):
         self._most_written = max(self._most_written, self._last.slot)
         pairs = enumerate(zip(held, tokens, strict=False))
         common = next((i for i, (a, b) in pairs if a != b), min(len(held), len(tokens)))
-        common = min(common, len(tokens) - 1)  # the last token is read for its logits
-        # A convolution keeps the inputs of the last tokens only: it cannot go back.
+        # The last token must be read for its logits.
+        common = min(common, len(tokens) - 1)
+        # A convolution keeps only the inputs of the last tokens, so it cannot go back.
         convolved = common < self._last.slot and config.head_convolution is not None
+        # Cached keys are rotated for texts on one side of `reread_length` (LongRoPE).
         crossed = limit is not None and (len(held) > limit) != (len(tokens) > limit)
         if convolved or crossed or not rows.cache.can_go_back(self._most_written, common):
             return None, 0
@@ -129,7 +136,7 @@ class CachedContext(ContinuousBatch):
 
 
 def _rotates_by_length(config: TransformerConfig, length: int) -> bool:
-    """Returns whether the rotary frequencies of a text of some length are those of no shorter."""
+    """Returns whether a text of this length has other rotary frequencies than shorter texts."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind not in ("dynamic", "longrope"):
         return False
