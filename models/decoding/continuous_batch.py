@@ -1,8 +1,8 @@
-"""Texts that are written in a few rows: in step, or by continuous batching.
+"""Generation of many texts in a few rows, in step or by continuous batching.
 
-With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the place of one
-that has ended. Rows in step are faster, but the next texts begin when all of them have ended. Each
-text's tokens are independent of the other texts and of the time when it began.
+With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the row of a text
+that has ended. Rows in step are faster, but new texts begin only when all have ended. The tokens of
+a text are independent of the other texts and of its start time.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ from .sample import SamplingParams, history_of, require_tokens
 from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
-"""Contexts are read in lengths that are multiples of it, or of a quarter of a power of two."""
+"""Contexts are padded to a multiple of it, or of a quarter of a power of two."""
 SLOT_BUCKET = 64
-"""The last length of a cache that grows is a multiple of it."""
+"""The final length of a growing cache is a multiple of it."""
 
 
 @dataclasses.dataclass
@@ -44,11 +44,10 @@ class Written:
     """New tokens of one text."""
 
     text: int
-    """The number of the text, as it was started."""
+    """The number of the text, given to `ContinuousBatch.add`."""
     tokens: list[int]
     log_probs: list[float]
-    """The logarithm of each token's probability by the model alone, in nats; empty if they are not
-    `scored`."""
+    """The log-probability of each token under the unmodified logits, in nats, if `scored`."""
 
 
 @dataclasses.dataclass
@@ -56,17 +55,17 @@ class Usage:
     """Counts of what a batch computed."""
 
     contexts: int = 0
-    """Contexts that were read, each for one token that follows."""
+    """Number of contexts read. Each gives one new token."""
     tokens_read: int = 0
-    """Tokens of contexts."""
+    """Number of context tokens read."""
     positions_read: int = 0
-    """All positions that were read for them, with padding."""
+    """Number of context positions read, with padding."""
     positions_advanced: int = 0
-    """Further tokens that were computed in all rows, also in idle ones."""
+    """Number of further tokens computed in all rows, also in idle ones."""
 
     @property
     def positions_written(self) -> int:
-        """All tokens that were computed."""
+        """Number of all computed tokens."""
         return self.contexts + self.positions_advanced
 
 
@@ -76,12 +75,12 @@ class Text:
 
     number: int
     context: list[int]
-    """The tokens that the model has before it, the newest included; the oldest may have fallen."""
+    """The tokens of the text, up to the newest. The oldest may have been dropped."""
     used: set[int]
-    """All tokens that it ever had."""
+    """All tokens of the text, also dropped ones, for the repetition penalty."""
     key: Key[Array, "1"]
     limit: int
-    """The greatest number of new tokens."""
+    """The maximum number of new tokens."""
     count: int = 0
     """The number of new tokens."""
     slot: int = 0
@@ -91,7 +90,7 @@ class Text:
     draft_slot: int = 0
     """The next slot in the draft model's cache."""
     draft_length: int = 0
-    """The number of tokens that the draft model has before it, the newest included."""
+    """The number of tokens in the draft model's context, with the newest."""
 
 
 @dataclasses.dataclass
@@ -101,15 +100,15 @@ class _Reader:
     model: Model
     params: Params
     step: int
-    """The number of slots that a call writes in each row."""
+    """The number of slots that a call writes per row."""
     spare: int
-    """The number of tokens that may be taken back."""
+    """The number of tokens that may be removed."""
     usage: Usage
     most: int = 0
-    """The greatest number of slots that a text needs."""
+    """The maximum number of slots that a text needs."""
 
     def expect(self, length: int, limit: int) -> None:
-        """Prepares for a text of some tokens that grows by at most `limit`."""
+        """Prepares for a text of `length` tokens that grows by at most `limit`."""
         longest = self.model.config.max_length
         self.most = max(self.most, _most_slots(longest, length, limit, self.step))
 
@@ -123,8 +122,8 @@ class _Reader:
         """Reads contexts; returns the logits after their last tokens.
 
         Args:
-          contexts: the tokens of each.
-          kind: how the rows are kept.
+          contexts: the tokens of each context.
+          kind: the kind of cache.
           with_space: whether the cache has space for a call of new tokens.
         """
         length = self.read_length(contexts)
@@ -152,7 +151,7 @@ class _Reader:
         return RowCaches.empty(self.model, padding, length, self.spare)
 
     def with_space(self, rows: SomeContext, slot: int) -> SomeContext:
-        """Returns rows with space for another call, if the next slot is at most `slot`."""
+        """Returns rows with space for another call, given that the next slot is at most `slot`."""
         needed = slot + self.step
         if needed <= rows.cache.length:
             return rows
@@ -160,7 +159,7 @@ class _Reader:
 
 
 class ContinuousBatch:
-    """R rows in which texts are written, each from its own beginning to its own end.
+    """R rows in which texts are generated.
 
     Args:
       model: a causal language model, in the layout of `unstack_layers`.
@@ -168,11 +167,11 @@ class ContinuousBatch:
       sampling: how tokens are chosen.
       num_rows: the number of rows, R.
       in_step: whether rows advance in step.
-      tokens_per_call: the tokens that a call of the compiled loop writes, without a draft.
+      tokens_per_call: the number of tokens per call of the compiled loop, without a draft.
       draft: a model that proposes tokens, in the same layout.
-      acceptance: counts what becomes of these tokens.
-      spare: the number of tokens that may be taken back, without a draft.
-      usage: counts what is computed.
+      acceptance: counts the accepted draft tokens.
+      spare: the number of tokens that may be removed, without a draft.
+      usage: counts the computed tokens.
     """
 
     def __init__(
@@ -193,7 +192,8 @@ class ContinuousBatch:
         self.usage = Usage() if usage is None else usage
         """The counts of positions that have been computed so far."""
         step = tokens_per_call
-        if draft is not None:  # all of its tokens may be taken back
+        # All draft tokens may be rejected and removed.
+        if draft is not None:
             step, spare = draft.num_tokens + 1, draft.num_tokens
             self._draft_reader = _Reader(draft.model, draft.params, step, spare, self.usage)
         self._reader = _Reader(model, params, step, spare, self.usage)
@@ -207,13 +207,13 @@ class ContinuousBatch:
         return self._reader.model.config
 
     def add(self, number: int, prompt: Sequence[int], *, key: Key[Array, "1"], limit: int) -> None:
-        """Adds a text; it waits until a row is free.
+        """Adds a text, which waits for a free row.
 
         Args:
-          number: any number that no other has, by which the text is known from now on.
-          prompt: its tokens, at least one.
-          key: its key. The new tokens depend on it and on the prompt alone.
-          limit: the greatest number of new tokens.
+          number: a unique number that identifies the text.
+          prompt: the tokens of the prompt, at least one.
+          key: the random key. The new tokens depend only on the key and the prompt.
+          limit: the maximum number of new tokens.
         """
         self._waiting[number] = Text(number, list(prompt), set(prompt), key, limit)
         self._reader.expect(len(prompt), limit)
@@ -221,14 +221,15 @@ class ContinuousBatch:
             self._draft_reader.expect(len(prompt), limit)
 
     def __iter__(self) -> Iterator[Written]:
-        """Yields new tokens of all texts, a few at a time, until each has its greatest number.
+        """Yields new tokens of all texts, a few at a time, until each text reaches its limit.
 
-        The caller may end a text before (`stop`), and add others.
+        The caller may end texts earlier (`stop`) and add others.
 
         Raises:
           UserError: the logits are NaN or infinite.
         """
         while self._waiting or any(self._texts):
+            # Fill free rows, read full contexts again, then advance all rows together.
             while rows := self._rows_to_fill():
                 yield from self._begin([(row, self._next()) for row in rows])
             while full := self._full_rows():
@@ -237,22 +238,23 @@ class ContinuousBatch:
                 yield from self._advance()
 
     def _rows_to_fill(self) -> list[int]:
-        """Returns the rows that the next texts begin in together."""
+        """Returns the free rows to fill together with the next texts."""
         free = [row for row, text in enumerate(self._texts) if text is None]
         waiting, all_free = len(self._waiting), len(free) == len(self._texts)
         if self._in_step:
             return free[:waiting] if all_free else []
-        # The first texts are read together, later ones when a row is free.
+        # The first texts are read together, later texts one by one when a row is free.
         return free if all_free and waiting >= len(free) else free[: min(waiting, 1)]
 
     def _full_rows(self) -> list[tuple[int, Text]]:
-        """Returns rows and texts to read again before their next tokens."""
+        """Returns the rows and texts that must be read again before their next tokens."""
         texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
         full = [(row, text) for row, text in texts if text.room == 0]
+        # Rows in step share one cache, so all of them are read again.
         return texts if full and self._in_step else full[:1]
 
     def stop(self, number: int) -> None:
-        """Ends a text, or takes it out before it begins; the next takes its row."""
+        """Ends a text or removes a waiting one. The next text takes its row."""
         self._waiting.pop(number, None)
         for row, text in enumerate(self._texts):
             if text is not None and text.number == number:
@@ -262,16 +264,16 @@ class ContinuousBatch:
         return self._waiting.popitem(last=False)[1]
 
     def _begin(self, begun: Sequence[tuple[int, Text]]) -> list[Written]:
-        """Reads the contexts of texts into rows; returns the tokens that follow.
+        """Reads the contexts of texts into rows; returns their next tokens.
 
         Args:
-          begun: pairs of row and text: one, or the texts of all rows. In step rows may be missing.
+          begun: pairs of row and text, either one pair or all rows. In step, rows may be missing.
         """
         assert self._sampling is not None
         num_rows, (first, last) = len(self._texts), begun[-1]
         texts = [last]
         if self._in_step or len(begun) == num_rows:
-            # Rows without a text repeat another, so that one program serves any number of texts.
+            # Rows without a text repeat another text, so that one program serves any number.
             first, by_row = 0, dict(begun)
             texts = [by_row.get(row, last) for row in range(num_rows)]
         past = history_of(
@@ -291,6 +293,7 @@ class ContinuousBatch:
             state = dataclasses.replace(state, draft=self._read_draft(texts), before=before)
         for row, text in begun:
             self._texts[row] = text
+        # A single text was read alone: copy its caches into its row.
         if len(texts) < num_rows:
             state = enter_rows(self._with_space(state), jnp.int32(first), state)
         self._state = state
@@ -303,6 +306,7 @@ class ContinuousBatch:
             text.context = shortened(text.context, self._config.max_length)
             text.room = tokens_left(self._config, len(text.context))
         contexts = [text.context for text in texts]
+        # Rows in step must be read again when the first of them is full.
         least = min(text.room for text in texts)
         for text in texts:
             text.slot = self._reader.read_length(contexts)
@@ -311,7 +315,7 @@ class ContinuousBatch:
         return self._reader.read(contexts, kind, with_space=len(texts) == len(self._texts))
 
     def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
-        """Reads all of the contexts but their newest tokens by the draft model."""
+        """Reads the contexts, without their newest tokens, with the draft model."""
         assert self._draft is not None
         longest, num_tokens = self._draft.model.config.max_length, self._draft.num_tokens
         most = min(longest - num_tokens, longest - longest // 4)
@@ -321,13 +325,13 @@ class ContinuousBatch:
         ]
         _, rows = self._draft_reader.read(contexts, RowCaches)
         for text, context in zip(texts, contexts, strict=True):
-            # The last token is read again.
+            # `propose` reads the last token again, so go back by one slot.
             text.draft_slot = self._draft_reader.read_length(contexts) - 1
             text.draft_length = len(context) + 1
         return rows.moved_to(rows.cache.index - 1)
 
     def _advance(self) -> list[Written]:
-        """Writes further tokens of all texts: one at least of each."""
+        """Generates at least one further token of every text."""
         self._renew_drafts()
         state, sampling, draft = self._with_space(None), self._sampling, self._draft
         assert sampling is not None
@@ -357,7 +361,7 @@ class ContinuousBatch:
         """Adds the new tokens of a row to its text."""
         length, most = int(new.lengths[row]), min(text.room, text.limit - text.count)
         if self._draft is not None:
-            # Tokens beyond the end of text or context are neither accepted nor refused.
+            # Tokens beyond the end of the text or the context do not count as proposed.
             proposed = min(self._draft.num_tokens, most - 1)
             self._acceptance.add(proposed, min(length, most) - 1)
             text.draft_slot += length
@@ -366,7 +370,7 @@ class ContinuousBatch:
         return self._append(row, text, new, row, length=min(length, most))
 
     def _append(self, row: int, text: Text, new: NewTokens, index: int, *, length: int) -> Written:
-        """Adds the first `length` of new tokens to the text of a row, which then may end."""
+        """Adds the first `length` new tokens to the text of a row, and ends it at its limit."""
         tokens = require_tokens(new.tokens[index, :length]).tolist()
         text.context.extend(tokens)
         text.used.update(tokens)
@@ -381,7 +385,7 @@ class ContinuousBatch:
         """Returns the state with caches long enough for the next tokens of all texts.
 
         Args:
-          like: any rows, by whose arrays rows without a text are made if there is no state.
+          like: rows whose arrays are the template of empty rows if there is no state yet.
         """
         texts = [text for text in self._texts if text is not None]
         slot = max(text.slot for text in texts)
@@ -403,12 +407,13 @@ class ContinuousBatch:
         return dataclasses.replace(state, context=context, draft=draft)
 
     def _renew_drafts(self) -> None:
-        """Reads contexts again where the draft model has no positions for another round."""
+        """Reads contexts again if the draft model has too few positions for another round."""
         if self._draft is None:
             return
         longest = self._draft.model.config.max_length
         for row, text in enumerate(self._texts):
             if text is not None and text.draft_length + self._draft.num_tokens > longest + 1:
+                # The draft model's cache excludes the newest token, which `propose` reads.
                 newest = text.context.pop()
                 read = self._read_draft([text])
                 text.context.append(newest)
@@ -419,15 +424,15 @@ class ContinuousBatch:
 
 
 def read_length(length: int, longest: int) -> int:
-    """Returns the length in which a context of some tokens is read.
+    """Returns the padded length of a context.
 
-    Few lengths are compiled, and at most a third of one is padding (of a long one).
+    Few lengths are compiled, and at most a third of a long one is padding.
     """
     return min(round_up(length, max(READ_BUCKET, power_of_two(length) // 4)), longest)
 
 
 def tokens_left(config: TransformerConfig, length: int) -> int:
-    """Returns the number of tokens that can be written to a row until it must be read again."""
+    """Returns the number of tokens that a row can take before it must be read again."""
     limit = config.reread_length
     if limit is None or length > limit:
         limit = config.max_length
@@ -435,24 +440,24 @@ def tokens_left(config: TransformerConfig, length: int) -> int:
 
 
 def _num_slots(needed: int, most: int) -> int:
-    """Returns the length of caches that have some slots now, and most of all later."""
+    """Returns the cache length for `needed` slots now and `most` slots later."""
     least, most = round_up(needed, SLOT_BUCKET), round_up(most, SLOT_BUCKET)
     return max(least, cache_stage(needed, most))
 
 
 def _most_slots(longest: int, length: int, limit: int, step: int) -> int:
-    """Returns the slots that a text needs at most.
+    """Returns the maximum number of slots that a text needs.
 
     Args:
       longest: the number of positions of the model.
       length: the number of tokens of the prompt.
-      limit: the greatest number of new tokens.
-      step: the tokens that are written at a time.
+      limit: the maximum number of new tokens.
+      step: the number of tokens per call.
     """
 
     def slots(length: int) -> int:
         return read_length(length, longest) + min(longest - length + 1, limit) + step
 
     begun = longest - longest // 4 if length > longest else length
-    # Where the positions do not suffice, the oldest quarter falls out.
+    # If the positions do not suffice, the oldest quarter of the context is dropped.
     return max(slots(begun), slots(longest - longest // 4) if length + limit > longest else 0)

@@ -1,6 +1,6 @@
-"""Tokens from a model: `stream` samples continuations, `search` finds the best by beam search.
+"""Token generation: `stream` samples continuations, `search` finds the best by beam search.
 
-Rows of different lengths share a batch, padded to few lengths so that few programs are compiled.
+Rows of different lengths share a batch. Padding to few lengths keeps the number of programs small.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -29,11 +29,11 @@ from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
 ROW_BUCKET, TOKEN_BUCKET = 16, 32
-"""Lengths that a search is compiled for are multiples of these."""
+"""A search is compiled for lengths that are multiples of these."""
 
-# Tokens per call of the compiled program. On CPU a call per token is as fast as a
-# loop inside, and each token is seen at once; on an accelerator every call waits for
-# the host.
+# Tokens per call of the compiled program. On CPU one token per call is as fast as a
+# compiled loop, and every token is available at once. On an accelerator every call waits
+# for the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
 SEEDS = 1 << 32
@@ -43,28 +43,29 @@ SEEDS = 1 << 32
 class Generator:
     """Compiled decoding for one model.
 
-    It holds the parameters as `models.unstack_layers` lays them out, beside the caller's stacked
-    ones. Programs are shared by all generators of such a model.
+    It keeps an unstacked copy of the parameters (`models.unstack_layers`). All generators of a
+    model share compiled programs.
 
     Args:
       model: a causal language model or an encoder-decoder.
       params: its parameters.
       draft: a smaller model with the same vocabulary, which proposes tokens to `stream`
-        (`models.Draft`): tokens have the same distributions, and greedy ones are the same.
+        (`models.Draft`). The distribution of tokens, and greedy tokens, do not change.
 
     Raises:
-      UserError: the model writes no text, or the draft model is not one for it.
+      UserError: the model does not generate text, or the draft model does not fit.
     """
 
     def __init__(self, model: Model, params: Params, *, draft: Draft | None = None) -> None:
-        beams_of(model)  # checks the model before any parameter is copied
+        # Check the model before parameters are copied.
+        beams_of(model)
         self.config = model.config
         if draft is not None:
             draft.check(model)
         self._draft = None if draft is None else draft.unstacked()
         self._model, self._params = unstack_layers(model, params)
         self.acceptance = Acceptance()
-        """The counts of tokens that the draft model proposed, and of those that were accepted."""
+        """The counts of proposed and accepted draft tokens."""
 
     def stream(
         self,
@@ -76,26 +77,25 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Continues prompts, a few tokens at a time.
 
-        The result of row r depends on its prompt, `seed` and r alone, not on the other rows. Rows
-        do not end: the caller looks for `request.eos_token_id` and may stop. When a row has filled
-        the model's `max_length`, its oldest quarter falls out and the rest is read again at new
-        positions. A row that grows beyond the model's `reread_length` is read again, too. The cache
-        grows with the rows: its lengths are powers of two, so that n tokens take O(log n) programs.
+        The result of row r depends only on its prompt, `seed` and r. Rows do not end by themselves:
+        the caller checks for `request.eos_token_id` and may stop. When a row has filled the model's
+        `max_length`, its oldest quarter is dropped and the rest is read again at new positions. A
+        row that crosses the model's `reread_length` is also read again. The cache grows with the
+        rows in powers of two, so that n tokens take O(log n) programs.
 
         Args:
           prompts: token ids of each row, at least one each.
-          request: with one beam.
-          seed: the seed of the random choices.
-          tokens_per_call: tokens per call of the compiled loop; by default the fastest number on
-            this backend. With a draft model a call writes what that proposes.
+          request: a request with one beam.
+          seed: the random seed.
+          tokens_per_call: tokens per call of the compiled loop. Defaults to the fastest number on
+            this backend. Ignored with a draft model.
 
         Yields:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
 
         Raises:
-          UserError: there is no prompt, one is empty, or an id is not in the vocabulary; the
-            request has beams; the model is an encoder-decoder; or its logits are NaN or
-            infinite.
+          UserError: prompts are missing or empty; an id is not in the vocabulary; the request
+            has beams; the model is an encoder-decoder; or its logits are NaN or infinite.
         """
         if request.max_new_tokens is None:
             raise UserError("max_new_tokens is missing: say how many tokens to generate")
@@ -112,6 +112,7 @@ class Generator:
         done = 0
         for written in batch:
             tokens[written.text].extend(written.tokens)
+            # Yield the tokens that every row already has.
             ready = min(map(len, tokens))
             if ready > done:
                 yield np.asarray([row[done:ready] for row in tokens], np.int32)
@@ -131,24 +132,24 @@ class Generator:
     ) -> ContinuousBatch:
         """Returns a batch of a few rows that continues many prompts.
 
-        Rows are in step if each prompt has a row, or the model is a mixture of experts; otherwise
-        the next prompt takes the row of one that has ended.
+        Rows are in step if every prompt has a row or the model is a mixture of experts. Otherwise,
+        the next prompt takes the row of a text that has ended.
 
-        Each gets the tokens that it gets alone with its key. Iterate over
-        the batch, and call its `stop` with the number of a prompt whose text has ended.
+        The tokens of a prompt depend only on the prompt and its key. Iterate over the batch, and
+        call its `stop` with the index of a prompt whose text has ended.
 
         Args:
           prompts: as for `stream`.
-          request: as for `stream`, but for the number of tokens.
-          keys: a key for each prompt, as of `sampling_keys`.
-          limits: the greatest number of new tokens of each prompt.
-          num_rows: the number of texts that are written at once.
-          tokens_per_call: as for `stream`; a draft model sets it.
-          scored: whether tokens have their log-probabilities.
-          usage: counts what is computed.
+          request: as for `stream`; `limits` replaces `max_new_tokens`.
+          keys: a key for each prompt, from `sampling_keys`.
+          limits: the maximum number of new tokens of each prompt.
+          num_rows: the number of texts generated at once.
+          tokens_per_call: as for `stream`.
+          scored: whether to compute the log-probabilities of tokens.
+          usage: counts the computed tokens.
 
         Raises:
-          UserError: as `stream`; or a number is out of range.
+          UserError: as for `stream`, or a number is out of range.
         """
         self._check_prompts(prompts, request)
         if not len(prompts) == len(keys) == len(limits):
@@ -178,15 +179,15 @@ class Generator:
             acceptance=self.acceptance,
             usage=usage,
         )
-        # The shortest first: the caches grow with them.
+        # Start with the shortest prompts, so that caches grow late.
         for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
             batch.add(i, prompts[i], key=keys[i : i + 1], limit=limits[i])
         return batch
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty context, of which a conversation reads only what is new.
+        """Returns an empty context for a conversation, which reads only new tokens.
 
-        It takes no proposals of a draft model.
+        It does not use a draft model.
 
         Raises:
           UserError: the model is an encoder-decoder.
@@ -211,25 +212,24 @@ class Generator:
         *,
         positions: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Finds the best targets of some sources, or continuations of some prompts.
+        """Finds the best targets of sources, or the best continuations of prompts.
 
-        Compiled once for each number of rows and of banned sequences up to a power of 2, length of
-        the longest row up to a multiple of 16, and of the longest target up to one of 32; and for
-        each number of beams, and each setting that is a word or a truth value.
+        A program is compiled for each number of rows and of banned sequences (rounded up to powers
+        of 2), length of rows (multiples of 16) and of targets (multiples of 32), number of beams,
+        and setting that is a string or a bool.
 
         Args:
-          rows: tokens of each source, with its end token; or of each prompt.
-          request: without sampling.
-          positions: the position of each token of a source; by default counted from 0.
+          rows: tokens of each source, with its end token, or of each prompt.
+          request: a request without sampling.
+          positions: the position of each token of a source. By default they count from 0.
 
         Returns:
-          For each row up to `request.num_return_sequences` hypotheses, the best first.
+          Up to `request.num_return_sequences` hypotheses for each row, best first.
 
         Raises:
-          UserError: the request samples, there is a draft model, an encoder-decoder has
-            no start token, a row is empty or longer than `max_length`, or would grow beyond the
-            model's `reread_length`, an id is not in the vocabulary, or the model's scores are not
-            numbers.
+          UserError: the request samples; a draft model is given; an encoder-decoder has no start
+            token; a row is empty, longer than `max_length` or could cross the model's
+            `reread_length`; an id is not in the vocabulary; or the model's scores are NaN.
         """
         config, model = self.config, beams_of(self._model)
         if self._draft is not None:
@@ -238,18 +238,19 @@ class Generator:
         params = beam_params(request, config.vocab_size)
         if not rows:
             return []
+        # Pad to few shapes, so that few programs are compiled.
         length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
         number = power_of_two(len(rows))
         ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
         places = None
         if positions is not None:
             places, _ = pad_rows(positions, num_rows=number, length=length)
-        # Rows of padding have a longest target of 0: they are done before they begin.
+        # Padding rows have the maximum target length 0, so they are done at once.
         max_lengths = np.zeros(number, np.int32)
         max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
         for number_of_row, row in enumerate(rows):
             _check_is_not_reread(config, number_of_row, len(row), int(max_lengths[number_of_row]))
-        # What a target's first tokens follow: the start token, or the prompt.
+        # The tokens before a target (start token or prompt), for banned sequences.
         first = request.decoder_start_token_id
         start = [] if first is None else [first]
         written = [start or row for row in rows] + [()] * (number - len(rows))
@@ -310,7 +311,7 @@ def _tokens_per_call() -> int:
 
 
 def _check_is_not_reread(config: TransformerConfig, number: int, length: int, new: int) -> None:
-    """Raises UserError if a row would have to be read again within a search."""
+    """Raises UserError if a search could cross the model's `reread_length`."""
     left = tokens_left(config, length)
     if config.reread_length is not None and new > left:
         raise UserError(
@@ -321,7 +322,7 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
 
 
 def check_seed(seed: Any) -> None:
-    """Checks a seed; a key is made of its last 32 bits alone.
+    """Checks a seed. A key contains only the last 32 bits of a seed.
 
     Raises:
       UserError: the seed is out of range.
@@ -332,7 +333,7 @@ def check_seed(seed: Any) -> None:
 
 
 def sampling_keys(seed: int, num_rows: int) -> RowKeys:
-    """Returns a key for each row of a batch, made of its number and a seed.
+    """Returns a key for each row of a batch, from the seed and the index of the row.
 
     Raises:
       UserError: the seed is out of range.
@@ -342,12 +343,13 @@ def sampling_keys(seed: int, num_rows: int) -> RowKeys:
 
 
 def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]:
-    """Returns the hypotheses of each row, the best first; `found` holds arrays of numpy.
+    """Returns the hypotheses of each row, best first. `found` holds NumPy arrays.
 
     Raises:
-      UserError: a row has none.
+      UserError: a row has no hypothesis.
     """
-    if not (found.scores[:, 0] > -np.inf).all():  # NaN fails too
+    # The comparison is also false for NaN.
+    if not (found.scores[:, 0] > -np.inf).all():
         raise UserError(
             "the search found nothing: the model's scores are not numbers; look at its parameters"
         )
@@ -363,7 +365,7 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
 def _max_length(
     model: CausalBeams | EncoderDecoderBeams, request: GenerationRequest, length: int
 ) -> int:
-    """Returns the longest target of a row of `length` tokens."""
+    """Returns the maximum target length for a row of `length` tokens."""
     longest = model.remaining_positions(length)
     if request.max_extra_tokens is not None:
         longest = min(longest, length + request.max_extra_tokens)

@@ -1,4 +1,4 @@
-"""Lists of token ids as arrays of few shapes, so that few programs are compiled."""
+"""Pads lists of token ids to arrays of few shapes, so that few programs are compiled."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ def pad_rows(
 
     Args:
       rows: token ids of each row.
-      num_rows: the number of rows of the result, B; by default that of `rows`. Rows that are
-        added are all padding.
-      length: the length of the result, T; by default that of the longest row.
-      fill: the token that pads.
-      left: whether padding stands before a row's tokens instead of after them.
+      num_rows: the number of rows of the result, B. Defaults to that of `rows`. Added rows are all
+        padding.
+      length: the length of the result, T. Defaults to that of the longest row.
+      fill: the padding token.
+      left: whether padding precedes the tokens of a row.
 
     Returns:
-      Ids int32[B, T], and a mask int32[B, T] with 1 where there is a token of `rows`.
+      Ids int32[B, T], and a mask int32[B, T] with 1 for tokens of `rows`.
     """
     length = max(map(len, rows), default=0) if length is None else length
     shape = (len(rows) if num_rows is None else num_rows, length)
@@ -47,19 +47,19 @@ def power_of_two(number: int) -> int:
 
 
 def shortened(context: list[int], longest: int) -> list[int]:
-    """Drops the oldest tokens of a context that is longer than the model's positions."""
+    """Drops the oldest quarter or more of a context that exceeds the model's positions."""
     return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
 
 
 FIRST_STAGE = 256
-"""A cache for more tokens than these grows. Below, attention to empty slots takes a few percent of
-a token's time, and another program seconds to compile."""
+"""Only caches for more tokens grow. Below, attention to empty slots takes a few percent of the time
+of a token, while another program takes seconds to compile."""
 
 
 def cache_stage(needed: int, most: int) -> int:
     """Returns the length of a cache that holds `needed` tokens now and will hold at most `most`.
 
-    It doubles, so that attention over empty slots at most doubles the work, and n tokens take
+    The length doubles, so that empty slots at most double the work of attention, and n tokens take
     O(log n) compiled programs.
     """
     return min(max(FIRST_STAGE, power_of_two(needed)), most)

@@ -1,7 +1,7 @@
-"""A request for tokens: how they are chosen, how many, and where they end.
+"""A generation request: how tokens are chosen, how many, and where they end.
 
-`models.generate`, the settings of a folder, the command line and `Generator` all use it. Names and
-meanings are those of transformers' `GenerationConfig`, but for two fields.
+`models.generate`, the settings of a folder, the command line and `Generator` all use it. Except for
+two fields, names and meanings are the same as in transformers' `GenerationConfig`.
 """
 
 import dataclasses
@@ -13,22 +13,22 @@ from ...data.common.errors import UserError, check_finite_number, check_whole
 from ..tokenizer import Vocabulary
 
 MAX_EXTRA_TOKENS = 50
-"""The longest translation, in tokens beyond its source's (Vaswani et al. 2017, section 6.1)."""
+"""Maximum target length beyond the source length (Vaswani et al. 2017, section 6.1)."""
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it the best token is taken: float32 has no space for smaller divisors."""
+"""Below this temperature, decoding is greedy: smaller divisors would overflow float32."""
 
 
 class Range(NamedTuple):
-    """The values that a number may have."""
+    """The valid range of a number."""
 
     least: float
     most: float | None = None
     whole: bool = False
     above: bool = False
-    """Whether the least value itself is excluded."""
+    """Whether `least` itself is excluded."""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises UserError if a value is out of the range, or not such a number."""
+        """Raises UserError if a value is out of range or has the wrong type."""
         (check_whole if self.whole else check_finite_number)(name, value)
         low = value <= self.least if self.above else value < self.least
         if low or (self.most is not None and value > self.most):
@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How one token after the other is chosen.
+    """How each token is chosen.
 
     Raises:
       UserError: a value is out of range.
@@ -73,9 +73,9 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationRequest(Sampling):
-    """Everything that decides which tokens a model writes, but for the rows and the seed.
+    """All settings that determine the generated tokens, except for the rows and the seed.
 
-    Without `do_sample` and with one beam, the best token is taken each time (greedy).
+    Without `do_sample` and with one beam, the best token is chosen each time (greedy).
 
     Raises:
       UserError: a value is out of range.
@@ -125,7 +125,7 @@ class GenerationRequest(Sampling):
 
     ranges: ClassVar[Mapping[str, Range]] = {
         **Sampling.ranges,
-        # More tokens than any model has read at once would never end.
+        # Beyond the context of any model, generation would practically never end.
         "max_new_tokens": Range(1, 2**24, whole=True),
         "max_extra_tokens": Range(0, whole=True),
         "min_new_tokens": Range(0, whole=True),
@@ -155,11 +155,11 @@ class GenerationRequest(Sampling):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn, so that a row may have several results."""
+        """Whether tokens are sampled, so that a row may have several results."""
         return self.do_sample and self.temperature >= SMALLEST_TEMPERATURE
 
     def check_tokens(self, vocab_size: int, *names: str) -> None:
-        """Checks tokens of some fields; `bad_words_ids` are checked where they are used.
+        """Checks the tokens of the named fields. `bad_words_ids` are checked at their use.
 
         Raises:
             UserError: A token is not in the vocabulary.
@@ -171,7 +171,7 @@ class GenerationRequest(Sampling):
                     raise UserError(f"{name} {token} is not within the vocabulary of {vocab_size}")
 
     def end(self, tokens: list[int]) -> int | None:
-        """Returns the length of a row up to its end token, included; None: it has none yet."""
+        """Returns the length of a row with its end token, or None if it has no end token yet."""
         return next((i + 1 for i, token in enumerate(tokens) if token in self.eos_token_id), None)
 
 
@@ -180,13 +180,13 @@ class Hypothesis:
     """A sequence of tokens that beam search found."""
 
     tokens: list[int]
-    """The tokens that were found, with neither start token nor end token nor prompt."""
+    """The tokens, without start token, end token and prompt."""
     score: float
-    """The value that hypotheses are ranked by: `log_probability` over the length penalty."""
+    """The score for ranking: `log_probability` divided by the length penalty."""
     log_probability: float
-    """The log-probability of the tokens, the end token included, in nats."""
+    """The log-probability of the tokens, with the end token, in nats."""
     end_id: int | None
-    """The token that ended it; None: it has the greatest length allowed."""
+    """The end token, or None if the maximum length was reached."""
 
     @property
     def ended(self) -> bool:
@@ -203,7 +203,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
         name: The name of the row, for messages.
 
     Raises:
-        UserError: One is not a whole number, or not in the vocabulary.
+        UserError: A token is not an integer, or not in the vocabulary.
     """
     for token in ids:
         check_whole(f"{name}: token id", token)
@@ -215,14 +215,13 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
 
 
 def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:
-    """Returns the search of Vaswani et al. 2017, for a model that was trained here.
+    """Returns the beam search of Vaswani et al. 2017, for a model trained with flaxzoo.
 
-    It bans tokens that are no text: special ones but the end, and rows of the vocabulary without a
-    token.
+    It bans special tokens except for the end token, and ids without a token.
 
     Args:
         tokenizer: The tokenizer of the model.
-        vocab_size: The size of the model's vocabulary, that of the targets.
+        vocab_size: The size of the model's target vocabulary.
 
     Raises:
         UserError: The tokenizer has no tokens that start and end a translation.

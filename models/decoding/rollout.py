@@ -1,8 +1,8 @@
-"""Answers sampled by one compiled program, for reinforcement learning.
+"""Completions sampled by one compiled program, for reinforcement learning.
 
-`Generator` streams text to a person, and calls a program for every token. Here the number of rows
-and the longest answer are known beforehand, and nobody reads before all are written: the whole
-decoding is one loop on the devices, inside any `jit` and over any mesh.
+`Generator` streams text and calls a program for every token. Here the number of rows and the
+maximum length are known, and results are needed only at the end. Decoding is therefore one loop on
+the devices, inside any `jit` and over any mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ class Answers:
     tokens: Int[Array, "R N"]
     """The tokens; 0 after the end of an answer."""
     mask: Int[Array, "R N"]
-    """1 for the tokens of an answer, its end token included."""
+    """1 for the tokens of an answer, with its end token."""
     log_probs: Float[Array, "R N"]
-    """The log-probability of each token by the model alone, in nats; 0 after the end."""
+    """The log-probability of each token under the unmodified logits, in nats; 0 after the end."""
 
 
 @struct.dataclass
@@ -56,21 +56,21 @@ def sample_answers(
     sampling: Sampling = Sampling(),
     apply_fn: Callable[..., Any] | None = None,
 ) -> Answers:
-    """Samples an answer to each prompt, to be compiled by the caller.
+    """Samples an answer to each prompt. The caller compiles it.
 
-    The loop stops when all answers have ended. The answer of a row depends on its prompt and its
-    key alone.
+    The loop stops when all answers have ended. The answer of a row depends only on its prompt and
+    its key.
 
     Args:
       model: a causal language model; fastest in the layout of `unstack_layers`.
       params: its parameters.
       prompt_ids: tokens of the prompts, padded on the left.
       prompt_mask: 1 for the tokens of a prompt.
-      keys: a key for each row, as of `models.row_keys`.
-      max_new_tokens: the longest answer, N.
+      keys: a key for each row, from `models.row_keys`.
+      max_new_tokens: the maximum length of an answer, N.
       end_ids: the tokens that end an answer.
       sampling: how tokens are chosen.
-      apply_fn: `model.apply`, or that for a mesh.
+      apply_fn: `model.apply`, or its variant for a mesh.
     """
     apply = model.apply if apply_fn is None else apply_fn
     rows, length = prompt_ids.shape
@@ -79,10 +79,11 @@ def sample_answers(
     mask = jnp.pad(prompt_mask, ((0, 0), (0, max_new_tokens)), constant_values=1)
 
     def extended(output: Any, state: _Progress) -> _Progress:
-        """Adds the token that follows, of rows that have not ended."""
+        """Adds the next token of the rows that have not ended."""
         logits = last_logits(output)[:, 0]  # [R, V]
         tokens, log_probs, past = choose(logits, state.past, sampling=arrays)
         assert log_probs is not None
+        # Ended rows keep decoding token 0, and their results are masked.
         writes = ~state.ended
         tokens = jnp.where(writes, tokens, 0)
         old = state.answers
@@ -99,6 +100,7 @@ def sample_answers(
         output = apply({"params": params}, state.newest[:, None], mask, cache=state.cache)
         return extended(output, state)
 
+    # Prefill: the logits of the last prompt token give the first new token.
     cache = init_cache(model.config, model.execution, rows, length + max_new_tokens)
     output = apply({"params": params}, prompt_ids, mask, cache=cache)
     empty = Answers(

@@ -1,8 +1,8 @@
-"""The engine of rows: the caches of R rows, and the compiled steps that choose their tokens.
+"""The row engine: the caches of R rows, and the compiled steps that choose their tokens.
 
-Rows either share the next slot of one cache (`SharedCache`), which is fastest, or each row has its
-own position (`RowCaches`). With a position of its own a row may advance by more tokens than its
-neighbor (speculative decoding) or begin later (continuous batching).
+Rows either share the next slot of one cache (`SharedCache`), which is fastest, or have separate
+positions (`RowCaches`). With separate positions, a row may advance faster than others (speculative
+decoding) or begin later (continuous batching).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from .sample import History, SamplingParams, choose
 
 
 def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {number} V"]:
-    """Returns the logits of each row's last positions alone."""
+    """Returns the logits of the last positions of each row only."""
     projection = output.projection
     return dataclasses.replace(projection, hidden=projection.hidden[:, -number:]).logits()
 
@@ -39,7 +39,7 @@ class SharedCache:
     def empty(
         cls, model: Model, padding: Int[Array, " R"], length: int, spare: int = 0
     ) -> "SharedCache":
-        """Returns the cache of rows that have read nothing; see `RowCaches.empty`."""
+        """Returns an empty cache; see `RowCaches.empty`."""
         rows = padding.shape[0]
         cache = init_cache(model.config, model.execution, rows, length, spare=spare)
         return cls(cache, (jnp.arange(length) >= padding[:, None]).astype(jnp.int32))
@@ -47,12 +47,12 @@ class SharedCache:
     def read(
         self, model: Model, params: Params, ids: Int[Array, "R T"], num_logits: int = 1
     ) -> tuple[Float[Array, "R {num_logits} V"], "SharedCache"]:
-        """Runs a model on the next T tokens of each row; returns the logits of the last ones."""
+        """Runs a model on the next T tokens of each row; returns the last logits."""
         output = model.apply({"params": params}, ids, self.mask, cache=self.cache)
         return last_logits(output, num_logits), dataclasses.replace(self, cache=output.cache)
 
     def lengthened(self, model: Model, length: int) -> "SharedCache":
-        """Returns the same tokens in a cache of more slots."""
+        """Returns the same tokens in a cache with more slots."""
         cache = grow_cache(self.cache, model.config, model.execution, length)
         more = ((0, 0), (0, length - self.cache.length))
         mask = jnp.pad(self.mask, more, constant_values=1)
@@ -66,14 +66,14 @@ class SharedCache:
 
 @struct.dataclass
 class RowCaches:
-    """The tokens of R rows, each with a position of its own.
+    """The tokens of R rows with separate positions.
 
-    The compiled functions map over caches of one sequence each. The model does not notice, whatever
-    its layers keep in their caches.
+    The compiled functions map over caches of one sequence each, so models need no support for
+    separate positions.
     """
 
     cache: Cache
-    """The caches of one sequence each, stacked: every array has a leading R, `index` too."""
+    """Stacked caches of one sequence each: every array, also `index`, has a leading R."""
     padding: Int[Array, " R"]
     """The number of slots before the context of each row."""
 
@@ -81,13 +81,13 @@ class RowCaches:
     def empty(
         cls, model: Model, padding: Int[Array, " R"], length: int, spare: int = 0
     ) -> "RowCaches":
-        """Returns the caches of rows that have read nothing.
+        """Returns empty caches.
 
         Args:
           model: the model.
           padding: the number of slots before the context of each row.
           length: the number of slots of each row.
-          spare: the number of tokens that may be taken back.
+          spare: the number of tokens that may be removed.
         """
         cache = init_cache(model.config, model.execution, 1, length, spare=spare)
         repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (*padding.shape, *x.shape)), cache)
@@ -96,10 +96,10 @@ class RowCaches:
     def read(
         self, model: Model, params: Params, ids: Int[Array, "R T"], num_logits: int = 1
     ) -> tuple[Float[Array, "R {num_logits} V"], "RowCaches"]:
-        """Runs a model on the next T tokens of each row; returns the logits of the last ones.
+        """Runs a model on the next T tokens of each row; returns the last logits.
 
-        A token beyond the model's last position is hidden and has that position, so that nothing is
-        NaN; its own logits mean nothing.
+        A token beyond the model's last position is hidden and gets that position, which avoids NaN.
+        Its logits are meaningless.
         """
 
         def one(
@@ -114,13 +114,14 @@ class RowCaches:
         inputs = ids, self.padding, self.cache
         if ids.shape[0] > 1:
             logits, cache = jax.vmap(one)(*inputs)
-        else:  # mapped over one row, a write is a scatter, for which XLA copies the caches on CPU
+        else:
+            # With vmap over one row, a write is a scatter, for which XLA on CPU copies the caches.
             alone = one(*jax.tree.map(lambda x: x[0], inputs))
             logits, cache = jax.tree.map(lambda x: x[None], alone)
         return logits, dataclasses.replace(self, cache=cache)
 
     def lengthened(self, model: Model, length: int) -> "RowCaches":
-        """Returns the same tokens in caches of more slots."""
+        """Returns the same tokens in caches with more slots."""
         return _overwrite(self.empty(model, self.padding, length, self.cache.spare), self, 0)
 
     def only_live(self, live: Bool[AnyArray, " R"]) -> "RowCaches":
@@ -128,7 +129,7 @@ class RowCaches:
         return self.moved_to(jnp.where(live, self.cache.index, 0))
 
     def moved_to(self, index: Int[Array, " R"]) -> "RowCaches":
-        """Sets the next slot of each row: what is in it and behind it is taken back."""
+        """Sets the next slot of each row. Tokens from this slot on are removed."""
         return dataclasses.replace(self, cache=dataclasses.replace(self.cache, index=index))
 
 
@@ -146,9 +147,9 @@ class RowStates:
     """The newest token of each row, not yet in the cache."""
     past: History
     draft: RowCaches | None = None
-    """The tokens that a draft model has read: all before `before`."""
+    """The draft model's caches of all tokens before `before`."""
     before: Int[Array, " R"] | None = None
-    """The token before the newest one, which the draft model reads once more."""
+    """The token before the newest one, which the draft model reads again."""
 
 
 @struct.dataclass
@@ -156,11 +157,11 @@ class NewTokens:
     """The tokens that one call chose for R rows, up to N for each."""
 
     tokens: Int[Array, "R N"]
-    """The tokens; `NO_TOKEN` where the logits are NaN or infinite."""
+    """The tokens, or `NO_TOKEN` if the logits are NaN or infinite."""
     log_probs: Float[Array, "R N"] | None
-    """The logarithm of each token's probability by the model alone, in nats, if computed."""
+    """The log-probability of each token under the unmodified logits, in nats, if computed."""
     lengths: Int[Array, " R"]
-    """The number of tokens of each row; those behind are meaningless."""
+    """The number of tokens of each row. Later entries are meaningless."""
 
 
 # Module-level functions, so that all generators share the compilation cache.
@@ -181,10 +182,10 @@ def read_contexts(
       model: the model.
       params: its parameters.
       ids: the contexts.
-      padding: the number of tokens of padding before each.
-      kind: how the rows are kept.
+      padding: the number of padding tokens before each context.
+      kind: the kind of cache.
       length: the number of slots of a row.
-      spare: the number of tokens that may be taken back.
+      spare: the number of tokens that may be removed.
     """
     logits, rows = kind.empty(model, padding, length, spare).read(model, params, ids)
     return logits[:, 0], rows  # pyright: ignore[reportReturnType]
@@ -194,7 +195,7 @@ def read_contexts(
 def read_more(
     model: Model, params: Params, ids: Int[Array, "R T"], rows: RowCaches
 ) -> tuple[Float[Array, "R V"], RowCaches]:
-    """Reads some tokens after those in the caches; returns the logits after the last ones."""
+    """Reads further tokens into the caches; returns the logits after the last ones."""
     logits, rows = rows.read(model, params, ids)
     return logits[:, 0], rows
 
@@ -209,19 +210,19 @@ def lengthen(model: Model, rows: SomeContext, *, length: int) -> SomeContext:
 def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
     """Replaces some of R rows, from the row `first` on.
 
-    A slot has the same number in caches of any length, also where a layer keeps a window in a ring:
-    as long as that is not full, its slots are the first ones of a longer ring.
+    Tokens have the same slots in caches of any length. This also holds for a ring that is not full:
+    its slots are the first ones of a longer ring.
     """
     return _overwrite(rows, new, first)
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
-    """Replaces rows from the row `first` on, and in each array the first slots."""
+    """Replaces the first slots of rows from the row `first` on."""
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))
 
-    # The caches differ in length, and so in structure.
+    # Caches of different length differ in static fields, so `jax.tree.map` would refuse them.
     leaves = map(write, jax.tree.leaves(rows), jax.tree.leaves(new))
     return jax.tree.unflatten(jax.tree.structure(rows), leaves)
 
@@ -246,7 +247,7 @@ def advance_rows(
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[RowStates, NewTokens]:
-    """Chooses the next `num_tokens` tokens of each row; the tokens of idle rows are void."""
+    """Chooses the next `num_tokens` tokens of each row. Tokens of idle rows are meaningless."""
     state = dataclasses.replace(state, context=state.context.only_live(live))
 
     def step(state: RowStates, _: None = None) -> tuple[RowStates, tuple[Array, Array | None]]:
@@ -256,7 +257,8 @@ def advance_rows(
         state = dataclasses.replace(state, context=context, tokens=tokens, past=past)
         return state, (tokens, log_probs)
 
-    if num_tokens == 1:  # a loop of one step is slower than the step
+    # A loop of one step is slower than the step itself.
+    if num_tokens == 1:
         state, chosen = step(state)
         tokens, log_probs = jax.tree.map(lambda x: x[:, None], chosen)
     else:

@@ -1,6 +1,6 @@
 """The choice of the next token: greedy, temperature, top-k, top-p, min-p, repetition penalty.
 
-Temperature and filters are arrays of the compiled programs, so that another value compiles nothing.
+Temperature and filters are traced arrays, so that changing a value does not recompile.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from .banned_sequences import BannedSequences, banned_sequences, hide_banned, la
 from .request import SMALLEST_TEMPERATURE, Sampling
 
 NO_TOKEN = -1
-"""Stands where the logits are NaN or infinite."""
+"""Replaces a token if the logits are NaN or infinite."""
 
 
 def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
-    """Returns chosen tokens as an array of numpy.
+    """Returns chosen tokens as a NumPy array.
 
     Raises:
-      UserError: one is `NO_TOKEN`.
+      UserError: a token is `NO_TOKEN`.
     """
     chosen = np.asarray(tokens)
     if (chosen == NO_TOKEN).any():
@@ -62,17 +62,17 @@ def sampling_params(
     greedy: bool = False,
     scored: bool = True,
 ) -> SamplingParams:
-    """Returns the arrays of a `Sampling`.
+    """Returns the traced form of a `Sampling`.
 
     Args:
       sampling: the settings.
       vocab_size: the size of the vocabulary.
       banned: sequences of tokens that are never written.
-      greedy: whether the best token is taken, whatever the temperature.
+      greedy: whether to choose the best token for any temperature.
       scored: whether the log-probabilities of the chosen tokens are computed.
 
     Raises:
-      UserError: a banned sequence is not within the vocabulary, or no token is left.
+      UserError: a banned sequence is not within the vocabulary, or all tokens are banned.
     """
     top_k = vocab_size if sampling.top_k is None else min(sampling.top_k, vocab_size)
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
@@ -95,7 +95,7 @@ def sampling_params(
 def penalize_repetition(
     logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: Float[Array, ""]
 ) -> Float[Array, "B V"]:
-    """Makes tokens that were seen less likely (Keskar et al. 2019, section 4.1)."""
+    """Makes already seen tokens less likely (Keskar et al. 2019, section 4.1)."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -110,7 +110,7 @@ def filter_tokens(
     ordered = jnp.take_along_axis(logits, order, axis=-1)  # [B, V], the best first
     ordered = jnp.where(jnp.arange(ordered.shape[-1]) < top_k, ordered, HIDDEN)
     probabilities = jax.nn.softmax(ordered, axis=-1)
-    # The probability of all better tokens: the one that passes p still belongs to the nucleus.
+    # The total probability of better tokens. The token that crosses p belongs to the nucleus.
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     kept = (before < top_p) & (probabilities >= min_p * probabilities[..., :1])
     ordered = jnp.where(kept, ordered, HIDDEN)
@@ -119,15 +119,15 @@ def filter_tokens(
 
 @struct.dataclass
 class History:
-    """The past of R rows, as far as it decides their next tokens."""
+    """The past of R rows that influences their next tokens."""
 
     seen: Bool[Array, "R V"] | None
-    """The tokens that each row has had, for the repetition penalty."""
+    """The seen tokens of each row, for the repetition penalty."""
     recent: Int[Array, "R P"]
     """The last tokens of each row, for banned sequences."""
     keys: Key[Array, " R"]
     count: Int[Array, " R"]
-    """The number of tokens that were chosen for each row."""
+    """The number of chosen tokens of each row."""
 
     def after(self, new: Int[Array, "R N"], number: Int[Array, " R"] | int = 1) -> "History":
         """Returns the history after the first `number` of the new tokens of each row."""
@@ -146,7 +146,7 @@ class History:
         )
 
     def next_keys(self) -> Key[Array, " R"]:
-        """Returns the key of each row's next token, which depends on the token's number alone."""
+        """Returns the key of each row's next token, which depends only on its index."""
         return jax.vmap(jax.random.fold_in)(self.keys, self.count)
 
 
@@ -163,10 +163,10 @@ def history_of(
 
     Args:
       contexts: the tokens of each row.
-      used: all tokens that each row ever had, also those before its context.
+      used: all tokens of each row, also dropped ones before its context.
       keys: the keys of the rows.
-      count: the number of tokens that were chosen for each row.
-      sampling: which parts of the past are needed.
+      count: the number of chosen tokens of each row.
+      sampling: determines the needed parts of the past.
       vocab_size: the size of the vocabulary.
     """
     seen = None
@@ -182,7 +182,7 @@ def history_of(
 def processed_logits(
     logits: Float[Array, "B V"], past: History, *, sampling: SamplingParams
 ) -> Float[Array, "B V"]:
-    """Returns the logits that the next token of each row is chosen by."""
+    """Returns the logits that determine the next token of each row."""
     logits = hide_banned(logits.astype(jnp.float32), past.recent, sampling.banned)
     if past.seen is not None:
         logits = penalize_repetition(logits, past.seen, sampling.repetition_penalty)
@@ -195,9 +195,9 @@ def processed_logits(
 
 
 def best_token(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Returns the first of the tokens with the greatest logit, as argmax does; V if one is NaN.
+    """Returns the first token with the maximal logit, like argmax, or V if a logit is NaN.
 
-    On CPU argmax takes three times as long, for it compares pairs of a logit and a token.
+    On CPU argmax takes three times as long, because it compares pairs of a logit and a token.
     """
     vocabulary = logits.shape[-1]
     best = logits == jnp.max(logits, axis=-1, keepdims=True)
@@ -210,8 +210,8 @@ def choose(
     """Chooses the next token of each row.
 
     Returns:
-      The tokens, their log-probabilities by the model alone (None if not `sampling.scored`), and
-      the history after them.
+      The tokens, their log-probabilities under the unmodified logits (None if not
+      `sampling.scored`), and the history after them.
     """
     processed = processed_logits(logits, past, sampling=sampling)
     if sampling.greedy:
@@ -224,14 +224,14 @@ def choose(
 
 
 def checked(tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    """Returns the tokens, and `NO_TOKEN` where the logits are NaN or infinite."""
-    # A token from NaN or infinity would mean nothing. Of many logits, -inf may be one.
+    """Returns the tokens, with `NO_TOKEN` where the logits are NaN or infinite."""
+    # Such tokens would be meaningless. Single logits may be -inf, so check only the maximum.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)
 
 
 def log_probabilities(
     logits: Float[Array, "*rows V"], tokens: Int[Array, "*rows"]
 ) -> Float[Array, "*rows"]:
-    """Returns the logarithm of each token's probability, before anything changes the logits."""
+    """Returns the log-probability of each token under the unmodified logits."""
     every = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     return jnp.take_along_axis(every, tokens[..., None], axis=-1)[..., 0]

@@ -1,16 +1,15 @@
-"""Speculative decoding: a small model proposes tokens, and the model checks them all in one call.
+"""Speculative decoding: a draft model proposes tokens, and the model verifies them in one call.
 
 Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al.
 2023, "Accelerating large language model decoding with speculative sampling". The draft model
-chooses K tokens one after the other, each from its distribution q. The model computes its own
-distributions p at these K places and at the one behind. A token x is accepted with probability
-min(1, p(x) / q(x)); at the first one that is not, a token is drawn from max(0, p - q), normalized,
-instead; if all are accepted, one more is drawn from p. Each token then has exactly the distribution
-p, whatever q is: a poor draft model costs time and changes nothing else.
+samples K tokens in sequence, each from its distribution q. The model computes its distributions p
+for these K tokens and the next one. A token x is accepted with probability min(1, p(x) / q(x)). The
+first rejected token is replaced by a sample from max(0, p - q), normalized. If all are accepted,
+one more token is sampled from p. Every token then has exactly the distribution p for any q: a poor
+draft model costs only time.
 
-p and q are the distributions that tokens are sampled from: after temperature, filters, penalties
-and bans. With temperature 0 a token is accepted where it is the model's best one, and the text is
-that of the model alone.
+p and q are the distributions after temperature, filters, penalties and bans. With temperature 0, a
+token is accepted if it is the model's best one, and the text does not change.
 """
 
 import dataclasses
@@ -43,7 +42,7 @@ from .unstack_layers import unstack_layers
 NUM_DRAFT_TOKENS = 4
 """The number of tokens that a draft model proposes by default."""
 _PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
-"""Numbers of the random choices about one token."""
+"""Indices of the random choices for one token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +50,13 @@ class Draft:
     """A small model that proposes tokens to a larger one with the same vocabulary.
 
     Raises:
-      UserError: the number of tokens is out of range, or the model proposes none.
+      UserError: the number of tokens is out of range, or the model cannot propose tokens.
     """
 
     model: Model
     params: Params
     num_tokens: int = NUM_DRAFT_TOKENS
-    """The number of tokens that are proposed at a time, K."""
+    """The number of tokens proposed at a time, K."""
 
     def __post_init__(self) -> None:
         config = self.model.config
@@ -93,7 +92,7 @@ class Draft:
         """Checks that the draft model can propose tokens to a model.
 
         Raises:
-          UserError: the vocabularies differ, or a model cannot take tokens back.
+          UserError: the vocabularies differ, or a model cannot remove tokens.
         """
         ours, theirs = model.config, self.model.config
         require_head(ours, CAUSAL_HEADS, "takes no draft model", "leave the draft model out")
@@ -108,13 +107,14 @@ class Draft:
                     f"the {name} has head_convolution {config.head_convolution}, which keeps its "
                     "last inputs and takes no token back: leave the draft model out"
                 )
-            if config.num_experts:  # XLA's products of ragged groups cannot be mapped over rows
+            # XLA's products of ragged groups cannot be mapped over rows.
+            if config.num_experts:
                 raise UserError(
                     f"the {name} has num_experts {config.num_experts}, whose rows advance in step: "
                     "leave the draft model out"
                 )
             if config.reread_length is not None:
-                # One call may cross that length: it would rotate the tokens before it wrongly.
+                # A call that crosses this length would rotate earlier tokens wrongly.
                 raise UserError(
                     f"the {name} has reread_length {config.reread_length}, beyond which its cache "
                     "is recomputed: leave the draft model out"
@@ -123,15 +123,15 @@ class Draft:
 
 @dataclasses.dataclass
 class Acceptance:
-    """Counts of what became of proposed tokens."""
+    """Counts of proposed and accepted tokens."""
 
     calls: int = 0
-    """Checks, each of K tokens of one row."""
+    """Number of verifications of K tokens of one row."""
     proposed: int = 0
     accepted: int = 0
 
     def add(self, proposed: int, accepted: int) -> None:
-        """Adds the tokens of another check."""
+        """Adds the tokens of another verification."""
         self.calls, self.proposed = self.calls + 1, self.proposed + proposed
         self.accepted += accepted
 
@@ -151,7 +151,7 @@ class Proposed:
 
     tokens: Int[Array, "R K"]
     probabilities: Float[Array, "R K V"] | None
-    """The distributions that the tokens were drawn from, q; None: they are the best tokens."""
+    """The distributions q of the tokens, or None for greedy tokens."""
 
 
 @functools.partial(
@@ -173,15 +173,15 @@ def speculate(
     Args:
       model: the model.
       params: its parameters.
-      state: the rows; with the caches of the draft model.
-      live: which rows are not idle; the tokens of idle rows are void.
+      state: the rows, with the caches of the draft model.
+      live: which rows are not idle. Tokens of idle rows are meaningless.
       draft_model: the model that proposes.
       draft_params: its parameters.
       sampling: how tokens are chosen.
       num_tokens: K.
 
     Returns:
-      The state after the chosen tokens, and these.
+      The state after the chosen tokens, and the tokens.
     """
     assert state.draft is not None
     assert state.before is not None
@@ -196,6 +196,7 @@ def speculate(
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
     logits, context = context.read(model, params, ids, num_tokens + 1)
+    # Penalties and bans at place i depend on the proposed tokens before it.
     scores = jnp.stack(
         [
             processed_logits(logits[:, i], state.past.after(proposed.tokens, i), sampling=sampling)
@@ -212,6 +213,7 @@ def speculate(
             proposed,
             keys_of_choices(state.past, num_tokens),
         )
+    # Accepted tokens, then the token that follows them. Later entries are meaningless.
     place = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
     new = jnp.where(place == accepted[:, None], last[:, None], new)  # [R, K + 1]
@@ -236,17 +238,17 @@ def propose(
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[Proposed, RowCaches]:
-    """Chooses K tokens by the draft model; returns them and its caches after all but the last.
+    """Chooses K tokens with the draft model; returns them and its caches without the last token.
 
-    The token before the newest is read again: where all were accepted, it is the last one of the
-    round before, which was not read yet.
+    The token before the newest is always read. It may have been read already. If all tokens of the
+    previous round were accepted, it is the last of them, which was not.
     """
     assert state.draft is not None
     assert state.before is not None
     keys = keys_of_choices(state.past, num_tokens)  # [R, K + 1]
 
     def pick(logits: Float[Array, "R V"], past: History, keys: Key[Array, " R"]) -> Proposed:
-        """Chooses one token of each row, and returns its distribution without the axis K."""
+        """Chooses one token of each row; the result has no axis K."""
         scores = processed_logits(logits, past, sampling=sampling)
         if sampling.greedy:
             return Proposed(jnp.argmax(scores, axis=-1), None)
@@ -277,10 +279,10 @@ def propose(
 def verify_best(
     best: Int[Array, "R N"], proposed: Int[Array, "R K"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts proposed tokens as long as they are the best of the model, at N = K + 1 places.
+    """Accepts proposed tokens up to the first that is not the model's best; N is K + 1.
 
     Returns:
-      The number of tokens that were accepted, and the token that follows these.
+      The number of accepted tokens, and the next token.
     """
     accepted = _until_first_false(best[:, :-1] == proposed)
     return accepted, jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
@@ -289,20 +291,20 @@ def verify_best(
 def verify(
     probabilities: Float[Array, "R N V"], proposed: Proposed, keys: Key[Array, "R N"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts proposed tokens so that all tokens have the distributions of the model.
+    """Accepts proposed tokens such that all tokens have the model's distributions.
 
     Leviathan et al. 2023, section 2.3 and algorithm 1.
 
     Args:
       probabilities: the distributions p of the model at N = K + 1 places.
-      proposed: the tokens at the first K places, and the distributions q they were drawn from.
+      proposed: the tokens at the first K places, and their distributions q.
       keys: a key for each place.
 
     Returns:
-      The number of tokens that were accepted, and the token that follows these.
+      The number of accepted tokens, and the next token.
     """
     assert proposed.probabilities is not None
-    # Behind the last proposed token q is 0: the token there is drawn from p itself.
+    # After the last proposed token, q is 0, so that the next token is drawn from p.
     q = jnp.pad(proposed.probabilities, ((0, 0), (0, 1), (0, 0)))
 
     def of_proposed(x: Float[Array, "R N V"]) -> Float[Array, "R K"]:
@@ -314,7 +316,7 @@ def verify(
     uniform = jax.vmap(jax.vmap(jax.random.uniform))(_derive(keys[:, :-1], _ACCEPT))
     accepted = _until_first_false(uniform * of_proposed(q) < of_proposed(probabilities))
     rest = jnp.maximum(at_end(probabilities) - at_end(q), 0)
-    # The rest is empty only where p equals q but for rounding, or q is NaN.
+    # The rest is empty only if p equals q up to rounding, or if q is NaN.
     rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, at_end(probabilities))
     last_keys = _derive(keys, _REPLACE)[jnp.arange(accepted.shape[0]), accepted]
     return accepted, jax.vmap(jax.random.categorical)(last_keys, jnp.log(rest))
@@ -327,11 +329,11 @@ def keys_of_choices(past: History, num_tokens: int) -> Key[Array, "R N"]:
 
 
 def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:
-    """Returns the keys of one of the random choices about each token."""
+    """Returns the keys of one random choice for each token."""
     flat = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.reshape(-1), choice)
     return flat.reshape(keys.shape)
 
 
 def _until_first_false(accepted: Bool[Array, "R K"]) -> Int[Array, " R"]:
-    """Returns how many of each row's values are true before the first that is not."""
+    """Returns the number of true values of each row before the first false one."""
     return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)

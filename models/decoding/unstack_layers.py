@@ -14,13 +14,13 @@ from ..registry import create
 def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
     """Lays out a model and its parameters for decoding one token at a time.
 
-    Each layer has its own subtree and each kernel is a matrix `[outputs, inputs]`. A slice of a
-    stacked array is a copy each time it is used: that is negligible in a training step, but ten
-    times the work of one token on a CPU.
+    Each layer has a subtree, and each kernel is a matrix `[outputs, inputs]`. Every use of a slice
+    of a stacked array copies it. The copy is negligible in a training step, but takes ten times the
+    work of one token on CPU.
 
     Args:
-      model: a model with stacked layers, or one that has this layout already.
-      params: its parameters; they are copied.
+      model: a model with stacked layers, or one that already has this layout.
+      params: its parameters, which are copied.
 
     Returns:
       The model with `execution.layers` "separate", and its parameters.
@@ -34,7 +34,7 @@ def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
 
 
 def _unstack(params: Params) -> Params:
-    """Splits every stack `layers`, also an encoder's, into `layers_0`, `layers_1` and so on."""
+    """Splits every stack `layers`, also in an encoder, into `layers_0`, `layers_1` and so on."""
     result = {}
     for name, tree in params.items():
         if name == "layers":
@@ -46,7 +46,7 @@ def _unstack(params: Params) -> Params:
 
 
 def _lay_out(path: tuple[Any, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
-    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`; nothing else changes."""
+    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`. Others do not change."""
     if path[-1].key != "kernel":
         return x
     outputs, inputs = target.shape
