@@ -176,8 +176,8 @@ class TransformerConfig(Checked):
     """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
     (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
     position_distance: Size | None = None
-    """Distance at which relative positions are clipped (default 16), or the distance of the last
-    bucket, which has no upper limit (default 128)."""
+    """Distance at which relative positions are clipped (default 16), or where the last bucket
+    begins (default 128)."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
     position_table: tuple[float, ...] | None = None

@@ -159,7 +159,7 @@ class _Reader:
 
 
 class ContinuousBatch:
-    """R rows in which texts are generated.
+    """A batch of R rows that generates any number of texts.
 
     Args:
       model: a causal language model, in the layout of `unstack_layers`.

@@ -84,31 +84,31 @@ class GenerationRequest(Sampling):
     do_sample: bool = False
     """Whether tokens are sampled."""
     max_new_tokens: int | None = None
-    """The longest row that is written, in tokens. None, for beam search: as far as the model has
-    positions."""
+    """Maximum number of new tokens of a row. If None, beam search uses all positions of the
+    model."""
     max_extra_tokens: int | None = None
-    """The longest target of a beam search, in tokens beyond its source's; not of transformers."""
+    """Maximum target length of beam search beyond the source length. Not in transformers."""
     min_new_tokens: int = 0
-    """The shortest target of an encoder-decoder, in tokens before the end token."""
+    """Minimum target length of an encoder-decoder, in tokens before the end token."""
     num_return_sequences: int = 1
-    """How many results each row has."""
+    """Number of results per row."""
     num_beams: int = 1
-    """The number of beams of each row, K; above 1 the most probable sequences are searched for."""
+    """Number of beams per row, K. Above 1, beam search finds the most probable sequences."""
     length_penalty: float = 1.0
     """α: log-probabilities are divided by a power α of the length n, which counts the end token.
     Greedy search ignores it."""
     penalty_form: Literal["power", "gnmt"] = "power"
-    """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016); not of transformers."""
+    """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016). Not in transformers."""
     early_stopping: bool | Literal["never"] = False
     """When a row is done. False: when a beam that ended now would not be among the K best. True:
     when K hypotheses are finished. never: when no live beam can win any more."""
     renormalize_logits: bool = False
     """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
     no_repeat_ngram_size: int = 0
-    """If above 0, no sequence of so many tokens stands twice in a target of an encoder-decoder, its
-    start token included."""
+    """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
+    with its start token."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    """Sequences of one or more tokens that are never written."""
+    """Sequences of one or more tokens that are never generated."""
     decoder_start_token_id: int | None = None
     """The first token of the targets of an encoder-decoder."""
     forced_bos_token_id: int | None = None
@@ -121,7 +121,7 @@ class GenerationRequest(Sampling):
     """The token, one of `eos_token_id`, that is written where there is space for only one more. The
     model does not choose it, and its probability is not counted (as in transformers)."""
     pad_token_id: int | None = None
-    """The token that fills up rows that have ended."""
+    """The padding token of rows that have ended."""
 
     ranges: ClassVar[Mapping[str, Range]] = {
         **Sampling.ranges,
