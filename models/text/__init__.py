@@ -1,1 +1,1 @@
-"""From text to text: generation, translation, scores, embeddings, chat and prompts."""
+"""Front ends for texts: generation, translation, scores, embeddings, chat and prompts."""

@@ -1,4 +1,4 @@
-"""The attention weights of a text, from word to word, by layer and head."""
+"""The attention weights of a text between words, by layer and head."""
 
 import dataclasses
 import io
@@ -34,14 +34,14 @@ class Attention:
     """The weights of each layer and head; each row sums to 1."""
 
     def mean(self, layer: int | None = None, head: int | None = None) -> Float[np.ndarray, "Q K"]:
-        """Returns the mean weights over layers and heads, or those of one layer or head.
+        """Returns the mean weights over layers and heads, or the weights of one layer or head.
 
         Args:
-            layer: a layer, from 1; None: the mean over all.
-            head: a head, from 1; None: the mean over all.
+            layer: a layer, from 1. If None, the mean over all.
+            head: a head, from 1. If None, the mean over all.
 
         Raises:
-            UserError: there is no such layer or head.
+            UserError: the layer or head does not exist.
         """
         return self.chosen(layer, head).mean(axis=(0, 1))
 
@@ -51,7 +51,7 @@ class Attention:
         """Returns the weights of one layer, one head or both; None selects all.
 
         Raises:
-            UserError: there is no such layer or head.
+            UserError: the layer or head does not exist.
         """
         weights = self.weights
         for axis, (name, number) in enumerate((("layer", layer), ("head", head))):
@@ -79,7 +79,7 @@ class Attention:
 
 
 class TextAttention(TextModel):
-    """A model and its tokenizer, which return the attention weights of texts.
+    """A model and its tokenizer that return the attention weights of texts.
 
     Example::
 
@@ -89,7 +89,7 @@ class TextAttention(TextModel):
         print(sorted(zip(row, attention.keys), reverse=True)[:3])
 
     Args:
-        model: any model but one of multiple choice.
+        model: any model without a multiple-choice head.
         params: its parameters.
         tokenizer: its tokenizer.
     """
@@ -110,14 +110,13 @@ class TextAttention(TextModel):
 
         The weights from a word of several tokens are the mean over its tokens, and the weights to
         the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
-        Punctuation marks are words, and so are the special tokens. They are those of the
-        tokenizer's frame.
+        Punctuation marks and the special tokens of the tokenizer's frame count as words.
 
         Args:
             text: the text; for an encoder-decoder the source.
-            target: for an encoder-decoder, the translation, by default the model's own. The query
-              at each position is the token that the decoder reads there.
-            part: for an encoder-decoder, which attention; by default cross-attention.
+            target: for an encoder-decoder, the translation. Defaults to the model's translation.
+              The query at each position is the token that the decoder reads there.
+            part: for an encoder-decoder, which attention. Defaults to cross-attention.
             by_token: whether the weights are between tokens instead of words.
 
         Raises:
@@ -130,11 +129,13 @@ class TextAttention(TextModel):
         if config.head != "seq2seq_lm":
             if target is not None or part is not None:
                 raise UserError("a target and a part are for an encoder-decoder: leave them out")
+            # One sequence attends to itself.
             ids, offsets = tokenizer.encode_with_offsets(text)
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions
             queries = keys = (text, ids, offsets, tokenizer)
         else:
+            # An encoder-decoder reads a source and a target, by default its own translation.
             start = self._target_start
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
             ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
@@ -163,6 +164,7 @@ class TextAttention(TextModel):
         (names, of_query), (others, of_key) = (
             _units(*side, by_token=by_token) for side in (queries, keys)
         )
+        # Join the tokens of each word: mean over queries, sum over keys.
         averaging = of_query / of_query.sum(axis=1, keepdims=True)
         joined = np.einsum("QT,LNTS,KS->LNQK", averaging, found, of_key)
         return Attention(names, others, joined)
@@ -197,9 +199,9 @@ def _units(
     words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     names: list[str] = []
     owners: list[int] = []
-    last: int | None = None  # the previous token's word
+    last: int | None = None  # the word of the previous token
     for id, (start, end) in zip(ids, offsets, strict=True):
-        # A token of white space alone belongs to the word after it, like the space in a token.
+        # A token of only white space belongs to the next word, like the space in a token.
         own = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
         if start == end or own is None:
             names.append(tokenizer.token(id))
@@ -216,14 +218,13 @@ def draw_attention(
 ) -> bytes:
     """Draws attention weights as a PNG: a row for each query, a column for each key.
 
-    By default there is one panel for each layer, with the mean over heads; if only a head is given,
-    each panel has that head. If only a layer is given, there is one panel for each of its heads. If
-    both are given, there is a single panel.
+    By default, there is one panel per layer with the mean over heads, or with the given head. If
+    only a layer is given, there is one panel per head. If both are given, there is one panel.
 
     Raises:
-        UserError: there is no such layer or head.
+        UserError: the layer or head does not exist.
     """
-    # Not pyplot, which would choose a window system, and is not thread-safe.
+    # pyplot would choose a window system and is not thread-safe.
     from matplotlib.figure import Figure
 
     weights = attention.chosen(layer, head)
@@ -247,6 +248,7 @@ def draw_attention(
         axes.set_title(title)
         axes.set_xticks(range(len(attention.keys)), attention.keys, rotation=90)
         axes.set_yticks(range(len(attention.queries)), attention.queries)
+    # Hide unused panels in the last row.
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     file = io.BytesIO()

@@ -1,8 +1,8 @@
-"""Texts of any length in batches of few shapes, so that few programs are compiled.
+"""Pads texts to batches of few shapes, so that few programs are compiled.
 
-Lengths are 16, 32, 48 … 256, and beyond in steps of a sixteenth of the next power of two. Numbers
-of rows are powers of two up to `MOST_ROWS`. A model that reads 512 tokens has at most 24 lengths
-with 6 numbers of rows each.
+Lengths are 16, 32, 48 … 256, and above that multiples of a sixteenth of the next power of two.
+Numbers of rows are powers of two up to `MOST_ROWS`. A model that reads 512 tokens has at most 24
+lengths with 6 numbers of rows each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,46 +15,48 @@ from ..decoding.padding import pad_rows, power_of_two, round_up
 SHORTEST = 16
 MOST_ROWS = 32
 TOKENS_AT_ONCE = 1 << 15
-"""The tokens of a batch: as many fit on any device that a model fits on."""
+"""Maximum tokens of a batch, which fit on any device that a model fits on."""
 TOKENS_IN_CACHE = 1024
-"""The tokens of a batch on a CPU: the activations of more leave its caches (MiniLM takes 0.25 ms a
-token with 8 rows of 128, and 0.29 ms with 32 rows)."""
+"""Maximum tokens of a batch on a CPU; more activations would not fit into its caches (MiniLM takes
+0.25 ms per token with 8 rows of 128, and 0.29 ms with 32 rows)."""
 
 
 def padded_length(number: int, longest: int) -> int:
-    """Returns the length to which rows of at most `number` tokens are padded, at most `longest`."""
+    """Returns the padded length for rows of at most `number` tokens, at most `longest`."""
     step = max(SHORTEST, power_of_two(number) // 16)
     return min(round_up(max(number, 1), step), longest)
 
 
 def padded_rows(number: int, length: int) -> int:
-    """Returns the rows of the next batch, if `number` rows of a padded length remain.
+    """Returns the number of rows of the next batch, given the number of remaining rows.
 
-    It is a power of two. At most a quarter of the rows are padding: 5 rows are a batch of four and
-    one of one.
+    It is a power of two, and at most a quarter of the rows are padding: 5 rows become a batch of
+    four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)
     rows = min(power_of_two(number), most)
+    # Halve the batch if more than a quarter of its rows would be padding.
     return rows // 2 if 4 * number < 3 * rows else rows
 
 
 def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[int], int]]:
-    """Yields the numbers of all rows but empty ones, batch by batch, and the rows of each batch.
+    """Yields the indices of all nonempty rows in batches, with the padded number of rows.
 
-    The longest come first, and rows of similar length share a batch, so that little is padding.
+    The longest rows come first, and rows of similar length share a batch, to reduce padding.
 
     Args:
         lengths: the number of tokens of each row.
         longest: the largest padded length.
 
     Yields:
-        The numbers of the rows of a batch, the longest first; and the number of rows to which the
-        batch is padded.
+        The indices of the rows of a batch, longest first, and the number of rows that the batch is
+        padded to.
     """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
+        # The first row of a batch is its longest, so it determines the length.
         length = padded_length(lengths[order[start]], longest)
         num_rows = padded_rows(len(order) - start, length)
         yield order[start : start + num_rows], num_rows
@@ -68,8 +70,8 @@ def pad_batch(
 
     Args:
         rows: token ids, at most `num_rows` rows of at most `longest`.
-        num_rows: rows of the array; the rest are padding.
-        longest: T is never larger.
+        num_rows: number of rows of the array; extra rows are padding.
+        longest: the maximum of T.
 
     Returns:
         Ids and their attention mask, both int32 `[num_rows, T]`.
@@ -79,9 +81,9 @@ def pad_batch(
 
 
 def batches_by_length(rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
-    """Yields the numbers of all rows but empty ones, up to `batch_size` at a time.
+    """Yields the indices of all nonempty rows, up to `batch_size` at a time, longest first.
 
-    The longest come first. The batches are for a generator, which pads them itself.
+    The batches are for a generator, which pads them itself.
     """
     order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: -len(rows[i]))
     for start in range(0, len(order), batch_size):

@@ -1,4 +1,4 @@
-"""Prompts of a file and their completions, as records and as JSON lines."""
+"""Prompts and their completions: reads prompts from files and formats completions as JSON."""
 
 import dataclasses
 import difflib
@@ -11,7 +11,7 @@ from ...data.common.json_lines import parse_line
 from ...data.common.json_text import JsonObject, JsonValue, to_json
 
 FinishReason = Literal["stop", "end", "length"]
-"""Why a text ends: a stop string, the model's end token, or the number of tokens."""
+"""Why a text ends: a stop string, the model's end token, or the maximum length."""
 
 _OWN = ("prompt", "seed", "stop_strings", "max_new_tokens")
 _FOR_ALL = (
@@ -19,12 +19,12 @@ _FOR_ALL = (
     *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
-"""A field whose name resembles one of ours by more than this is taken for a mistake."""
+"""Unknown fields that resemble a known name by more than this are treated as typos."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A text to continue, with the settings that are its own.
+    """A text to continue, with its individual settings.
 
     Raises:
       UserError: A stop string is empty, or a number is out of range.
@@ -32,13 +32,13 @@ class Prompt:
 
     text: str
     seed: int | None = None
-    """The seed of its random choices; None: it follows from the prompt's place among all."""
+    """The seed for sampling. If None, it depends on the prompt's index."""
     stop_strings: tuple[str, ...] | None = None
-    """Strings that end a completion and are not part of it; None: those of all prompts."""
+    """Strings that end a completion and are not part of it. If None, the call's setting."""
     max_new_tokens: int | None = None
-    """The longest completion, in tokens; None: that of all prompts."""
+    """The maximum length of a completion, in tokens. If None, the call's setting."""
     fields: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
-    """Other fields of its line, which the answer repeats."""
+    """Other fields of its line, which are copied to the output."""
 
     def __post_init__(self) -> None:
         if "" in (self.stop_strings or ()):
@@ -57,14 +57,14 @@ class Completion:
     """The text after the prompt, without the stop string."""
     finish_reason: FinishReason
     log_probability: float
-    """The logarithm of the probability that the model itself gives all tokens that were chosen, in
-    nats: the end token, too, and those of a stop string."""
+    """The log-probability of all chosen tokens under the model itself, in nats, including the end
+    token and the tokens of a stop string."""
     tokens: tuple[int, ...]
-    """The new tokens, those of a stop string included, the end token not."""
+    """The new tokens, including a stop string but not the end token."""
     pieces: tuple[str, ...]
     """The tokens as the vocabulary writes them."""
     log_probabilities: tuple[float, ...] | None
-    """The logarithm of each token's probability, in nats; None for a beam search."""
+    """The log-probability of each token, in nats; None for a beam search."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,18 +78,18 @@ class Completed:
 
 @dataclasses.dataclass
 class Positions:
-    """How many positions of some batches were for a token, and how many there were."""
+    """Counts of used and computed positions over several batches."""
 
     used: int = 0
     computed: int = 0
 
     def add(self, used: int, computed: int) -> None:
-        """Adds the positions of another batch."""
+        """Adds the positions of a batch."""
         self.used, self.computed = self.used + used, self.computed + computed
 
     @property
     def padding(self) -> float:
-        """The share that was padding."""
+        """The fraction that was padding."""
         return 1 - self.used / max(self.computed, 1)
 
 
@@ -97,8 +97,8 @@ def read_prompts(path: str) -> list[Prompt]:
     """Reads prompts from a file.
 
     Args:
-      path: A text with one prompt on each line; or JSON lines, if the name ends in ``.jsonl`` or
-        ``.jsonl.gz``: objects with ``prompt`` and perhaps ``seed``, ``stop_strings`` (one or
+      path: A text file with one prompt per line; or JSON lines, if the name ends in ``.jsonl`` or
+        ``.jsonl.gz``: objects with ``prompt`` and optionally ``seed``, ``stop_strings`` (one or
         several) and ``max_new_tokens``. Other fields are kept. ``-`` reads text from standard
         input.
 
@@ -141,6 +141,7 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise DataError(f"{location} has {name!r} {to_json(value)}: give a whole number")
         numbers[name] = value
+    # Reject misspelled settings, but keep unrelated fields.
     others = {name: value for name, value in row.items() if name not in _OWN}
     for name in others:
         if name == "stop":
@@ -166,7 +167,7 @@ def completed_to_json(completed: Completed) -> str:
     """Formats a prompt and its completions as one line of JSON.
 
     ``{"prompt": …, "seed": …, "completions": [{"text", "finish_reason", "log_probability",
-    "tokens", "pieces", "log_probabilities"}, …]}``, before it the other fields of the prompt's own
+    "tokens", "pieces", "log_probabilities"}, …]}``, preceded by the other fields of the prompt's
     line.
     """
     prompt = completed.prompt

@@ -1,4 +1,4 @@
-"""Sentence vectors: hidden states pooled over each text, as a model's folder says."""
+"""Sentence embeddings: hidden states pooled over each text, with the settings of the folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,10 +32,10 @@ class TextEmbedder(TextModel):
         model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a text's vector is made; by default the mean of its hidden states.
+        settings: how a text's vector is computed. Defaults to the mean of its hidden states.
 
     Raises:
-        UserError: the model has no hidden states for a text, or the settings do not fit its size.
+        UserError: the model cannot embed texts, or the settings do not fit its size.
     """
 
     heads = frozenset(encoder_heads())
@@ -60,7 +60,7 @@ class TextEmbedder(TextModel):
             params: Params, ids: jax.Array, attention_mask: jax.Array, pooled: jax.Array
         ) -> jax.Array:
             given = {"input_ids": ids, "attention_mask": attention_mask}
-            if HEADS[model.config.head].takes_choices:  # a row of one choice each
+            if HEADS[model.config.head].takes_choices:  # one choice per row
                 given = {name: x[:, None] for name, x in given.items()}
             hidden = model.apply({"params": params}, **given).last_hidden_state  # [B, T, D]
             x = pool(hidden, pooled, settings.pooling)
@@ -84,16 +84,16 @@ class TextEmbedder(TextModel):
     def __call__(
         self, texts: Sequence[str], log: LogFn = print, *, prompt_name: str | None = None
     ) -> np.ndarray:
-        """Makes a vector for each text; special tokens such as `[CLS]` count as tokens of it.
+        """Computes a vector for each text, whose tokens include special ones such as `[CLS]`.
 
         Args:
-            texts: the texts; those longer than the model reads are truncated.
-            log: called with how many were truncated, and how many have no token.
-            prompt_name: the name of one of the model's prompts, a text to stand before each text;
-              by default that of the settings, if any.
+            texts: the texts; longer ones than the model reads are truncated.
+            log: called with the numbers of texts that were truncated or have no token.
+            prompt_name: the name of one of the model's prompts, which is prepended to each text.
+              Defaults to the default prompt of the settings, if any.
 
         Returns:
-            float32 `[num_texts, E]`, in the order of the texts. A text without any token has the
+            float32 `[num_texts, E]`, in the order of the texts. A text without tokens has the
             vector 0.
 
         Raises:
@@ -103,6 +103,7 @@ class TextEmbedder(TextModel):
             raise UserError("no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
+        # Encode and truncate, leaving room for the special tokens.
         room = longest - frame.single.num_added
         ids = [self._encode(prompt + text) for text in texts]
         truncated = sum(len(row) > room for row in ids)
@@ -111,9 +112,11 @@ class TextEmbedder(TextModel):
         ids = [frame.join(tokenizer.truncated(row, room)).ids for row in ids]
         if empty := sum(not row for row in ids):
             log(f"{empty:,} of {len(ids):,} texts have no token: their vector is 0")
+        # The number of leading tokens that pooling skips: the frame and the prompt.
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
+        # Embed in batches of similar length.
         vectors = np.zeros((len(ids), self._width), np.float32)
         for batch, num_rows in padded_batches([len(row) for row in ids], longest):
             rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)

@@ -1,4 +1,4 @@
-"""Fill-mask: the most probable tokens or words for a gap, by a masked language model."""
+"""Fill-mask: predicts the most probable tokens or words for a mask."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from .text_model import TextModel
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A token for a gap."""
+    """A candidate token for a mask."""
 
     token: str
     id: int
     probability: float
     text: str
-    """The whole text with the gap filled, as the tokenizer decodes it."""
+    """The whole text with the mask filled, as the tokenizer decodes it."""
 
 
 class MaskFiller(TextModel):
@@ -47,7 +47,7 @@ class MaskFiller(TextModel):
         self._normalized = jax.jit(self._over_vocabulary, static_argnums=0)
 
     def __call__(self, text: str, *, top_k: int = 5) -> list[list[Candidate]]:
-        """Returns the `top_k` most probable tokens for each mask of a text, the best first.
+        """Returns the `top_k` most probable tokens for each mask of a text, best first.
 
         Raises:
             UserError: the text has no mask or is too long, `top_k` is out of range, or a
@@ -80,22 +80,22 @@ class MaskFiller(TextModel):
         return found
 
     def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
-        """Returns the probability of each given word for the mask of a text, the best first.
+        """Returns the probability of each given word for the mask of a text, best first.
 
         A word of several tokens takes as many masks as it has tokens. The masks are filled from
-        left to right: the probability of each piece is that at its mask, given the text, the pieces
-        before it, and masks in place of the pieces after it. The probability of the word is the
-        product of the pieces' probabilities (Kauf and Ivanova 2023, "A Better Way to Do Masked
-        Language Model Scoring", within a word). The number of masks tells the model how many tokens
-        the word has, so a comparison of words with different numbers of tokens is only rough.
+        left to right: each piece is predicted from the text, the pieces before it, and masks in
+        place of the pieces after it. The probability of the word is the product of the pieces'
+        probabilities (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring",
+        within a word). The number of masks reveals the number of tokens of the word, so comparing
+        words with different numbers of tokens is only approximate.
 
         Args:
             text: a text with one `[MASK]`; spaces before it belong to the word.
             words: the words to compare.
 
         Raises:
-            UserError: the text has no mask or several or is too long, there are no words, the
-              vocabulary lacks a character of one, or a probability is NaN.
+            UserError: the text does not have exactly one mask or is too long, `words` is empty, the
+              vocabulary lacks a character of a word, or a probability is NaN.
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask
@@ -109,6 +109,7 @@ class MaskFiller(TextModel):
         if not words:
             raise UserError("there are no words to compare: give at least one")
         gap = ids.index(mask)
+        # A space before the mask is a part of the word's first token.
         space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
         found = []
         for word in words:
@@ -116,6 +117,7 @@ class MaskFiller(TextModel):
             check_known(word, pieces, tokenizer)
             tokens, total = [], 0.0
             for i, piece in enumerate(pieces):
+                # Fill the pieces before this one, and mask the others.
                 filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
                 row = [*ids[:gap], *filled, *ids[gap + 1 :]]
                 log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])

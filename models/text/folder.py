@@ -1,4 +1,4 @@
-"""Opens a folder with a model for text: a run folder, or one in Hugging Face's form."""
+"""Opens a folder with a model for text: a run folder or one in Hugging Face's form."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ..loading import TOKENIZER, is_foreign, model_config, read_fields
 from ..nn.heads import HEADS
 
 PADDING_ROWS = 1024
-"""Published embeddings have at most about as many rows without a token, as padding (phi-2: 943)."""
+"""Published embeddings are padded by at most about this many rows (phi-2: 943)."""
 
 
 def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
@@ -27,7 +27,7 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
         folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
 
     Raises:
-        FileNotFoundError: The folder is neither.
+        FileNotFoundError: The folder is none of these.
         UserError: It is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
@@ -43,7 +43,7 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
 def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
     """Raises RunError if the tokenizer has ids beyond the rows of the model's embedding.
 
-    Fewer ids than rows are usual: published embeddings are padded to a multiple of some number.
+    Fewer ids than rows are common: published embeddings are padded to a multiple of some number.
     """
     try:
         check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
@@ -67,9 +67,9 @@ def _check_padding(
 def vocabulary_note(
     folder: str | Path, model: TransformerConfig, tokenizer: Tokenizer
 ) -> str | None:
-    """Returns a note if many rows of a published embedding have no token; None for other folders.
+    """Returns a note if many rows of a published embedding have no token, else None.
 
-    The tokenizer may then be another model's, which cannot be told for sure.
+    The tokenizer may then belong to another model, but this is not certain.
     """
     tokens, rows = tokenizer.vocab_size, model.source_vocab_size or model.vocab_size
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
@@ -87,8 +87,8 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
         folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
 
     Returns:
-        The arguments, under Hugging Face's names; None if none are stored, as in a run that was
-        trained here, or if the model does not generate.
+        The arguments, under Hugging Face's names; None if none are stored (as in a run trained
+        here) or if the model does not generate.
 
     Raises:
         UserError: A setting is not supported.
@@ -101,11 +101,11 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
 
 
 def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that a decoder reads before the first token of a target's text.
+    """Returns the tokens that a decoder reads before the text of a target.
 
-    These are the start token of the stored search with the token that it forces, as the language of
-    an mBART-50's target, or else those that the frame puts before a text; or the start token that
-    models are trained with here.
+    With a stored search, they are its start token, followed by its forced first token (such as the
+    target language of mBART-50) or else by the tokens that the frame puts before a text. Without
+    one, it is the start token that models are trained with here.
 
     Args:
         folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
@@ -125,15 +125,14 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
-    """Returns the search that is stored with a translation model; None if none is stored.
+    """Returns the search that is stored with a translation model, or None.
 
     Args:
         folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
         tokenizer: The tokenizer of the folder.
 
     Raises:
-        UserError: A setting is not supported, or the start and end tokens are not those of the
-          tokenizer.
+        UserError: A setting is not supported, or the start and end tokens are not the tokenizer's.
     """
     folder = local_folder(folder)
     model = model_config(folder)

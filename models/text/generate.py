@@ -1,4 +1,4 @@
-"""Text in, text out: generation with a tokenizer around it."""
+"""Generates text from text: a generator with its tokenizer."""
 
 import dataclasses
 import functools
@@ -30,16 +30,16 @@ from .growing_text import GrowingText
 from .text_model import TextModel
 
 NEW_TOKENS = 200
-"""The number of new tokens by default."""
+"""Default number of new tokens."""
 BATCH_SIZE = 8
-"""The number of completions of a batch by default."""
+"""Default number of completions per batch."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-"""Options that make tokens be sampled."""
+"""Options that imply sampling."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What the texts of a call have in common."""
+    """Settings shared by all texts of a call."""
 
     request: GenerationRequest
     batch_size: int
@@ -47,21 +47,21 @@ class _Call:
     on_batch: Callable[[int, int], None] | None
 
     def note_batch(self, number: int, tokens: int) -> None:
-        """Tells of completions that have ended, and the number of their tokens."""
+        """Reports finished completions and their number of tokens."""
         if self.on_batch is not None:
             self.on_batch(number, tokens)
 
 
 class TextGenerator(TextModel):
-    """A model and its tokenizer; compiled on first use, once per shape bucket.
+    """A causal language model and its tokenizer; compiled on first use, once per shape bucket.
 
     Args:
         model: a causal language model.
         params: its parameters.
         tokenizer: its tokenizer.
-        stored: the settings stored with the model, as `models.generation_arguments` returns them;
-          None: there are none, and the tokenizer's end token ends a text.
-        draft: a smaller model with the same tokenizer, which proposes tokens.
+        stored: the settings stored with the model, as `models.generation_arguments` returns them.
+          If None, the tokenizer's end token ends a text.
+        draft: a smaller model with the same tokenizer that proposes tokens.
     """
 
     heads = CAUSAL_HEADS
@@ -89,11 +89,11 @@ class TextGenerator(TextModel):
         return cls(model, params, tokenizer, generation_defaults(folder))
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty context, of which a conversation reads only what is new."""
+        """Returns an empty cached context, with which a conversation reads only new tokens."""
         return self._generator.cached_context()
 
     def context_request(self, **options: JsonValue) -> GenerationRequest:
-        """Combines options with the settings stored with the model, for a `cached_context`.
+        """Merges options with the stored settings, for a `cached_context`.
 
         Args:
             **options: arguments of `models.generate`.
@@ -106,17 +106,17 @@ class TextGenerator(TextModel):
     def with_draft(
         self, other: "TextGenerator", num_tokens: int = NUM_DRAFT_TOKENS
     ) -> "TextGenerator":
-        """Returns a generator to which a smaller model proposes tokens (speculative decoding).
+        """Returns a generator with a draft model (speculative decoding).
 
-        Greedy texts stay the same, and sampled ones have the same distribution.
+        Greedy texts stay the same, and sampled texts keep their distribution.
 
         Args:
-            other: the smaller model, with the same tokenizer.
+            other: the draft model, with the same tokenizer.
             num_tokens: the number of tokens that it proposes at a time.
 
         Raises:
             UserError: the tokenizers or the vocabularies differ, the number is out of range, or
-              one of the models cannot take tokens back.
+              one of the models cannot discard rejected tokens.
         """
         if (difference := _difference(self._tokenizer, other.tokenizer)) is not None:
             raise UserError(
@@ -129,7 +129,7 @@ class TextGenerator(TextModel):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Returns the counts of proposed and accepted tokens; None: there is no draft model."""
+        """Returns the counts of proposed and accepted tokens, or None without a draft model."""
         return None if self._draft is None else self._generator.acceptance
 
     @functools.cached_property
@@ -147,28 +147,28 @@ class TextGenerator(TextModel):
 
         Args:
             prompts: texts; an empty one begins a new document.
-            batch_size: as for `complete`.
-            **options: as for `complete`.
+            batch_size: as in `complete`.
+            **options: as in `complete`.
 
         Returns:
-            The completions of all prompts, those of each side by side.
+            The completions of all prompts, grouped by prompt.
 
         Raises:
-            UserError: as `complete`.
+            UserError: as in `complete`.
         """
         completed = self.complete(prompts, batch_size=batch_size, **options)
         return [one for each in completed for one in each.completions]
 
     def request(self, prompts: Sequence[str], **options: JsonValue) -> GenerationRequest:
-        """Combines options with the settings stored with the model; by default samples 200 tokens.
+        """Merges options with the stored settings; by default samples 200 tokens.
 
         Args:
             prompts: texts.
             **options: arguments of `models.generate`.
 
         Raises:
-            UserError: an option is not supported, or out of range, or there are beams and a draft
-              model.
+            UserError: an option is not supported or out of range, or beams are combined with a
+              draft model.
         """
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
@@ -190,11 +190,11 @@ class TextGenerator(TextModel):
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
-        r"""Completes many prompts, a few at a time; where one has ended, the next takes its row.
+        r"""Completes many prompts with continuous batching: the next prompt takes a finished row.
 
-        The completions of a prompt depend on its text, its seed and the options alone, not on the
-        other prompts. Prompts that are longer than the model reads lose their first tokens, and so
-        do texts that become longer; a beam search refuses the former and ends the latter.
+        The completions of a prompt depend only on its text, its seed and the options, not on other
+        prompts. Prompts and texts that exceed the context limit lose their first tokens; a beam
+        search instead rejects such prompts and ends such texts.
 
         Example::
 
@@ -204,28 +204,29 @@ class TextGenerator(TextModel):
 
         Args:
             prompts: texts, or prompts with their own settings.
-            stop_strings: strings that end a completion, and are not part of it.
-            seed: the seed of the first prompt, one more for each that follows, unless a prompt has
-              its own.
-            batch_size: completions that are written at a time; None: all.
+            stop_strings: strings that end a completion and are not part of it.
+            seed: the seed of the first prompt, incremented for each further prompt. A prompt's
+              `seed` overrides it.
+            batch_size: number of completions generated at a time. If None, all.
             on_text: called with the first completion piece by piece, as it grows.
-            on_batch: called whenever a completion, or a batch of a beam search, has ended, with the
+            on_batch: called when a completion, or a batch of a beam search, has ended, with the
               number of completions and of their tokens.
-            log: called with lines about padding and prompts and texts that are too long.
-            **options: arguments of `models.generate`, as for `request`.
+            log: called with lines about padding and about too long prompts and texts.
+            **options: arguments of `models.generate`, as in `request`.
 
         Returns:
             The prompts, with the settings that were used, and their completions, in order.
 
         Raises:
-            UserError: there is no prompt, one is empty and the tokenizer has no token to begin a
-              document with, a stop string is empty, or an option is out of range.
+            UserError: `prompts` is empty, a prompt is empty and the tokenizer has no token that
+              begins a document, a stop string is empty, or an option is out of range.
         """
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size {batch_size} must be at least 1")
         check_seed(seed)
+        # Resolve each prompt's settings; a prompt has one row for each returned sequence.
         used, rows = [], []
         request = None
         for i, given in enumerate(prompts):
@@ -242,6 +243,7 @@ class TextGenerator(TextModel):
             used.append(prompt)
             rows.append([self._row(prompt, request) for _ in range(request.num_return_sequences)])
         assert request is not None
+        # Generate, then report what was truncated and padded.
         flat = [row for samples in rows for row in samples]
         call = _Call(request, batch_size or len(flat), on_text, on_batch)
         if request.num_beams > 1:
@@ -262,7 +264,8 @@ class TextGenerator(TextModel):
         ]
 
     def _sample(self, rows: Sequence[GrowingText], keys: RowKeys, call: "_Call") -> str:
-        """Samples the text of each row; returns how much of what was computed was padding."""
+        """Samples the text of each row; returns a note on the fraction of padding."""
+        # The batch starts the next text when a row becomes idle.
         num_rows = min(call.batch_size, len(rows))
         batch = self._generator.continuous_batch(
             [row.prompt_ids for row in rows],
@@ -288,7 +291,7 @@ class TextGenerator(TextModel):
         )
 
     def _search(self, rows: Sequence[Sequence[GrowingText]], call: "_Call") -> str:
-        """Searches for the texts of each prompt; returns how much of the batches was padding."""
+        """Runs beam search for each prompt; returns a note on the fraction of padding."""
         prompts = [samples[0] for samples in rows]
         for i, prompt in enumerate(prompts):
             if len(prompt.prompt_ids) > self.max_length:
@@ -297,6 +300,7 @@ class TextGenerator(TextModel):
                     f"{self.max_length}"
                 )
         read, num_batches = Positions(), 0
+        # A search has one length limit, so search prompts with equal limits together.
         for limit in dict.fromkeys(prompt.limit for prompt in prompts):
             limited = dataclasses.replace(call.request, max_new_tokens=limit)
             same = [i for i, prompt in enumerate(prompts) if prompt.limit == limit]
@@ -323,11 +327,11 @@ class TextGenerator(TextModel):
         )
 
     def num_tokens(self, prompt: str) -> int:
-        """Returns the number of tokens of a prompt, that which begins a document included."""
+        """Returns the number of tokens of a prompt, including the token that begins a document."""
         return len(self._encode(prompt))
 
     def _note_truncation(self, lengths: Sequence[int], log: LogFn) -> None:
-        """Tells of prompts that lose their first tokens."""
+        """Logs how many prompts lose their first tokens."""
         longest = self.max_length
         too_long = [length for length in lengths if length > longest]
         if too_long:
@@ -340,8 +344,9 @@ class TextGenerator(TextModel):
     def _note_length(
         self, rows: Sequence[GrowingText], request: GenerationRequest, log: LogFn
     ) -> None:
-        """Tells of texts that came to the length that the model reads while they were written."""
+        """Logs how many texts reached the context limit while they were generated."""
         longest = self.max_length
+        # Texts whose prompt was already too long were reported before.
         began = [row for row in rows if len(row.prompt_ids) <= longest]
         sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
         if request.num_beams > 1:
@@ -362,7 +367,7 @@ class TextGenerator(TextModel):
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        # What the frame puts behind a text would end the prompt.
+        # Use only the frame's leading tokens; its trailing ones would end the prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         if not (before or ids):
             raise UserError(
@@ -373,7 +378,7 @@ class TextGenerator(TextModel):
 
 
 def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    """Says how two tokenizers differ; None: all ids mean the same."""
+    """Describes how two tokenizers differ; returns None if all ids mean the same."""
     if one.fingerprint == other.fingerprint:
         return None
     if one.vocab_size != other.vocab_size:
@@ -387,20 +392,21 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
 def merged_request(
     stored: Mapping[str, JsonValue], options: Mapping[str, JsonValue], prompt_length: int = 1
 ) -> GenerationRequest:
-    """Combines options with stored settings; both have the names of `models.generate`.
+    """Merges options with stored settings; both use the names of `models.generate`.
 
-    An option that samples (`temperature`, `top_k`, `top_p`) replaces stored beams. Without any
-    setting tokens are sampled, among all of them.
+    A sampling option (`temperature`, `top_k`, `top_p`) replaces stored beams. Without any setting,
+    tokens are sampled from the whole vocabulary.
 
     Args:
         stored: settings of the model's folder.
-        options: settings that replace them.
+        options: settings that override them.
         prompt_length: the number of tokens of the longest prompt.
 
     Raises:
         UserError: an option is not supported, or out of range.
     """
     fields = {name: value for name, value in stored.items() if value is not None}
+    # Choose between beams and sampling.
     stored_beams = fields.get("num_beams", 1)
     samples = any(options.get(name) is not None for name in ("do_sample", *SAMPLING))
     num_beams = options.get("num_beams", 1 if samples else stored_beams)
@@ -415,6 +421,7 @@ def merged_request(
             f"length_penalty {options['length_penalty']} is for beams: give num_beams 2 or more, "
             "or leave it out"
         )
+    # Choose between greedy decoding and sampling.
     if options.get("temperature") == 0:
         do_sample = False
     elif "do_sample" in options:

@@ -1,4 +1,4 @@
-"""The text after a prompt while it grows token by token, until something ends it."""
+"""A completion that grows token by token until it ends."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from .completions import Completion, FinishReason, Prompt
 
 
 class GrowingText:
-    """One continuation of a prompt as it grows.
+    """A growing completion of a prompt.
 
     Args:
         tokenizer: The tokenizer of the model.
-        prompt: The prompt, with the strings that end the text and its greatest length.
+        prompt: The prompt, with its stop strings and maximum length.
         prompt_ids: The tokens of the prompt.
         end_ids: Tokens that end the text.
-        forced_end: Whether the last token that there is room for is an end.
+        forced_end: Whether the last token within the maximum length is a forced end token.
     """
 
     def __init__(
@@ -29,28 +29,28 @@ class GrowingText:
     ) -> None:
         self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop_strings or (), end_ids
         self._forced_end = forced_end
-        # Some tokenizers join a word to the one before: the text is decoded with the prompt.
+        # Decoding may depend on the previous word, so the text is decoded with the prompt.
         self._prompt_length = len(tokenizer.decode(prompt_ids))  # in characters
         self.prompt_ids = list(prompt_ids)
         self.limit = prompt.max_new_tokens
-        """The longest text, in tokens; None: as far as the model has positions."""
+        """The maximum length, in tokens. If None, the model's positions are the limit."""
         self.text = ""
         self.tokens: list[int] = []
-        """The new tokens, those of a stop string included."""
+        """The new tokens, including a stop string."""
         self.log_probabilities: list[float] = []
-        """The log-probability of each token, as far as it is known."""
+        """The log-probabilities of the tokens, if known."""
         self.log_probability = 0.0
         """The log-probability of all tokens and the end token."""
         self.reason: FinishReason | None = None
-        """Why the text ended; None: it still grows."""
+        """Why the text ended, or None while it grows."""
         self._shown = 0  # characters that `take_settled` has returned
 
     def grow(self, tokens: Sequence[int], log_probabilities: Sequence[float] = ()) -> None:
         """Appends tokens, up to the end of the text.
 
         Args:
-            tokens: New tokens; those after the end are ignored.
-            log_probabilities: The log-probability of each; empty: unknown.
+            tokens: New tokens; tokens after the end are ignored.
+            log_probabilities: The log-probability of each, or empty if unknown.
         """
         for i, token in enumerate(tokens):
             if self.reason is not None:
@@ -76,7 +76,7 @@ class GrowingText:
                 self.reason = "length"
 
     def grow_to(self, hypothesis: Hypothesis) -> None:
-        """Appends all tokens of what a beam search found."""
+        """Appends all tokens of a beam search's hypothesis."""
         self.grow(hypothesis.tokens)
         self.log_probability = hypothesis.log_probability
         if self.reason != "stop":
@@ -84,7 +84,7 @@ class GrowingText:
 
     @property
     def num_chosen(self) -> int:
-        """The number of tokens that the model chose, its end token included."""
+        """The number of tokens that the model chose, including its end token."""
         return len(self.tokens) + (self.reason == "end")
 
     @property
@@ -92,19 +92,19 @@ class GrowingText:
         """The number of characters that no later token can change."""
         if self.reason is not None:
             return len(self.text)
-        # A character of several tokens decodes to U+FFFD until its last one; a
-        # stop string may have begun.
+        # An incomplete character decodes to U+FFFD, and the end of the text may be
+        # the beginning of a stop string.
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
         begun = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
         return len(text) - max(begun, default=0)
 
     def take_settled(self) -> str:
-        """Returns the settled text that was not returned before."""
+        """Returns the settled text that was not yet returned."""
         begin, self._shown = self._shown, max(self._shown, self.num_settled)
         return self.text[begin : self._shown]
 
     def completion(self) -> Completion:
-        """Returns the text that has ended."""
+        """Returns the finished completion."""
         known = len(self.log_probabilities) == len(self.tokens)
         return Completion(
             text=self.text,

@@ -1,4 +1,4 @@
-"""The probability of a text, token by token, and of tokens or words that may come next.
+"""Scores texts: the probability of each token, and of possible next tokens or words.
 
 Pr(t₁ … t_n) = Π Pr(t_i | t₁ … t_{i−1}), the chain rule.
 """
@@ -33,7 +33,7 @@ class TokenScore:
     token: str
     id: int
     log_probability: float | None
-    """In nats. None for the first token if the vocabulary has no token that begins a document."""
+    """In nats. None for the first token if no token begins a document."""
     total: float
     """The sum of the log-probabilities up to this token, in nats."""
 
@@ -105,10 +105,10 @@ class _Window:
 
     sequence: int
     source: Sequence[int]
-    """The tokens of the encoder's input; empty for a causal language model."""
+    """The encoder's input tokens; empty for a causal language model."""
     inputs: Sequence[int]
     labels: Sequence[int]
-    """The token after each of the inputs."""
+    """The token after each input."""
     first: int
     """The index of the first label in the sequence."""
     skip: int
@@ -116,7 +116,7 @@ class _Window:
 
 
 class TextScorer(TextModel):
-    """A model that writes text, and its tokenizer; compiled once for each padded shape.
+    """A generative model and its tokenizer; compiled once for each padded shape.
 
     Each text is treated as the beginning of a document: if the vocabulary has a token that begins a
     document, that token comes first, as in training.
@@ -134,7 +134,7 @@ class TextScorer(TextModel):
         tokenizer: its tokenizer.
 
     Raises:
-        UserError: the model writes no text.
+        UserError: the model is not generative.
     """
 
     heads = (*CAUSAL_HEADS, "seq2seq_lm")
@@ -162,15 +162,15 @@ class TextScorer(TextModel):
             texts: the texts. A causal language model scores a text longer than its maximum length
               in windows: each token after the first window has at least length - `stride` tokens
               of context.
-            sources: for an encoder-decoder, the source of each text; the end token is then scored
-              too.
-            stride: the number of tokens between the starts of successive windows, by default half
-              of the model's length; 1 gives each token the longest context and is the slowest.
+            sources: for an encoder-decoder, the source of each text; the end token is then also
+              scored.
+            stride: the number of tokens between the starts of successive windows. Defaults to half
+              of the model's length; 1 gives each token the longest context and is slowest.
             log: called with a line if texts are scored in windows.
 
         Raises:
-            UserError: there are no texts, one is empty, `stride` is out of range, sources are
-              missing or not wanted, a sequence of an encoder-decoder is too long, or a
+            UserError: `texts` is empty, a text is empty, `stride` is out of range, sources are
+              missing or unexpected, a sequence of an encoder-decoder is too long, or a
               log-probability is NaN.
         """
         if not texts:
@@ -185,6 +185,7 @@ class TextScorer(TextModel):
             raise UserError("an encoder-decoder scores targets of sources: give a source per text")
         if sources is not None and not translates:
             raise UserError("a causal language model scores texts without sources: leave them out")
+        # Encode the texts; a text without tokens has no score.
         ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
         for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), start=1):
             if not tokens:
@@ -209,11 +210,11 @@ class TextScorer(TextModel):
         ]
 
     def next_tokens(self, text: str, *, top_k: int = 10) -> list[NextToken]:
-        """Returns the most probable tokens after a text, the best first.
+        """Returns the most probable tokens after a text, best first.
 
         Args:
-            text: the beginning of a document. A text longer than the model's maximum
-              keeps only its end.
+            text: the beginning of a document. Only the end of a text longer than the model's
+              maximum is read.
             top_k: the number of tokens.
 
         Raises:
@@ -233,15 +234,15 @@ class TextScorer(TextModel):
         return [NextToken(self._tokenizer.token(id), id, float(p[id])) for id in best]
 
     def next_words(self, text: str, words: Sequence[str]) -> list[NextWord]:
-        """Returns the probability of each word after a text, the best first.
+        """Returns the probability of each word after a text, best first.
 
         Exactly one space separates text and word, however many spaces the text ends with; the space
-        belongs to the word. After a line feed there is none. The probability is that the text
+        belongs to the word. After a line feed, no space is added. The probability is that the text
         continues with exactly the word's tokens, which may also begin a longer word.
 
         Raises:
-            UserError: a word is empty or has a character that the vocabulary lacks; also for the
-              reasons stated in `__call__`.
+            UserError: a word is empty or has a character that the vocabulary lacks; or as in
+              `__call__`.
         """
         if not words:
             raise UserError("there are no words to compare: give at least one")
@@ -253,6 +254,7 @@ class TextScorer(TextModel):
         found = []
         for word, score in zip(words, self(joined), strict=True):
             ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
+            # The word's tokens are the ones that end after the text.
             own = tuple(
                 token
                 for token, (_, end) in zip(score.tokens, ranges, strict=True)
@@ -261,7 +263,8 @@ class TextScorer(TextModel):
             check_known(word, [token.id for token in own], self._tokenizer)
             known = [token.log_probability for token in own if token.log_probability is not None]
             if len(known) < len(own):
-                self._beginning("")  # no token begins a document: the first has no probability
+                # The first token has no probability if no token begins a document: raise the error.
+                self._beginning("")
             found.append(NextWord(word, own, sum(known)))
         return sorted(found, key=lambda candidate: -candidate.log_probability)
 
@@ -300,6 +303,7 @@ class TextScorer(TextModel):
         log: LogFn,
     ) -> list[list[float]]:
         """Returns the log-probability of each token of each row except the row's first token."""
+        # Divide long rows into windows, and score these in batches of similar length.
         windows = [
             window
             for number, (source, row) in enumerate(zip(sources, rows, strict=True))
@@ -327,6 +331,7 @@ class TextScorer(TextModel):
                 given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": inputs}
             scores = np.asarray(self._log_probabilities(self._params, given, labels))
             for window, values in zip(chosen, scores, strict=False):
+                # Earlier windows have scored the first labels.
                 own = slice(window.skip, len(window.labels))
                 found[window.sequence][window.first : window.first + len(window.labels)][own] = (
                     values[own]
@@ -337,7 +342,7 @@ class TextScorer(TextModel):
     def _windows(
         self, number: int, source: Sequence[int], row: Sequence[int], stride: int
     ) -> "list[_Window]":
-        """Returns the windows of a row; each after the first scores `stride` further labels.
+        """Returns the windows of a row; each window after the first scores `stride` new labels.
 
         The last window may score fewer.
         """

@@ -1,4 +1,4 @@
-"""The parts of every front end that takes texts: a model, its parameters and its tokenizer."""
+"""The base class of all text front ends: a model, its parameters and its tokenizer."""
 
 from collections.abc import Container
 from pathlib import Path
@@ -20,12 +20,12 @@ COMMANDS = {
     "text-generation": "generate",
     "translation": "translate",
 }
-"""The command for models of each of the hub's tasks; for any other it is `predict`."""
+"""The command for each task of the hub; `predict` for all other tasks."""
 Opened = TypeVar("Opened", bound="TextModel")
 
 
 class TextModel:
-    """A model with its tokenizer; a subclass says which heads it takes and what it does.
+    """A model with its tokenizer; a subclass declares the supported heads and the task.
 
     Args:
         model: the model.
@@ -33,15 +33,15 @@ class TextModel:
         tokenizer: its tokenizer.
 
     Raises:
-        UserError: the model has none of `heads`.
+        UserError: the model's head is not in `heads`.
     """
 
     heads: ClassVar[Container[str | None]]
-    """Heads that a model may have."""
+    """The supported heads."""
     refusal: ClassVar[str]
-    """The task that a model with another head cannot do, with a verb: "fills no masks"."""
+    """Predicate of the error for a model with another head, such as "fills no masks"."""
     remedy: ClassVar[str]
-    """An imperative that says what to give instead."""
+    """The remedy in that error, as an imperative."""
     _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
@@ -76,16 +76,17 @@ class TextModel:
 
         Args:
             folder: a run folder, one in Hugging Face's form, or a name on the hub.
-            step: which checkpoint; by default the newest.
-            log: called with a line if the tokenizer may be another model's.
-            max_length: the longest input that the model is to read, in tokens, if not its own; for
-              positions that are no table.
+            step: the checkpoint. Defaults to the newest.
+            log: called with a line if the tokenizer may belong to another model.
+            max_length: overrides the model's maximum input length, in tokens; for models without a
+              position table.
 
         Raises:
             FileNotFoundError: it is not a run folder, or has no such checkpoint.
-            UserError: its model has another head, a parameter is NaN or infinite, its stored
-              settings are not supported, or `max_length` differs from its table of positions.
+            UserError: its model has an unsupported head, a parameter is NaN or infinite, its stored
+              settings are not supported, or `max_length` differs from its position table.
         """
+        # Check the head before loading the parameters, to fail fast.
         config, tokenizer = open_folder(folder)
         remedy = f"{cls.remedy}, or use the command {_command(config)}"
         require_head(config, cls.heads, cls.refusal, remedy)
@@ -102,7 +103,7 @@ class TextModel:
     def _open(
         cls: type[Opened], model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> Opened:
-        """Makes the front end; overridden by those that read more of the folder."""
+        """Constructs the front end; overridden by subclasses that read more from the folder."""
         del folder
         return cls(model, params, tokenizer)
 

@@ -1,4 +1,4 @@
-"""Text in, translated text out: beam search with a tokenizer around it."""
+"""Translates texts: beam search with a tokenizer."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from .folder import beam_search_defaults
 from .text_model import TextModel
 
 BATCH_SIZE = 32
-"""The number of sentences that are searched together."""
+"""Number of sentences per batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Translation:
 
     text: str
     score: float
-    """The value that translations are ranked by: the log-probability over a length penalty."""
+    """The ranking score: the log-probability divided by the length penalty."""
     log_probability: float
-    """The log-probability of all its tokens, the end token included, in nats."""
+    """The log-probability of all tokens, including the end token, in nats."""
     num_tokens: int
-    """The number of these tokens."""
+    """The number of tokens, including the end token."""
 
 
 class TextTranslator(TextModel):
@@ -45,7 +45,7 @@ class TextTranslator(TextModel):
         model: an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
-        request: the request stored with the model, special tokens included; by default
+        request: the request stored with the model, including special tokens. Defaults to
           `published_request`.
     """
 
@@ -64,7 +64,7 @@ class TextTranslator(TextModel):
         self._generator = Generator(model, params)
         self._target, self._max_length = tokenizer.target, model.config.max_length
         self.request = request or published_request(tokenizer, model.config.vocab_size)
-        """The request that a call changes."""
+        """The default request; the options of a call override its fields."""
 
     @classmethod
     def _open(
@@ -82,23 +82,22 @@ class TextTranslator(TextModel):
         log: LogFn = print,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translates each text; texts of nothing but white space stay empty.
+        """Translates each text; blank texts stay empty.
 
         Args:
-            texts: sentences, each translated by itself.
+            texts: sentences, each translated separately.
             places: the location of each text, for messages.
-            truncate: whether texts that are longer than the model reads are truncated.
+            truncate: whether too long texts are truncated.
             on_batch: called after each batch with the number of its texts and of their tokens.
-            log: called with how many texts were truncated.
+            log: called with the number of truncated texts.
             **options: fields of `self.request` to replace, such as `num_beams`, `length_penalty`
               and `num_return_sequences`.
 
         Returns:
-            For each text, in order, its `num_return_sequences` best translations, the best first.
+            For each text, in order, its `num_return_sequences` best translations, best first.
 
         Raises:
-            UserError: a text is longer than the model reads and not truncated, or an option is out
-              of range.
+            UserError: a text is too long and not truncated, or an option is out of range.
         """
         request = dataclasses.replace(self.request, **options)
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
@@ -110,7 +109,7 @@ class TextTranslator(TextModel):
             sources = [ids[i] for i in batch]
             found = self._generator.search(sources, request)
             for i, hypotheses in zip(batch, found, strict=True):
-                # A source with gaps is answered by texts that name the gaps.
+                # The target of a source with gaps (T5 sentinels) names the gaps, so decode them.
                 has_gaps = not set(ids[i]).isdisjoint(self._tokenizer.sentinels)
                 translated[i] = [self._translation(h, has_gaps) for h in hypotheses]
             if on_batch is not None:
@@ -120,7 +119,7 @@ class TextTranslator(TextModel):
     def _fitting(
         self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn
     ) -> list[list[int]]:
-        """Returns sources of at most the model's length; refuses others, or truncates them."""
+        """Returns sources within the model's length; truncates or rejects longer ones."""
         longest = self._max_length
         too_long = [i for i, row in enumerate(ids) if len(row) > longest]
         if not too_long:
@@ -138,7 +137,7 @@ class TextTranslator(TextModel):
         )
 
     def _translation(self, hypothesis: Hypothesis, has_gaps: bool) -> Translation:
-        # A model can write the space before a word twice, and so also before the first.
+        # A model may generate a space before the first word.
         options = {"skip_special_tokens": False} if has_gaps else {}
         text = self._target.decode(hypothesis.tokens, **options).strip()
         number = len(hypothesis.tokens) + hypothesis.ended
@@ -146,9 +145,9 @@ class TextTranslator(TextModel):
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
-    """Formats the best translation of each text, or several with their text's number and score.
+    """Formats the best translation of each text, or several with the text's number and score.
 
-    A line feed in a translation becomes a space, so that line n belongs to the n-th text.
+    Line feeds in a translation become spaces, so that line n belongs to the n-th text.
     """
     if num_best == 1:
         return [translations[0].text.replace("\n", " ") for translations in translated]
