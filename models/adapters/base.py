@@ -1,4 +1,4 @@
-"""The model to which a run's adapters belong: where it is, and whether it is still the same."""
+"""The base model of a run's adapters: its location and a checksum of its parameters."""
 
 import dataclasses
 import os
@@ -16,20 +16,20 @@ BASE = "base"
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A model that adapters were trained to."""
+    """A model that adapters were trained on."""
 
     folder: str
-    """The absolute path of a run folder or of one in Hugging Face's form; or a name on the hub."""
+    """The absolute path of a run folder or one in Hugging Face's form, or a name on the hub."""
     relative: str
-    """The same from the run folder, for two folders that are moved together; or the name."""
+    """The path relative to the run folder, for folders that are moved together; or the name."""
     step: int | None
-    """The checkpoint of a run; None for a folder in Hugging Face's form."""
+    """The checkpoint of a run, or None for a folder in Hugging Face's form."""
     checksum: str
     """A hash of the files with its parameters."""
 
     @classmethod
     def describe(cls, source: str, step: int | None, run: Path) -> "Base":
-        """Returns the record of a model that is there.
+        """Returns the record of an existing model.
 
         Args:
             source: A folder, or a name on the hub.
@@ -49,7 +49,7 @@ class Base:
         """Returns the base in the content of a run's `config.json`.
 
         Raises:
-            UserError: It is not there, or is broken.
+            UserError: It is missing or broken.
         """
         stored = fields.get(BASE)
         names = {field.name for field in dataclasses.fields(cls)}
@@ -70,12 +70,13 @@ class Base:
             run: The folder of the run with the adapters.
 
         Raises:
-            UserError: The base is gone, or has changed.
+            UserError: The base is missing or has changed.
         """
         named = self.folder if self.step is None else f"step {self.step} of {self.folder}"
         moved = run.resolve() / self.relative
         gone = UserError(f"{run} has adapters of {named}, which is not there any more: restore it")
         try:
+            # Prefer the relative path: the folders may have been moved together.
             folder = moved if moved.exists() else local_folder(self.folder)
         except FileNotFoundError:
             raise gone from None

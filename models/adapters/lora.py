@@ -1,9 +1,9 @@
 """Low-rank adaptation of linear maps (Hu et al. 2021, "LoRA").
 
 A frozen linear map x W + b becomes x W + b + s · dropout(x) A B, with A `[inputs, r]` and B
-`[r, outputs]` for a small rank r. B begins at zero, so that an adapted model begins as its base. A
-and B, `lora_a` and `lora_b`, lie beside the kernel W in the tree of parameters, with a leading axis
-of layers where it has one; W + s · A B is never formed in training, and neither is its gradient.
+`[r, outputs]` for a small rank r. B starts at zero, so that an adapted model equals its base at
+first. A and B, `lora_a` and `lora_b`, are siblings of the kernel W in the parameter tree, with a
+leading axis of layers if W has one. Training never forms W + s · A B or its gradient.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ from ..registry import create
 A, B = "lora_a", "lora_b"
 HEAD = "head/"
 KEYS = "lora_keys"
-"""The name under which a layer finds its keys of dropout, one per row."""
+"""The variable that holds a layer's dropout keys, one per row."""
 
 Apply = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig(Checked):
-    """Adapters of low rank: where they are, how large, and what is trained beside them."""
+    """Low-rank adapters: their targets and size, and what else is trained."""
 
     rank: PositiveInt = 8
     """Columns of A and rows of B, r."""
@@ -48,15 +48,15 @@ class LoRAConfig(Checked):
     """Dropout of the input of an adapter."""
     targets: tuple[str, ...] = ("query", "value")
     """Linear maps to adapt: regular expressions for whole parts of their paths, such as
-    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all but those of the
+    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all except the
     head."""
     also_trained: tuple[str, ...] = ()
-    """Parameters that are trained whole, by paths as in `targets`. A run adds those that its base
-    lacks, and its classifier."""
+    """Parameters that are fully trained, by paths as in `targets`. A run adds its classifier and
+    the parameters that its base lacks."""
     use_rslora: bool = False
     """Multiply by alpha / √rank instead (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the frozen parameters are kept."""
+    """Precision of the frozen parameters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,11 +73,11 @@ class LinearMap:
     """A linear map of a model, or the equal maps of a stack of layers."""
 
     path: str
-    """The path of its parameters, as `layers/attention/query`."""
+    """The path of its parameters, such as `layers/attention/query`."""
     layers: int | None
-    """The number of layers, the kernel's leading axis; None: it is in no stack."""
+    """The number of layers, the kernel's leading axis, or None outside a stack."""
     inputs: tuple[int, ...]
-    """Sizes of the input axes, as `(N, H)` where it reads heads."""
+    """Sizes of the input axes, such as `(N, H)` if it reads heads."""
     outputs: tuple[int, ...]
     """Sizes of the output axes."""
 
@@ -106,7 +106,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """The adapters of a model: which maps they are on, and what is trained beside them.
+    """The adapters of a model: the adapted maps, and what else is trained.
 
     Example::
 
@@ -121,20 +121,20 @@ class LoRA:
     maps: tuple[LinearMap, ...]
     """The maps that have adapters."""
     whole: frozenset[str] = frozenset()
-    """Paths of the model's parameters that are trained whole."""
+    """Paths of the model's parameters that are fully trained."""
 
     def init(
         self, rng: Key[Array, ""], params: Params, *, keep_initial: bool = False
     ) -> tuple[Params, Params]:
-        """Returns what is trained, the adapters included, and what is frozen.
+        """Returns the trained parameters, including the adapters, and the frozen ones.
 
         A is uniform in ±1 / √inputs, as in PEFT (He et al. 2015 with a = √5), and B is 0.
 
         Args:
-            rng: The key of A; that of a map depends on its path only.
+            rng: The key for A; each map derives its key from its path only.
             params: The parameters of the model.
-            keep_initial: Whether the frozen ones include those that are trained whole, for a
-              reference.
+            keep_initial: Whether the frozen ones include copies of fully trained parameters, for
+              a reference model.
         """
         flat = {}
         for m in self.maps:
@@ -148,19 +148,19 @@ class LoRA:
         return join_params(trained, nested(flat)), frozen
 
     def split(self, params: Params, *, keep_initial: bool = False) -> tuple[Params, Params]:
-        """Returns the parameters that are trained whole, and the frozen ones in their precision."""
+        """Returns the fully trained parameters, and the frozen ones in their precision."""
         flat = by_path(params)
         whole = {path: x for path, x in flat.items() if path in self.whole}
         dtype = jnp.dtype(self.config.frozen_dtype)
         frozen = {path: x.astype(dtype) for path, x in flat.items() if path not in self.whole}
-        if keep_initial:  # in arrays of their own, for a step consumes those of its state
+        if keep_initial:  # copied, because a step donates the arrays of its state
             frozen |= {path: jnp.copy(x).astype(dtype) for path, x in whole.items()}
         return nested(whole), nested(frozen)
 
     def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
-        """Returns the parameters of the adapted model, and those with the adapters switched off.
+        """Returns the parameters of the adapted model, and the parameters without adapters.
 
-        The latter have the frozen value of every parameter that has one. Frozen parameters have no
+        The latter use the frozen value of every parameter that has one. Frozen parameters have no
         gradient.
 
         Raises:
@@ -175,7 +175,7 @@ class LoRA:
         return join_params(frozen, trained), join_params(without_adapters(trained), frozen)
 
     def merge(self, trained: Params, frozen: Params) -> Params:
-        """Returns the parameters of the model without adapters that computes the same: W + s · A B.
+        """Merges the adapters into the kernels: returns W + s · A B and all other parameters.
 
         Args:
             trained: The trained parameters, `[L, …]` where layers are stacked.
@@ -206,7 +206,7 @@ class LoRA:
         return kernel + self.config.scale * product(a, b)
 
     def adapt(self, apply_fn: Apply) -> Apply:
-        """Wraps a model's `apply` to add the adapters that are among the parameters it is given."""
+        """Wraps a model's `apply` to add the adapters found in its parameters."""
         rate, scale = self.config.dropout_rate, self.config.scale
 
         def add(
@@ -236,7 +236,7 @@ class LoRA:
         return apply
 
     def _keys_of_maps(self, params: Params, rng: Key[Array, " B"]) -> Params:
-        """Returns for each adapter among the parameters its keys of dropout, `[L, B]` or `[B]`."""
+        """Returns the dropout keys of each adapter in the parameters, `[L, B]` or `[B]`."""
         present, flat = by_path(params), {}
         for m in self.maps:
             if f"{m.path}/{A}" not in present:
@@ -251,16 +251,16 @@ class LoRA:
 def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     """Finds the linear maps of a model that a configuration adapts.
 
-    A map that is trained whole has no adapter, and neither has a map of the head.
+    Maps that are fully trained and maps of the head get no adapter.
 
     Args:
         config: Rank, scale and targets.
         model: The model, from `models.create` or `models.load`.
 
     Raises:
-        UserError: A pattern fits nothing, or is no regular expression.
+        UserError: A pattern matches nothing or is not a regular expression.
     """
-    # Its own execution may have layers of another layout.
+    # The model's execution may have unstacked layers; paths refer to stacked ones.
     stacked = create(model.config)
     maps, paths = linear_maps(stacked), list(by_path(parameter_shapes(stacked)))
     whole = frozenset(_matching(config.also_trained, paths, "lora.also_trained", "parameter"))
@@ -281,13 +281,13 @@ def is_adapter(path: str) -> bool:
 
 
 def without_adapters(params: Params) -> Params:
-    """Returns the parameters that are no factors of adapters."""
+    """Returns the parameters without the factors of adapters."""
     flat = by_path(params)
     return nested({path: x for path, x in flat.items() if not is_adapter(path)})
 
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
-    """Returns the paths that contain whole parts that a pattern matches, in their order."""
+    """Returns the paths in which a pattern matches whole parts, in order."""
     paths, found = list(paths), set[str]()
     for pattern in patterns:
         try:
@@ -303,16 +303,16 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
 
 
 def join_params(first: Params, second: Params) -> Params:
-    """Returns the parameters of both; those of the second where both have one."""
+    """Merges two parameter trees; the second takes precedence."""
     flat = {**by_path(first), **by_path(second)}
     return nested(flat)
 
 
 def by_path(params: Params) -> Params:
-    """Returns the parameters of a tree by their paths, `layers/attention/query/kernel`."""
+    """Returns a flat dict of parameters by path, such as `layers/attention/query/kernel`."""
     return flatten_dict(params, sep="/")  # pyright: ignore[reportReturnType]
 
 
 def nested(flat: Params) -> Params:
-    """Returns the tree of parameters that are given by their paths."""
+    """Returns the nested tree of parameters given by path."""
     return unflatten_dict(flat, sep="/")

@@ -1,4 +1,4 @@
-"""Reads adapters in the form of the package peft.
+"""Reads adapters in the format of the package peft.
 
 A folder has `adapter_config.json` and `adapter_model.safetensors`. Tensors are named after the
 tensors of the model in Hugging Face's form: the adapter of `NAME.weight` is
@@ -51,7 +51,7 @@ PARTS = re.compile(
 )
 """Names of tensors that are a part of a change."""
 MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
-"""Parts of names in files, and in the modules of transformers 5 where these have other ones."""
+"""Parts of names in files, and their names in the modules of transformers 5."""
 OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
 
 Kind: TypeAlias = Literal["tensor", "rows", "bias", "linear", "embedding"]
@@ -59,7 +59,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def is_peft_folder(folder: Path) -> bool:
-    """Returns whether a folder has an adapter of peft, and no model."""
+    """Returns whether a folder has a peft adapter and no model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
@@ -76,7 +76,7 @@ class Edit:
     """B with the scale, of a product."""
     rows: tuple[int, ...] = ()
     of_module: bool = False
-    """Whether the change is that of a module alone, not of all that share the tensor."""
+    """Whether the change affects one module only, not all modules that share the tensor."""
 
     def array(self) -> np.ndarray:
         """Returns the new tensor, or what is added to it, with outputs first."""
@@ -101,11 +101,11 @@ class Update:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the base's parameter remains."""
+        """Whether the base's parameter is replaced entirely."""
         return any(index == () for index, _ in self.sets)
 
     def apply(self, x: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-        """Returns the new parameter, given that of the base if it has one."""
+        """Returns the new parameter, given the base's, if any."""
         for index, value in self.sets:
             value = jnp.asarray(value, dtype)
             x = value if x is None or index == () else x.at[index].set(value)
@@ -115,7 +115,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class PeftAdapter:
-    """The content of a folder of peft."""
+    """The content of a peft folder."""
 
     folder: Path
     fields: JsonObject
@@ -194,7 +194,7 @@ class PeftAdapter:
     def updates(
         self, base: TransformerConfig, config: TransformerConfig, shapes: Shapes
     ) -> tuple[Mapping[str, Update], Mapping[str, str]]:
-        """Returns what happens to parameters, and copies of parameters that precede it.
+        """Returns the updates of parameters, and the copies to make before them.
 
         Args:
             base: The configuration of the base.
@@ -202,8 +202,8 @@ class PeftAdapter:
             shapes: The shape of each of its parameters, by path.
 
         Returns:
-            An update for each path that has one; and for each parameter that the base shares with
-            another one, and the adapted model does not, the path of that other one.
+            An update for each changed path; and for each parameter that only the base shares with
+            another one, the path of that other one.
 
         Raises:
             WeightsError: A tensor belongs to no parameter, or has another shape.
@@ -265,7 +265,7 @@ class PeftAdapter:
     # Tensors that several modules share.
 
     def _shared(self, config: TransformerConfig) -> list[tuple[str, ...]]:
-        """Returns the names of tensors that are one, the first of which has a parameter."""
+        """Returns groups of names that share one tensor; the first name has a parameter."""
         names: dict[str, list[str]] = {}
         mapping = module_mapping(config)
         for ignored in mapping.ignored:
@@ -274,7 +274,7 @@ class PeftAdapter:
         return list(map(tuple, names.values()))
 
     def _check_output_bias(self, shared: Sequence[Sequence[str]], tensors: Set[str]) -> None:
-        """Refuses trained rows of an embedding that is also the matrix of an output with a bias.
+        """Rejects trained rows of an embedding that is tied to an output with a bias.
 
         peft then computes the output without the bias (``TrainableTokensLayer.forward``).
         """
@@ -296,7 +296,7 @@ class PeftAdapter:
         return self.edits.get(self._written(name), ())
 
     def _of_modules(self, names: Sequence[str]) -> list[list[Edit]]:
-        """Returns what happens to each of some modules that have one tensor."""
+        """Returns the edits of each of several modules that share one tensor."""
         found = [self._own(name) for name in names]
         # Rows of the first module apply to all, unless another module has rows as well.
         common_kinds = {"tensor"} if _have_rows(found[1:]) else {"tensor", "rows"}
@@ -316,7 +316,7 @@ class PeftAdapter:
         return [[*common, *(e for e in edits if not is_common(e))] for edits in found]
 
     def _is_apart(self, names: Sequence[str]) -> bool:
-        """Returns whether modules that have one tensor in the base have several afterwards."""
+        """Returns whether modules that share a tensor in the base no longer share it."""
         first, *others = self._of_modules(names)
         return not all(
             len(first) == len(other) and all(map(Edit.equals, first, other)) for other in others
@@ -348,7 +348,7 @@ class PeftAdapter:
         name: str,
         shapes: Shapes,
     ) -> None:
-        """Adds what an edit does to the parameters of a tensor."""
+        """Adds an edit to the updates of a tensor's parameters."""
         flax = [shapes[path][rule.num_stacked :] for path in rule.flax]
         expected = rule.layout.hf_shape(flax)
         array, is_table = edit.array(), rule.flax[0].endswith("/embedding")
@@ -391,7 +391,7 @@ class PeftAdapter:
 def _edits(
     fields: JsonObject, tensors: Mapping[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
-    """Yields the name of a tensor of the base and what happens to it, new values first."""
+    """Yields names of the base's tensors and their edits, new values first."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(PREFIX)
@@ -416,7 +416,7 @@ def _edits(
 def _products(
     fields: JsonObject, module: str, own: dict[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
-    """Yields the product of a module's two factors, and what is added to its bias."""
+    """Yields the product of a module's two factors, and the change of its bias."""
     kind = "embedding" if "lora_embedding_A" in own else "linear"
     names = (f"lora_{kind}_A", f"lora_{kind}_B")
     a, b = (

@@ -1,9 +1,8 @@
-"""Writes adapters in the form of the package peft.
+"""Writes adapters in the format of the package peft.
 
-Where Hugging Face's form has several linear maps in one, as GPT-2 its queries, keys and values, our
-adapters of rank r are together one adapter of a multiple of r: the A below each other, the B in
-blocks. It computes the same. Where they have one A, as those that were read from such a folder, it
-stays one of rank r.
+If Hugging Face's form joins several linear maps, such as GPT-2's queries, keys and values, our
+adapters of rank r become one equivalent adapter of a multiple of r: A is stacked, B in blocks.
+If all share one A, as after an import from such a folder, the rank stays r.
 """
 
 import collections
@@ -28,7 +27,7 @@ from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps
 from .peft import CONFIG, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
 
 VALUE_HEAD = "head/value/"
-"""The head of values, which is for training alone and is left out."""
+"""The value head, which is only for training and is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +59,11 @@ def save_adapter(
         # peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "adapter")
 
     Args:
-        folder: The folder to make, completely or not at all; it may exist if it is empty.
+        folder: The folder to create, atomically; it may exist if it is empty.
         model: The model.
         lora: Its adapters.
         trained: The parameters that were trained, as in `TrainState.params`.
-        base: The name or the path of the base in Hugging Face's form, for those who load it.
+        base: The name or the path of the base in Hugging Face's form, which loaders use.
 
     Raises:
         UserError: The folder holds something; or transformers has no such model, or keeps in one
@@ -102,9 +101,9 @@ def save_adapter(
 
 
 def _task(head: str, lora: LoRA) -> str | None:
-    """Returns the task that peft should know.
+    """Returns the task to write.
 
-    For a task with a new head peft demands that head's tensors. Without a task it takes the base's.
+    For a task with a new head, peft requires that head's tensors. Without a task, the base's.
     """
     task = HEADS[head].peft_task
     frozen = not any(path.startswith(HEAD) for path in lora.whole)
@@ -114,7 +113,7 @@ def _task(head: str, lora: LoRA) -> str | None:
 def _as_exported(
     config: TransformerConfig, trained: Params
 ) -> tuple[TransformerConfig, Mapping[str, np.ndarray]]:
-    """Returns the model that an export writes, and by path what is trained of its parameters."""
+    """Returns the configuration that an export writes, and the trained parameters by path."""
     equivalent, params = mapping_of(config).to_hf_equivalent(config, trained)
     flat, given = by_path(params), by_path(trained)
     return equivalent, {path: np.asarray(flat[path], np.float32) for path in given}
@@ -123,7 +122,7 @@ def _as_exported(
 def _adapter_of(
     rule: TensorRule, flat: Mapping[str, np.ndarray], maps: Mapping[str, LinearMap]
 ) -> _Adapter | None:
-    """Returns the adapter of a rule's tensor, if its kernels have any."""
+    """Returns the adapter of a rule's tensor, or None."""
     linear = [maps.get(path.removesuffix(KERNEL)) for path in rule.flax]
     parts = [m for m in linear if m is not None]
     adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
@@ -144,7 +143,7 @@ def _adapter_of(
     else:
         a = np.concatenate([a for _, a, _ in factors], axis=1)  # [L, n · r, in]
         blocks = [slice(start, start + rank) for start in range(0, a.shape[1], rank)]
-    # Each B in its block of rows, and the parts in the outputs as in the kernel.
+    # Put each B into its block of rows, with outputs in the order of the kernel.
     wide = [np.zeros((len(a), a.shape[1], *m.outputs), np.float32) for m in parts]
     for (part, _, own), block in zip(factors, blocks, strict=True):
         wide[part][:, block] = own
@@ -173,7 +172,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
     }
     c = lora.config
 
-    def alpha(rank: int) -> float:  # that of an equal scale
+    def alpha(rank: int) -> float:  # keeps the scale equal
         return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
 
     names = sorted({name for some in targets.values() for name in some})
@@ -195,7 +194,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
 
 
 def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMapping) -> list[str]:
-    """Returns the shortest ends of names that mean a module in every layer and no other module."""
+    """Returns the shortest name suffixes that match a module in every layer and no other module."""
     adapted = {a.module for a in adapters if a.rank == adapter.rank}
     modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
     parts = adapter.module.rpartition("{i}.")[2].split(".")
@@ -209,7 +208,7 @@ def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMap
 def _whole_tensors(
     mapping: TensorMapping, lora: LoRA, flat: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors that are trained whole, after checking that their modules are."""
+    """Yields the fully trained tensors, after checking that their modules are fully trained."""
     _check_whole(mapping, lora)
     for rule in mapping.rules:
         if not lora.whole.issuperset(rule.flax):
@@ -222,7 +221,7 @@ def _whole_tensors(
 
 
 def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
-    """Returns the names of the modules that are trained whole."""
+    """Returns the names of the fully trained modules."""
     names = set()
     for rule in mapping.rules:
         if lora.whole.issuperset(rule.flax):
@@ -238,7 +237,7 @@ def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
 
 
 def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
-    """Raises WeightsError if peft cannot save what is trained whole."""
+    """Raises WeightsError if peft cannot save the fully trained parameters."""
     tied = {ignored.same_as for ignored in mapping.ignored}
     modules: dict[str, set[str]] = {}
     for rule in mapping.rules:

@@ -1,7 +1,7 @@
-"""The fields of `adapter_config.json`: which adapters are read, and where they are.
+"""The fields of `adapter_config.json`: which adapters are supported, and what they target.
 
-A field whose value changes what an adapter computes is refused by its name, and so is a field that
-is not known here, unless its value says that it is not in use.
+A field whose value changes what an adapter computes, and an unknown field, is rejected by name
+unless its value shows that it is unused.
 """
 
 import re
@@ -19,16 +19,16 @@ READ = frozenset(
     task_type peft_type base_model_name_or_path revision
     """.split()
 )
-"""Fields that say what the tensors are and where they belong. All are honored."""
+"""Fields that describe the tensors and their targets. All are honored."""
 WITHOUT_EFFECT = frozenset(
     """
     auto_mapping peft_version inference_mode megatron_core loftq_config eva_config corda_config
     lora_ga_config velora_config qalora_group_size runtime_config
     """.split()
 )
-"""Fields about how an adapter was made, or that only others switch on."""
+"""Fields on how an adapter was made, or that have no effect unless another field is set."""
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin an adapter that leave the base as it is."""
+"""Initializations that leave the base unchanged."""
 MERGE = "merge the adapter with peft (merge_and_unload), and import the model"
 USE_PEFT = "no merged model computes the same: use it with peft"
 CONVERT = (
@@ -130,23 +130,23 @@ def trained_tokens(fields: JsonObject, module: str, file: Path) -> tuple[int, ..
 
 
 def is_saved(fields: JsonObject, module: str) -> bool:
-    """Returns whether a module has a copy in the adapter, in place of that of the base."""
+    """Returns whether the adapter replaces a module of the base with a copy."""
     return any(module.endswith(str(end)) for end in _listed(fields, "modules_to_save"))
 
 
 def is_targeted(fields: JsonObject, module: str, file: Path) -> bool:
-    """Returns whether peft adapts a module, as its tensors alone do not decide."""
+    """Returns whether peft adapts a module, which its tensors alone do not show."""
     excluded = fields.get("exclude_modules")
     if excluded and _is_named(excluded, module, file):
         return False
     targets = fields.get("target_modules")
-    # Where weights are kept tied, peft also adapts the modules that share them.
+    # If weights are kept tied, peft also adapts the modules that share them.
     if targets is None or targets == "all-linear" or fields.get("ensure_weight_tying"):
         return True
     if not _is_named(targets, module, file):
         return False
     layers = fields.get("layers_to_transform")
-    # A module by its whole name is adapted, whatever the layers.
+    # A module listed by its full name is adapted regardless of the layers.
     is_whole = isinstance(targets, str) or module in _listed(fields, "target_modules")
     if is_whole or layers is None or layers == []:
         return True
