@@ -23,22 +23,22 @@ from .tools.tool import Tool, ToolCall, as_error
 
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 STOP = f"{USER}:"
-"""The beginning of the user's next turn, by which an answer with the lectures' template ends."""
+"""The beginning of the user's next turn, which ends an answer with the lectures' template."""
 OnText = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A message of a conversation, and who wrote it."""
+    """A message of a conversation and its author."""
 
     role: str
     content: str
     writer: str
-    """Who wrote it: `user`, the name of a model, or that of a tool."""
+    """The author: `user`, or the name of a model or a tool."""
     finish_reason: FinishReason | None = None
     """Why the answer of a model ended: `stop`, `end` or `length`."""
     calls: tuple[ToolCall, ...] = ()
-    """The calls of tools that the template writes apart from the content."""
+    """The tool calls that the template writes outside of the content."""
 
     @property
     def message(self) -> Message:
@@ -52,11 +52,11 @@ class Turn:
 
 
 class Conversation:
-    """Turns of a user and a model, one after the other.
+    """Alternating turns of a user and a model.
 
-    The model reads the whole conversation as one text, which its chat template writes; keys and
-    values of what it has read are kept, so that a turn costs only what is new. When the window is
-    full, the oldest exchanges fall out of what it reads, never the instructions.
+    The chat template writes the whole conversation as one text. Keys and values are cached, so that
+    a turn computes only new tokens. When the context window is full, the oldest exchanges are
+    dropped, but never the instructions.
 
     Example::
 
@@ -69,14 +69,14 @@ class Conversation:
         instructions: how the model should behave; the first message, of the role `system`.
         name: the name of the model in transcripts.
         template: another chat template than the tokenizer's.
-        max_new_tokens: the longest answer, in tokens; by default a quarter of the window, at most
+        max_new_tokens: the longest answer, in tokens. Defaults to a quarter of the window, at most
           256.
-        seed: the seed of the first answer, one more for each that follows.
-        stop_strings: further strings that end an answer, and are not part of it.
-        tools: what the model may call. It writes a call in its template's form, reads the output as
-          a turn of the role `tool`, and goes on.
-        max_calls: the calls after one turn of the user; further ones are answered by an error.
-        **options: how tokens are chosen, arguments of `models.generate` such as `temperature`.
+        seed: the seed of the first answer, incremented for each further answer.
+        stop_strings: further strings that end an answer and are not part of it.
+        tools: tools that the model may call. It writes a call in its template's format, reads the
+          output as a turn of the role `tool`, and continues.
+        max_calls: maximum calls after each user turn; further calls return an error.
+        **options: arguments of `models.generate` such as `temperature`.
 
     Raises:
         UserError: an option is not supported, or out of range; or the chat template has no form of
@@ -103,7 +103,7 @@ class Conversation:
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
         own = (STOP,) if self._template.source == LECTURES else ()
-        # Nor may a model write what a tool says.
+        # The model must not write a tool's output itself.
         own = (*own, f"\n{TOOL}:") if own and tools else own
         self._stop = (*own, *stop_strings)
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
@@ -139,7 +139,7 @@ class Conversation:
 
     @property
     def num_read(self) -> int:
-        """The number of tokens that the model has read, its own included."""
+        """The number of tokens that the model has read, including generated ones."""
         return self._context.num_read
 
     def prompt(self, text: str) -> str:
@@ -153,14 +153,14 @@ class Conversation:
         on_text: OnText | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> Turn:
-        """Says something to the model and returns its answer; both become turns.
+        """Sends a message to the model and returns its answer; both become turns.
 
-        So do calls of tools, and what the tools say, before the answer.
+        Tool calls and their outputs become turns before the answer.
 
         Args:
             text: what the user says.
-            on_text: called with what the model writes piece by piece, as it grows.
-            on_turn: called with what each tool says.
+            on_text: called with the model's text piece by piece, as it grows.
+            on_turn: called with the output of each tool, as a turn.
 
         Raises:
             UserError: the text is empty, or does not fit the window beside the instructions. The
@@ -188,7 +188,7 @@ class Conversation:
         return turns[-1]
 
     def _answer(self, turns: Sequence[Turn], on_text: OnText | None) -> tuple[Turn, Written]:
-        """Returns the model's answer to some turns, and what is in it.
+        """Returns the model's answer to some turns, and its parsed content.
 
         Raises:
             UserError: the last exchange does not fit the window beside the instructions.
@@ -226,7 +226,7 @@ class Conversation:
         return answer, written
 
     def _fitting(self, turns: Sequence[Turn], said: Sequence[Turn]) -> Sequence[Turn]:
-        """Shortens what tools said until the window has room for half of the longest answer."""
+        """Shortens the outputs of tools until the window has room for half the longest answer."""
         short, longest = said, max(len(turn.content) for turn in said)
         while longest > 100:
             try:
@@ -245,7 +245,7 @@ class Conversation:
         return short
 
     def _call(self, call: ToolCall, left: int) -> str:
-        """Returns what a tool says to a call, or why there is no answer."""
+        """Returns a tool's output for a call, or an error."""
         if left <= 0:
             return as_error(f"no more than {self._max_calls} calls: answer without a tool")
         tool = self._tools.get(call.name)
@@ -255,11 +255,11 @@ class Conversation:
         return tool(call.arguments)
 
     def reset(self) -> None:
-        """Forgets all turns; the instructions stay."""
+        """Removes all turns; the instructions stay."""
         self.turns = []
 
     def save(self, path: str | Path) -> None:
-        """Writes a transcript: a JSON object for each message, which says who wrote it.
+        """Writes a transcript: a JSON object for each message, with its author.
 
         Args:
             path: the file, which may exist if it is a transcript.
@@ -290,7 +290,7 @@ class Conversation:
             raise DataError(f"{path} holds something other than a transcript: name another file")
 
     def load(self, path: str | Path) -> None:
-        """Takes up the conversation of a transcript, in place of this one's turns.
+        """Replaces the turns and instructions by those of a transcript.
 
         Raises:
             DataError: the file is no transcript.
@@ -313,7 +313,7 @@ class Conversation:
         self.instructions, self.turns = instructions, turns
 
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
-        """Returns what the model reads, and the longest answer that fits after it, in tokens."""
+        """Returns the model's input, and the longest answer that fits after it, in tokens."""
         window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
         tools = tuple(self._tools.values())
         listed = None if self._form is None else self._form.instructions(tools)
@@ -333,7 +333,7 @@ class Conversation:
             )
             if len(encoded.ids) + wanted <= window:
                 return encoded, wanted
-        # The last message alone: its answer may be shorter.
+        # Only the last exchange is left: shorten the answer.
         assert encoded is not None
         if len(encoded.ids) >= window:
             raise UserError(
@@ -349,7 +349,7 @@ class Conversation:
 
 
 def _is_transcript(path: Path) -> bool:
-    """Returns whether each line of a file is a message that says who wrote it."""
+    """Returns whether each line of a file is a message with an author."""
     try:
         with path.open(encoding="utf-8") as lines:
             return all({"role", "content", "writer"} <= set(json.loads(line)) for line in lines)
@@ -370,11 +370,11 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
-    """Passes on the part of a text that is new and settled; returns how much was passed on."""
+    """Passes on the new, settled part of a text; returns the number of characters shown."""
     text = growing.text
     if shown == 0:  # the white space before an answer is the template's
         shown = min(len(text) - len(text.lstrip()), until)
-    # White space at the end is not shown before something follows it.
+    # Trailing white space is held back until more text follows.
     until = len(text[:until].rstrip())
     if until > shown:
         on_text(text[shown:until])

@@ -1,4 +1,4 @@
-"""Answers to queries by a model that is shown a task in its prompt."""
+"""Answers queries with few-shot prompts."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def answer_queries(
 ) -> list[Answer]:
     """Answers queries up to a line feed or the next label.
 
-    An answer does not depend on the queries beside it.
+    Answers are independent of the other queries.
 
     Args:
         generator: the model.

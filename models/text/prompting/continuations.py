@@ -31,7 +31,7 @@ from ..text_model import TextModel
 from .prefix_tree import Item, Layout, PrefixGroup, Request, pack, plan
 
 AdvanceFn = Callable[[int, int], None]
-"""Told how many more requests are done, and how many tokens they took."""
+"""Called with the numbers of further finished requests and of their tokens."""
 
 CAPACITY = {"cpu": 512}
 DEFAULT_CAPACITY = 1024
@@ -66,7 +66,7 @@ class TokenCounts:
     needed: int = 0
     """Tokens after common prefixes are counted once."""
     computed: int = 0
-    """Tokens that the model computed, padding included."""
+    """Tokens that the model computed, including padding."""
 
     @property
     def padding(self) -> float:
@@ -193,7 +193,7 @@ class ContinuationScorer(TextModel):
             UserError: the vocabulary has neither.
         """
         special = self._tokenizer.special_ids
-        # What begins the target of an encoder-decoder never stands in its source.
+        # A source never contains the token that begins an encoder-decoder's target.
         first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
         if first is None:
             raise UserError(
@@ -218,7 +218,7 @@ class ContinuationScorer(TextModel):
               tokens.
             share_prefixes: whether tokens that several requests begin with are computed once; the
               results are the same.
-            on_batch: told after each batch how many requests are done, and their tokens.
+            on_batch: called after each batch with the numbers of finished requests and tokens.
             log: called with a line if contexts are truncated.
 
         Raises:
@@ -438,7 +438,7 @@ class ContinuationScorer(TextModel):
             outputs = self._model.apply(
                 {"params": params}, ids, real, position_ids=positions, cache=cache
             )
-            # What follows overwrites the slots of the padding.
+            # Continuations overwrite the slots of the padding.
             return dataclasses.replace(outputs.cache, index=jnp.asarray(length, jnp.int32))
 
         return compute
@@ -498,9 +498,9 @@ def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
 
 
 def bucket(number: int) -> int:
-    """Returns the least of 16, 20, 24, 28, 32, 40, 48, 56, 64 … that is not below `number`.
+    """Rounds up to one of 16, 20, 24, 28, 32, 40, 48, 56, 64 …, so that few programs are compiled.
 
-    Beyond 16, at most a fifth of it is more than needed, and few programs are compiled.
+    Above 16, at most a fifth of the bucket is padding.
     """
     step = max(4, power_of_two(number) // 8)
     return max(16, round_up(number, step))

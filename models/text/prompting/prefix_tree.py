@@ -1,4 +1,4 @@
-"""Which tokens of many requests are computed once: their tree of common prefixes, laid out in rows.
+"""Lays out many requests in rows so that their common prefixes are computed once.
 
 Requests that begin with the same tokens share the hidden states of these tokens, in two ways:
 
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 SHORTEST_PREFIX = 32
-"""The keys and values of a shorter common prefix are not computed in a call of their own."""
+"""Minimum length of a common prefix whose keys and values get a separate call."""
 PREFIX_CALL = 64
-"""The cost of a call that only computes a prefix, in tokens beside those of the prefix."""
+"""The overhead of a call that computes only a prefix, in tokens."""
 
 
 class Request(NamedTuple):
@@ -56,15 +56,15 @@ class Layout:
     ids: list[int] = dataclasses.field(default_factory=list)
     positions: list[int] = dataclasses.field(default_factory=list)
     last: list[int] = dataclasses.field(default_factory=list)
-    """The index of the last token that has this token among its ancestors or is the token."""
+    """The index of the token's last descendant, or of the token itself."""
     scored: list[Scored] = dataclasses.field(default_factory=list)
 
     def append(self, requests: Iterable[Request], base: int = 0) -> None:
         """Lays out requests behind those that are there, without their first `base` tokens.
 
         Args:
-            requests: sorted by their inputs, so that common prefixes lie side by side.
-            base: the number of tokens of a prefix that all of them have and that is left out.
+            requests: sorted by their inputs, so that common prefixes are adjacent.
+            base: the number of tokens of a prefix that all requests share and that is left out.
         """
         before: tuple[int, ...] = ()
         path: list[int] = []  # the index of each token of `before` behind the prefix
@@ -132,9 +132,9 @@ class _Node:
     requests: list[Request] = dataclasses.field(default_factory=list)
     """Requests whose inputs are the prefix; only a leaf has some."""
     total: int = 0
-    """The number of tokens of the subtree, the prefix included."""
+    """The number of tokens of the subtree, including the prefix."""
     unscored: int = 0
-    """The number of first tokens that no label of the subtree follows."""
+    """The number of leading tokens before the first scored one of the subtree."""
 
 
 def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> Plan:
