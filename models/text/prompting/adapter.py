@@ -1,4 +1,4 @@
-"""A model of the zoo as lm-evaluation-harness asks one: log-likelihoods and greedy texts.
+"""Adapts a model to lm-evaluation-harness: log-likelihoods and greedy texts.
 
 The harness is the package `lm_eval` (the extra `eval`); nothing else imports this file.
 """
@@ -32,12 +32,12 @@ from ..generate import merged_request
 from .continuations import ContinuationScorer
 
 NEW_TOKENS = 256
-"""The longest text where a task states no length, as in the harness."""
+"""Default maximum of new tokens, as in the harness."""
 BATCH_SIZE = 16
-"""The number of texts that are written together."""
+"""Number of texts per batch."""
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Context and continuation as texts, if they are texts, and the token ids of both."""
+"""Context and continuation as texts (or None), and the token ids of both."""
 
 
 class HarnessModel(ContinuationScorer, TemplateLM):
@@ -165,9 +165,9 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns the log-probability of each text, of which each token is scored once.
+        """Returns the log-probability of each text; each token is scored once.
 
-        A text longer than the model reads is divided into windows as the harness divides it.
+        A text longer than the model reads is divided into windows like in the harness.
         """
         windows: list[TokenRequest] = []
         ends: list[int] = []

@@ -22,9 +22,9 @@ AnswerKind = Literal["labels", "texts"]
 """How an answer is found: the most probable of all labels, or the text of greedy decoding."""
 
 MOST_LABELS = 20
-"""More different answers than these are taken for texts."""
+"""With more distinct answers than this, answers are treated as texts."""
 LIMIT = 500
-"""The number of questions by default."""
+"""Default number of questions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FewShotAccuracy:
     """How many questions a model answers with some number of examples in its prompt."""
 
     accuracy: float
-    """The share of the questions whose answer is right."""
+    """The fraction of questions with the right answer."""
     accuracy_normalized: float | None
     """The same, with the log-probability of each label divided by its number of characters; None
     if answers are not labels."""
@@ -71,7 +71,7 @@ def few_shot_accuracy(
     balanced: bool = False,
     log: LogFn = print,
 ) -> dict[int, FewShotAccuracy]:
-    """Asks a model queries after different numbers of examples.
+    """Measures accuracy on queries with different numbers of examples in the prompt.
 
     Example::
 
@@ -86,8 +86,8 @@ def few_shot_accuracy(
         examples: the examples to choose from; a query is never an example of its own prompt.
         queries: the questions, with their answers; None: the examples themselves.
         shots: the numbers of examples in a prompt.
-        answers: whether answers are labels, of which the most probable one is chosen, or texts to
-          be written; by default labels if there are at most 20 and each occurs twice on average.
+        answers: whether answers are labels, scored by probability, or generated texts. Defaults to
+          labels if there are at most 20 and each occurs at least twice on average.
         limit: the number of questions, chosen by the seed (by 0 without one); None: all.
         seed: None shows the first examples, in their order; a number shuffles them first. The
           examples are the same for each question, unlike those of lm-eval, which draws for each.
@@ -173,7 +173,7 @@ def _questions(
 ) -> list[_Question]:
     """Returns the prompt of each query, without the first examples where they do not fit."""
     pattern, dropped, questions = few_shot.pattern, 0, []
-    # A label that begins another one is at least as probable unless its end counts, too.
+    # A label that is a prefix of another is at least as probable unless its end is scored as well.
     end = "" if labels is None or not _begin_others(labels) else pattern.stop
     for query in queries:
         answer = pattern.answer(query.fields)
@@ -239,10 +239,10 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
     Args:
         found: the accuracies.
         file: the picture, whose suffix says its kind.
-        title: stands above the curve.
+        title: the title of the plot.
 
     Raises:
-        UserError: the file cannot be written, or its suffix is of no kind that matplotlib writes.
+        UserError: the file cannot be written, or matplotlib does not support its suffix.
     """
     from matplotlib.figure import Figure
 

@@ -67,7 +67,7 @@ def evaluate_tasks(
         The metrics of each task and group by name, without their standard errors.
 
     Raises:
-        UserError: a task does not exist, or its data is not at hand.
+        UserError: a task does not exist, or its data is not available.
     """
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager

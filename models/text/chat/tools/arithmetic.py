@@ -1,4 +1,4 @@
-"""An evaluator of arithmetic: no `eval`, and no number that takes long to compute."""
+"""Evaluates arithmetic without `eval`, and rejects numbers that take long to compute."""
 
 import ast
 import math
@@ -10,11 +10,11 @@ from .....data.common.errors import UserError
 from .tool import Tool
 
 LONGEST = 300
-"""Characters of an expression."""
+"""Maximum characters of an expression."""
 BITS = 2048
 """The largest result, in bits."""
 DIGITS = 300
-"""The digits that `round` keeps or leaves out at most."""
+"""Maximum absolute value of the digits argument of `round`."""
 
 Number = int | float
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
@@ -52,10 +52,10 @@ def evaluate(expression: str) -> str:
     """Computes an expression of numbers, + - * / // % ** and abs, max, min, round, sqrt.
 
     Args:
-        expression: for example `(3 + 4) * 12`; `×`, `÷`, `−` and `^` are read.
+        expression: for example `(3 + 4) * 12`; `×`, `÷`, `−` and `^` are supported.
 
     Raises:
-        UserError: it is no such expression, it divides by zero, or a number in it is too large.
+        UserError: the expression is invalid, divides by zero, or has too large a number.
     """
     if len(expression) > LONGEST:
         raise UserError(f"the expression has {len(expression)} characters: give at most {LONGEST}")
@@ -101,7 +101,7 @@ def _value(node: ast.expr) -> Number:
 
 
 def _check_power(base: Number, exponent: Number) -> None:
-    """Refuses a power before it is computed."""
+    """Rejects too large a power before it is computed."""
     size = base.bit_length() if isinstance(base, int) else 64
     if abs(exponent) * max(size, 1) > BITS:
         raise UserError(f"{base}**{exponent} is too large")

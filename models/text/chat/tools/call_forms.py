@@ -1,8 +1,8 @@
-"""The forms in which models write calls of tools.
+"""The formats of tool calls.
 
-A form is chosen by the chat template: that of Hermes and Qwen, ``<tool_call>`` around an object
-of JSON; or, with the template of the lectures, ``<<name argument>>``. Calls are read from what the
-model writes, never from what a user or a tool says.
+The chat template determines the format: ``<tool_call>`` around a JSON object (Hermes and Qwen), or
+``<<name argument>>`` with the template of the lectures. Calls are parsed only from the model's
+output, never from messages of a user or a tool.
 """
 
 import dataclasses
@@ -21,28 +21,28 @@ _BRACKETS = re.compile(r"<<\s*(\w+)[ \n]*(.*?)>>", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """An answer of a model, divided into text and calls."""
+    """An answer of a model, parsed into text and calls."""
 
     content: str
-    """The text that a person reads."""
+    """The text for the user."""
     calls: tuple[ToolCall, ...]
     """The calls in it, in order."""
     malformed: str | None = None
-    """Why a call in it cannot be read, if there is such a one."""
+    """Why a call cannot be parsed, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CallForm:
-    """A form of calls."""
+    """A format of tool calls."""
 
     name: Literal["hermes", "brackets"]
 
     @classmethod
     def of(cls, template: ChatTemplate) -> "CallForm":
-        """Returns the form that belongs to a chat template.
+        """Returns the format of a chat template.
 
         Raises:
-            UserError: the template has no form that is known.
+            UserError: the template has no known format.
         """
         if template.source == LECTURES:
             return cls("brackets")
@@ -59,27 +59,27 @@ class CallForm:
         return self.name == "brackets"
 
     def instructions(self, tools: Sequence[Tool]) -> str | None:
-        """Returns what the instructions must say of the tools; None: the template says it."""
+        """Returns the instructions on the tools, or None if the template writes them."""
         if self.name == "hermes":
             return None
         lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
         return "\n".join(["Tools:", *lines])
 
     def end_of_call(self, text: str) -> int | None:
-        """Returns where the first whole call ends, after which the model need not write on.
+        """Returns the index where the first complete call ends, so that generation can stop.
 
-        A token may hold the end and more: what follows is the model's guess of the tool's output.
-        None: there is no whole call, or the template's end of turn ends it.
+        Text after it in the same token would be the model's guess of the tool's output. Returns
+        None without a complete call, or if the template's end of turn ends the call.
         """
         found = _BRACKETS.search(text) if self.name == "brackets" else None
         return None if found is None else found.end()
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        """Takes apart what a model wrote.
+        """Parses an answer of the model.
 
         Args:
             text: the whole answer.
-            tools: those that it may call; the lectures' form has one argument without a name.
+            tools: the available tools; the lectures' format has one unnamed argument.
         """
         if self.name == "brackets":
             found = _BRACKETS.search(text)
@@ -102,7 +102,7 @@ class CallForm:
 
 
 def _of_json(call: dict[str, Any]) -> ToolCall:
-    """Returns a call; raises one of several errors if it is none, or if no file can hold it."""
+    """Returns a call; raises one of several errors if it is invalid or cannot be encoded."""
     name, arguments = call["name"], call.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise TypeError

@@ -1,4 +1,4 @@
-"""A tool that runs a Python program where it can reach neither the network nor any file."""
+"""A tool that runs a Python program without access to the network or to files."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from .tool import Tool
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The resources of a program, which ends when it asks for more."""
+    """The resource limits of a program, which is ended if it exceeds them."""
 
     seconds: int = 5
     """Time, on the clock and of the processor."""
@@ -34,9 +34,9 @@ class Limits:
 def run_python(program: str, limits: Limits = Limits()) -> str:
     """Runs a Python program with the standard library, and returns what it prints.
 
-    It runs in a process of its own without network, other processes and files (see
-    `sandbox_child`), which needs Linux and namespaces for users. It ends with this process, however
-    that ends, and leaves no file.
+    It runs in a separate process without access to the network, other processes or files (see
+    `sandbox_child`), which requires Linux and user namespaces. It ends with this process, however
+    that ends, and leaves no files.
 
     Args:
         program: the program.
@@ -148,7 +148,7 @@ def _folders_of_python() -> list[str]:
 
 
 def python_program(limits: Limits = Limits()) -> Tool:
-    """Returns the tool `python`, which runs a program; it is to be asked for by name."""
+    """Returns the tool `python`, which runs a program; it must be requested by name."""
 
     def run(program: str) -> str:
         return run_python(program, limits)

@@ -1,9 +1,9 @@
-"""Runs a program where it can reach nothing: started as a script, by `sandbox`, on Linux.
+"""Runs a program in isolation; `python_program` starts it as a script on Linux.
 
-In order: namespaces of its own for users, files, processes and the network; a file system of its
-own that has Python, read-only, and an empty folder in memory; limits on time, memory, files and
-processes; no capabilities; and a filter that refuses the system calls for new processes, sockets,
-mounts and namespaces. If one of these steps fails, the program does not run.
+It sets up, in order: separate namespaces for users, files, processes and the network; a file
+system with a read-only Python and an empty folder in memory; limits on time, memory, files and
+processes; no capabilities; and a filter that rejects system calls for new processes, sockets,
+mounts and namespaces. If a step fails, the program does not run.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
 
 
 def _mounts_below(folder: str, mounts: TextIO) -> list[str]:
-    """Returns the places of the mounts in a folder, itself included."""
+    """Returns the mount points in a folder, including the folder itself."""
     mounts.seek(0)
     written = [line.split()[4] for line in mounts]
     # Spaces and the like are written as \\040.

@@ -1,4 +1,4 @@
-"""Retrieval: the paragraphs of local files that fit a question best (BM25)."""
+"""Retrieves the paragraphs of local files that match a query best (BM25)."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from .tool import Tool
 SUFFIXES = (".md", ".rst", ".txt")
 """The files that are read."""
 BYTES = 32 << 20
-"""The size of all texts together; a file that does not fit is left out, which each answer says."""
+"""Maximum size of all texts together; each answer names the files that were left out."""
 _K, _B = 1.5, 0.75  # the usual constants of BM25
 _WORD = re.compile(r"\w+")
 
@@ -22,7 +22,7 @@ _WORD = re.compile(r"\w+")
 class FileSearch:
     """The paragraphs of the text files below a folder.
 
-    A link that leads out of the folder is not followed.
+    Links that lead out of the folder are not followed.
 
     Args:
         folder: the folder, read once.
@@ -85,7 +85,7 @@ class FileSearch:
 
 
 def _text_files(root: Path) -> Iterator[Path]:
-    """Yields the text files below a folder in a fixed order; none that a link leads out to."""
+    """Yields the text files below a folder in a fixed order, without links out of the folder."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         for name in sorted(names):

@@ -8,7 +8,7 @@ from typing import Any
 from .....data.common.errors import UserError
 
 LONGEST_OUTPUT = 2000
-"""Characters of a tool's output that the model reads; a note stands in place of the rest."""
+"""Maximum characters of a tool's output; a note replaces the rest."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "number": (int, float),
@@ -70,10 +70,10 @@ class Tool:
         return {"type": "function", "function": function}
 
     def __call__(self, arguments: Mapping[str, Any]) -> str:
-        """Returns the output as text; errors are an answer, too.
+        """Returns the output as text; an error is returned as `{"error": …}`.
 
         Args:
-            arguments: those of the model, which may be wrong.
+            arguments: the model's arguments, which may be wrong.
         """
         try:
             self._check(arguments)
@@ -81,7 +81,7 @@ class Tool:
             if not isinstance(result, str):
                 result = json.dumps(result, ensure_ascii=False, default=str)
             return shortened(result)
-        except Exception as error:  # whatever a tool raises, the conversation goes on
+        except Exception as error:  # an error of a tool must not end the conversation
             try:
                 text = " ".join(str(error).split())
             except Exception:  # its text is code of the tool as well
