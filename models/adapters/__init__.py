@@ -1,1 +1,1 @@
-"""Adapters: few parameters that are trained beside those of a frozen model."""
+"""Adapters: a few trained parameters that are added to a frozen model."""

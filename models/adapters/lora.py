@@ -164,7 +164,7 @@ class LoRA:
         gradient.
 
         Raises:
-            ValueError: There are no frozen parameters.
+            ValueError: `frozen` is None.
         """
         if frozen is None:
             raise ValueError(

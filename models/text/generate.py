@@ -89,7 +89,7 @@ class TextGenerator(TextModel):
         return cls(model, params, tokenizer, generation_defaults(folder))
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty cached context, with which a conversation reads only new tokens."""
+        """Returns an empty cached context, so that a conversation reads only new tokens."""
         return self._generator.cached_context()
 
     def context_request(self, **options: JsonValue) -> GenerationRequest:

@@ -122,7 +122,7 @@ class Conversation:
         max_length: int | None = None,
         **options: Any,
     ) -> "Conversation":
-        """Opens the model of a run folder; the options are those of the class.
+        """Opens the model of a run folder; options are passed to the class.
 
         Args:
             folder: a run folder, one in Hugging Face's form, or a name on the hub.
@@ -132,7 +132,7 @@ class Conversation:
 
         Raises:
             FileNotFoundError: it is not a run folder, or has no such checkpoint.
-            UserError: its model is no causal language model, or an option is out of range.
+            UserError: its model is not a causal language model, or an option is out of range.
         """
         generator = TextGenerator.of_run(folder, step=step, max_length=max_length)
         return cls(generator, **{"name": str(folder), **options})
@@ -163,7 +163,7 @@ class Conversation:
             on_turn: called with the output of each tool, as a turn.
 
         Raises:
-            UserError: the text is empty, or does not fit the window beside the instructions. The
+            UserError: the text is empty, or does not fit the window with the instructions. The
               conversation is then as before.
         """
         if not text.strip():
@@ -191,7 +191,7 @@ class Conversation:
         """Returns the model's answer to some turns, and its parsed content.
 
         Raises:
-            UserError: the last exchange does not fit the window beside the instructions.
+            UserError: the instructions and the last exchange do not fit the window.
         """
         encoded, room = self._prompt(turns)
         growing = GrowingText(
@@ -290,10 +290,10 @@ class Conversation:
             raise DataError(f"{path} holds something other than a transcript: name another file")
 
     def load(self, path: str | Path) -> None:
-        """Replaces the turns and instructions by those of a transcript.
+        """Replaces the turns and instructions with a transcript's.
 
         Raises:
-            DataError: the file is no transcript.
+            DataError: the file is not a transcript.
         """
         instructions, turns = None, []
         for _, number, line in input_lines(str(path)):

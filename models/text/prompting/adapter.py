@@ -43,8 +43,8 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 class HarnessModel(ContinuationScorer, TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=…)`.
 
-    Its results are those of the harness's own model `hf`: requests are encoded as there, and a
-    context that is too long loses its first tokens. Requests that begin alike share their
+    Its results equal the harness's model `hf`: requests are encoded in the same way, and a context
+    that is too long loses its first tokens. Requests that begin alike share their
     computation. With encoder-decoders three things differ from `hf`: continuations are encoded as
     targets and not as sources, a target has at most `max_gen_toks` tokens (there, the length of the
     source is added), and the position of a source's token does not depend on the batch.
@@ -75,7 +75,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self._settings, self._search = settings or {}, search
         self._progress = Progress()
         self.in_chats = False
-        """Whether texts are those of a chat template, whose control tokens are tokens."""
+        """Whether texts come from a chat template, so that control tokens are encoded as such."""
 
     @classmethod
     def _open(
@@ -94,7 +94,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands for an empty context."""
+        """The token that represents an empty context."""
         return self.first_id
 
     @property
@@ -138,7 +138,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return Traced(rendered.text, rendered.origins)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Returns the source of the chat template, by which the harness names its caches."""
+        """Returns the source of the chat template, which the harness uses as a cache key."""
         return self._tokenizer.chat_template.source if chat_template else ""
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -27,7 +27,7 @@ class Answer:
     finished: bool
     """Whether the model ended the answer; otherwise its length did."""
     completions: tuple[Completion, ...] = dataclasses.field(compare=False)
-    """All answers, the first one included, with their log-probabilities and why each ended."""
+    """All answers, including the first, with their log-probabilities and why each ended."""
 
 
 def answer_queries(
@@ -62,7 +62,7 @@ def answer_queries(
           time, at most 64 of them.
 
     Raises:
-        UserError: there are no queries, a field is missing, a prompt is too long, or an option is
+        UserError: `queries` is empty, a field is missing, a prompt is too long, or an option is
           out of range.
     """
     if not queries:

@@ -51,7 +51,7 @@ class _Question(NamedTuple):
     shots: int
     prompt: str
     answers: Sequence[str]
-    """The continuations that are scored, in which a space before the answer is a part of it."""
+    """The scored continuations; a space before an answer is a part of it."""
     right: int | None
     """The index of the right one; None if the only answer is a text to be written."""
     letters: Sequence[int]
@@ -83,14 +83,14 @@ def few_shot_accuracy(
     Args:
         scorer: the model.
         pattern: the text of an example.
-        examples: the examples to choose from; a query is never an example of its own prompt.
+        examples: the examples to choose from; a query is never an example in its prompt.
         queries: the questions, with their answers; None: the examples themselves.
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, scored by probability, or generated texts. Defaults to
           labels if there are at most 20 and each occurs at least twice on average.
         limit: the number of questions, chosen by the seed (by 0 without one); None: all.
         seed: None shows the first examples, in their order; a number shuffles them first. The
-          examples are the same for each question, unlike those of lm-eval, which draws for each.
+          examples are the same for each question, unlike in lm-eval, which draws for each.
         balanced: whether each answer occurs equally often among the examples of a prompt.
         log: called with a line where not all questions are asked, or examples are left out.
 

@@ -2,8 +2,8 @@
 
 Requests that begin with the same tokens share the hidden states of these tokens, in two ways:
 
-- A subtree of few tokens is one `Layout`: each common prefix stands in it once, and a mask lets
-  every token attend to its ancestors alone.
+- A subtree of few tokens is one `Layout`: it contains each common prefix once, and a mask lets
+  every token attend to its ancestors only.
 - A prefix of many requests, such as the examples of a prompt, is a `PrefixGroup`: its keys and
   values are computed once, and the layouts of all requests continue them.
 """
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     inputs: tuple[int, ...]
     labels: tuple[int, ...]
     number: int
-    """The number of the request among those of the caller."""
+    """The index of the request in the caller's list."""
 
     @property
     def first(self) -> int:
@@ -39,11 +39,11 @@ class Scored(NamedTuple):
     """A label, and the token of a layout that it follows."""
 
     at: int
-    """The index of the token among those of the layout."""
+    """The index of the token in the layout."""
     label: int
     request: int
     place: int
-    """The index of the label among those of its request."""
+    """The index of the label in its request."""
 
 
 @dataclasses.dataclass
@@ -273,7 +273,7 @@ def pack(
 
     Args:
         sizes: the sizes of each item, one for each dimension of a bin.
-        capacity: the sizes of a bin; an item that is larger has a bin of its own.
+        capacity: the sizes of a bin; a larger item gets a separate bin.
         most: the number of bins; items beyond it are left out. None: as many as are needed.
 
     Returns:

@@ -25,7 +25,7 @@ CONFINED = b"confined\n"
 """The line before the program's output; without it, the program could not be confined."""
 
 _ROOT = "/proc"
-"""The folder over which the program's root is mounted."""
+"""The mount point of the program's root."""
 _NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
 _NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
 _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (

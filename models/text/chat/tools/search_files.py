@@ -28,7 +28,7 @@ class FileSearch:
         folder: the folder, read once.
 
     Raises:
-        UserError: it is no folder, or has no text.
+        UserError: it is not a folder or has no text.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -117,7 +117,7 @@ def search_files(folder: str | Path) -> Tool:
     """Returns the tool `search`, which finds paragraphs in the text files below a folder.
 
     Raises:
-        UserError: it is no folder, or has no text.
+        UserError: it is not a folder or has no text.
     """
     search = FileSearch(folder)
     return Tool(

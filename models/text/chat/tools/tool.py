@@ -47,14 +47,14 @@ class Tool:
     """
 
     name: str
-    """The name by which the model calls it."""
+    """The name that the model calls."""
     description: str
     """The purpose, for the model."""
     parameters: Mapping[str, str | Mapping[str, Any]]
-    """For each argument, all of which are required, what it is: a text, or a JSON schema."""
+    """A description or a JSON schema of each argument; all are required."""
     run: Callable[..., object]
-    """The function, called with the arguments by name. What it returns becomes text, an exception
-    the answer `{"error": …}`."""
+    """The function, called with the arguments by name. Its result is converted to text, and an
+    exception to `{"error": …}`."""
 
     @property
     def schema(self) -> dict[str, Any]:
