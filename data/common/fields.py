@@ -90,7 +90,7 @@ class FieldError(UserError):
 class Checked:
     """Base class of dataclasses whose fields are checked against their types.
 
-    A list, as JSON has it, becomes a tuple.
+    A list, as JSON has it, becomes a tuple, and a number of numpy one of Python.
 
     Raises:
       FieldError: A field has a value of another type, or out of its range.
@@ -100,10 +100,26 @@ class Checked:
         """Checks all fields."""
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = getattr(self, field.name)
-            if isinstance(value, list):
+            plain = _plain(value)
+            if plain is not value:
                 # The dataclass may be frozen.
-                object.__setattr__(self, field.name, tuple(value))
-            check_value(field.name, value, field.type)
+                object.__setattr__(self, field.name, plain)
+            check_value(field.name, plain, field.type)
+
+
+def _plain(value: object) -> object:
+    """Returns a list as a tuple, and a number of any kind as one of Python, for JSON."""
+    if type(value) in (list, tuple):
+        return tuple(map(_plain_number, value))  # pyright: ignore
+    return _plain_number(value)
+
+
+def _plain_number(value: object) -> object:
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def check_value(name: str, value: object, hint: object) -> None:

@@ -136,6 +136,10 @@ class EncoderConfig(TransformerConfig):
             f"(d_embedding {self.d_embedding}): leave either out",
         )
         require(
+            self.d_embedding != self.d_model,
+            f"d_embedding {self.d_embedding} is the width of the layers, d_model: leave it out",
+        )
+        require(
             self.num_layers or self.head != "causal_lm",
             "num_layers 0 leaves nothing to cache: choose at least 1",
         )

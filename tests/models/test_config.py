@@ -7,6 +7,7 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
+from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.registry import family_name
 
@@ -43,6 +44,12 @@ def test_sizes_must_be_positive(name):
 def test_sizes_beyond_any_model_are_refused_before_work_of_that_size(name, value):
     with pytest.raises(UserError, match=f"{name} must be .*{value}"):
         models.GPTConfig(**{**SIZES, name: value})
+
+
+def test_embeddings_as_wide_as_the_layers_need_no_map():
+    # transformers has none then, and would leave it out of the model that it loads.
+    with pytest.raises(UserError, match=r"d_embedding 100 .* leave it out"):
+        ElectraConfig(**SIZES, d_embedding=100)
 
 
 def test_a_table_of_positions_is_bounded():

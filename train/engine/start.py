@@ -117,9 +117,10 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for name in (CONFIG_FILE, LOCK_FILE):
-            (folder / name).unlink(missing_ok=True)
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+        # Last: from here on another process may make a run of its own.
+        (folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or a mount point
             folder.rmdir()
         raise

@@ -6,6 +6,7 @@ accumulated and sharded steps agree. A mean of means would differ.
 """
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,8 +127,9 @@ class Objective:
         # `forward` decides the order and the inputs of the models.
         run = {"model": _bound(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
-        for number, (name, model) in enumerate(self.models.items()):
-            # Dropout differs between the models.
+        for name, model in self.models.items():
+            # Dropout differs between the models. Small numbers are of the parts of the first one.
+            number = zlib.crc32(name.encode())
             keys = fold_in(rng, number) if model.trained and rng is not None else None
             chosen = trained if model.trained else fixed
             run[name] = _bound(model.apply_fn, chosen[name], keys)

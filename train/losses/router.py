@@ -8,6 +8,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from ...data.common.errors import UserError
 from ...models.config import TransformerConfig
 from ...models.nn.experts import (
     RouterStatistics,
@@ -35,10 +36,18 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     Args:
         objective: what is learned.
         model: the configuration; with `router_balance_over="batch"` the objective needs the whole
-          batch and does not support micro-batches.
+          batch, and does not support micro-batches.
+
+    Raises:
+        UserError: the model has experts, and the objective runs further models (`forward`).
     """
     if not model.num_experts:
         return objective
+    if objective.forward is not None:
+        raise UserError(
+            f"num_experts {model.num_experts} is for an objective without forward, as the losses "
+            "of the router need the outputs of the model alone: choose a model without experts"
+        )
     over_batch = model.router_balance_over == "batch"
 
     def counts(batch: Batch) -> Terms:

@@ -1,8 +1,10 @@
 import dataclasses
+import json
 import math
 import pickle
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.common.fields import (
@@ -71,6 +73,11 @@ def test_values_that_are_allowed():
     assert (made.scale, made.names, made.sizes) == (3, ("x",), (2,))
     with pytest.raises(FieldError, match=r"size must .*-1"):
         dataclasses.replace(made, size=-1)
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    made = Outer(size=np.int64(3), scale=np.float32(0.5), sizes=(np.int32(2),))
+    assert json.dumps([made.size, made.scale, made.sizes]) == "[3, 0.5, [2]]"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import UserError
+from flaxzoo.models.nn.dropout import fold_in
 from flaxzoo.train.engine.compile import make_init
 
 from ...support.run_folders import assert_same, everything, small_run
@@ -110,6 +111,35 @@ def test_only_trained_models_have_a_gradient_and_dropout():
         assert float(again["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
     assert losses[True, 0] != losses[True, 1]  # another dropout
     assert losses[False, 0] == losses[False, 1]
+
+
+def test_a_further_model_has_none_of_the_keys_of_the_models_parts():
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 2)
+    seen = {}
+
+    def running(name):
+        def apply_fn(params, *, ids, rng=None):
+            seen[name] = jax.random.key_data(rng)
+            return ids
+
+        return apply_fn
+
+    learned = train.Objective(
+        coefficients={},
+        inputs=lambda batch: {},
+        counts=lambda batch: {},
+        terms=lambda outputs, batch: {},
+        models={
+            name: train.FurtherModel(running(name), lambda rng: {}, trained=True) for name in "ab"
+        },
+        forward=lambda run, batch: [run[name](ids=jnp.zeros(2)) for name in ("model", "a", "b")],
+    )
+    params = {"further": {"a": {}, "b": {}}}
+    learned.outputs(running("model"), params, {}, rng=keys)
+    # Small numbers are of layers, of encoder and decoder, of choices, and of the rows of a pair.
+    parts = [jax.random.key_data(fold_in(keys, number)) for number in range(4)]
+    used = np.stack([*seen.values(), *parts])
+    assert len(np.unique(used.reshape(-1, 2), axis=0)) == 2 * len(used)
 
 
 def test_adapters_and_further_models_exclude_each_other():

@@ -80,6 +80,22 @@ def test_a_step_that_is_not_compiled_leaves_only_the_files_of_others(
 
 
 @pytest.mark.usefixtures("on_one_device")
+def test_the_lock_of_a_removed_folder_is_removed_last(config, tmp_path, monkeypatch):
+    def fail(*_):
+        raise UserError("too large")
+
+    def remove(folder, **_):
+        left.extend(path.name for path in folder.parent.iterdir())
+
+    left: list[str] = []
+    monkeypatch.setattr(start, "_foresee_memory", fail)
+    monkeypatch.setattr(start.shutil, "rmtree", remove)
+    with pytest.raises(UserError, match="too large"):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert "lock.json" in left  # another process may make a run there when it is gone
+
+
+@pytest.mark.usefixtures("on_one_device")
 def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
     def fail(*_):
         raise UserError("too large")
