@@ -49,7 +49,7 @@ def recipe_of_family(family: str) -> Recipe:
     """Returns the recipe of an encoder family without a recipe file."""
     smallest = next(iter(registry.families()[family].presets))
     return Recipe(
-        summary=f"A {family} of any published size, pretrained on your own text.",
+        summary=f"Any published size of {family}, pretrained on your own text.",
         details=(
             f"Run: flaxzoo train {family} --preset {smallest} --data.source "
             "'text:books/*.txt#sentences'\n"
