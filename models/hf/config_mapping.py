@@ -5,7 +5,8 @@ name such as `rope_parameters.rope_theta` denotes a field in a nested object.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...data.common.json_text import JsonObject, JsonValue
@@ -128,8 +129,9 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         _check_supported(name, hf_config[name], UNUSED[name], source)
     if unknown := sorted(hf_config.keys() - known - UNUSED.keys()):
         raise WeightsError(
-            f"{source} has fields that nothing here honours: {', '.join(unknown)}; take them out "
-            "if the model does not depend on them"
+            f"{source} has fields that nothing here honors: "
+            f"{', '.join(_with_nearest(name, known) for name in unknown)}; take them out if the "
+            "model does not depend on them"
         )
     # Convert the known fields, with transformers' defaults for missing ones.
     settings: Settings = {}
@@ -144,6 +146,12 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             _check_supported(field.hf, value, field.values, source)
         settings[field.flax] = value if field.values is None else field.values[str(value)]
     return settings
+
+
+def _with_nearest(name: str, known: Collection[str]) -> str:
+    """Returns an unknown name, with the known one that it may be a mistake for."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
 def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> JsonObject:

@@ -27,7 +27,7 @@ class Prompt:
     """A text to continue, with its individual settings.
 
     Raises:
-      UserError: A stop string is empty, or a number is out of range.
+      UserError: A stop string is empty, they are one string, or a number is out of range.
     """
 
     text: str
@@ -41,6 +41,10 @@ class Prompt:
     """Other fields of its line, which are copied to the output."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop_strings, str):
+            raise UserError(
+                f"stop_strings is one string, {self.stop_strings!r}: give a tuple of texts"
+            )
         if "" in (self.stop_strings or ()):
             raise UserError("a stop string is empty: every text would end before it begins")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:

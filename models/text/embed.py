@@ -17,7 +17,7 @@ from ..nn.heads import HEADS, encoder_heads
 from ..nn.pooling import pool
 from ..nn.typing import Params
 from .bucketing import pad_batch, padded_batches
-from .text_model import TextModel
+from .text_model import TextModel, require_list
 
 
 class TextEmbedder(TextModel):
@@ -97,8 +97,10 @@ class TextEmbedder(TextModel):
             vector 0.
 
         Raises:
-            UserError: `texts` is empty, no prompt has this name, or a vector is NaN or infinite.
+            UserError: `texts` is empty or one string, no prompt has this name, or a vector is NaN
+              or infinite.
         """
+        require_list(texts, "texts")
         if not texts:
             raise UserError("no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)

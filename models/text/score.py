@@ -23,7 +23,7 @@ from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Array, Params
 from ..token_log_probs import token_log_probs
 from .bucketing import pad_batch, padded_batches
-from .text_model import TextModel
+from .text_model import TextModel, require_list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +169,12 @@ class TextScorer(TextModel):
             log: called with a line if texts are scored in windows.
 
         Raises:
-            UserError: `texts` is empty, a text is empty, `stride` is out of range, sources are
-              missing or unexpected, a sequence of an encoder-decoder is too long, or a
+            UserError: there is no list of texts, a text is empty, `stride` is out of range, sources
+              are missing or not wanted, a sequence of an encoder-decoder is too long, or a
               log-probability is NaN.
         """
+        require_list(texts, "texts")
+        require_list(sources, "sources")
         if not texts:
             raise UserError("there is no text to score: give at least one line")
         length = self._model.config.max_length

@@ -4,6 +4,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from ...data.common.errors import UserError
 from ...data.common.progress import LogFn
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
@@ -22,6 +23,20 @@ COMMANDS = {
 }
 """The command for each task of the hub; `predict` for all other tasks."""
 Opened = TypeVar("Opened", bound="TextModel")
+
+
+def require_list(texts: object, name: str) -> None:
+    """Refuses one string where a list of texts is expected: its characters would be the texts.
+
+    Args:
+        texts: what was given.
+        name: the name of the argument, for the message.
+
+    Raises:
+        UserError: it is a string.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"{name} is one string, {texts[:40]!r}: give a list of texts")
 
 
 class TextModel:

@@ -19,7 +19,7 @@ from ..model import Model
 from ..nn.typing import Params
 from .bucketing import batches_by_length
 from .folder import beam_search_defaults
-from .text_model import TextModel
+from .text_model import TextModel, require_list
 
 BATCH_SIZE = 32
 """Number of sentences per batch."""
@@ -97,8 +97,10 @@ class TextTranslator(TextModel):
             For each text, in order, its `num_return_sequences` best translations, best first.
 
         Raises:
-            UserError: a text is too long and not truncated, or an option is out of range.
+            UserError: `texts` is one string, a text is longer than the model reads and not
+              truncated, or an option is out of range.
         """
+        require_list(texts, "texts")
         request = dataclasses.replace(self.request, **options)
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         ids = self._fitting(ids, places, truncate, log)

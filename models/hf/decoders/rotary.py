@@ -109,7 +109,7 @@ def scaling_from_hf(
     """
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
-            f"{source} has fields of rotary positions that nothing here honours: "
+            f"{source} has fields of rotary positions that nothing here honors: "
             f"{', '.join(unknown)}; take them out if the model does not depend on them"
         )
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}

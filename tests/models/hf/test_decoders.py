@@ -480,7 +480,7 @@ REFUSED = {
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "scaling of type 'ntk' is not supp"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
-            "honours: mrope_section",
+            "honors: mrope_section",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "kind linear needs factor"),
         (
@@ -489,7 +489,7 @@ REFUSED = {
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"architectures": ["LlamaForQuestionAnswering"]}, "ForQuestionAnswering is not"),
-        ({"layer_types": ["full_attention"]}, "honours: layer_types"),
+        ({"layer_types": ["full_attention"]}, "honors: layer_types"),
     ],
     "Qwen2": [
         ({"layer_types": ["linear_attention"] * 3}, "layer_types .* is not supported: only one of"),

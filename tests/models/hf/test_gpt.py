@@ -108,8 +108,8 @@ def test_a_preset_is_written(name):
         ({**GPT2, "add_cross_attention": True}, "here: add_cross_attention True is not"),
         ({**GPT2, "activation_function": "mish"}, "here: activation_function 'mish' is not"),
         ({**OPENAI, "afn": "gelu_fast"}, "here: afn 'gelu_fast' is not supported: only 'gelu',"),
-        ({**OPENAI, "n_inner": 100}, "here has fields that nothing here honours: n_inner;"),
-        ({**GPT2, "rotary_dim": 8}, "here has fields that nothing here honours: rotary_dim;"),
+        ({**OPENAI, "n_inner": 100}, "here has fields that nothing here honors: n_inner;"),
+        ({**GPT2, "rotary_dim": 8}, "here has fields that nothing here honors: rotary_dim;"),
     ],
 )
 def test_refused_by_name(fields, message):

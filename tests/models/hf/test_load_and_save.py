@@ -186,7 +186,7 @@ def test_tensors_are_read_one_by_one(folder, monkeypatch):
         ("RobertaForMultipleChoice", {"classifier_dropout": 0.3}, 0.1),
     ],
 )
-def test_dropout_of_what_a_head_scores_is_honoured(architecture, fields, rate):
+def test_dropout_of_what_a_head_scores_is_honored(architecture, fields, rate):
     family = architecture.split("For")[0].lower()
     theirs = {"model_type": family, "architectures": [architecture], **fields}
     mapping = mapping_of_type(family, "here")
