@@ -476,7 +476,10 @@ def read_fields(folder: str | Path) -> JsonObject:
                 f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
                 "import, or give it to models.load"
             )
-        what = "has no config.json" if Path(folder).is_dir() else "does not exist"
+        path = Path(folder)
+        what = "is no folder" if path.exists() else "does not exist"
+        if path.is_dir():
+            what = "has no config.json"
         raise FileNotFoundError(
             f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder in "
             "Hugging Face's form"

@@ -66,7 +66,7 @@ class Completion:
     tokens: tuple[int, ...]
     """The new tokens, including a stop string but not the end token."""
     pieces: tuple[str, ...]
-    """The tokens as the vocabulary writes them."""
+    """The tokens as the vocabulary writes them; empty for an id that it does not have."""
     log_probabilities: tuple[float, ...] | None
     """The log-probability of each token, in nats; None for a beam search."""
 

@@ -432,8 +432,9 @@ def merged_request(
     elif num_beams == 1:
         do_sample = samples or fields.get("do_sample", stored_beams == 1)
     else:
-        # Beam search refuses `do_sample`: name only the options, not what is stored.
         do_sample = any(options.get(name) for name in SAMPLING)
+    if num_beams != 1:
+        # Beam search refuses `do_sample`: name only the options, not what is stored.
         fields = {name: value for name, value in fields.items() if name not in SAMPLING}
     fields |= {**options, "num_beams": num_beams, "do_sample": do_sample}
     return request_from_hf(fields, "generate", causal=True, prompt_length=prompt_length)

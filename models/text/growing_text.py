@@ -106,11 +106,14 @@ class GrowingText:
     def completion(self) -> Completion:
         """Returns the finished completion."""
         known = len(self.log_probabilities) == len(self.tokens)
+        tokenizer = self._tokenizer
+        # A model's embedding table may have rows without a token.
+        pieces = [tokenizer.token(id) if id < tokenizer.vocab_size else "" for id in self.tokens]
         return Completion(
             text=self.text,
             finish_reason=self.reason or "length",
             log_probability=self.log_probability,
             tokens=tuple(self.tokens),
-            pieces=tuple(map(self._tokenizer.token, self.tokens)),
+            pieces=tuple(pieces),
             log_probabilities=tuple(self.log_probabilities) if known else None,
         )

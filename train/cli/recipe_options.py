@@ -151,10 +151,12 @@ class RecipeParser(OptionParser):
         parsed = self.read(self._options)
         for field in ("head", "labels"):
             if hasattr(parsed, f"model.{field}"):
+                model, data = self._config.model, self._config.data
+                able = [head for head in self._config.objective.heads(data) if head in model.heads]
                 raise UserError(
-                    f"--model.{field} follows from the data, and {self._config.data.kind} data "
-                    f"train the head {self._config.model.head}: leave it out, or choose a recipe "
-                    "of other data (flaxzoo list)"
+                    f"--model.{field} follows from the data, and {data.kind} data train the head "
+                    f"{able[0] if able else model.head}: leave it out, or choose a recipe of other "
+                    "data (flaxzoo list)"
                 )
         return parsed, self._with_vocabulary(parsed, with_options(self._config, _sized(parsed)))
 

@@ -240,6 +240,9 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
         ([], {}, "there is no prompt"),
         (["a"], {"batch_size": 0}, "batch_size 0 must be at least 1"),
         (["a"], {"stop_strings": [""]}, "a stop string is empty"),
+        ("ab", {}, "prompts is one string, 'ab': give a list of texts"),
+        (["a"], {"stop_strings": "ab"}, "stop_strings is one string, 'ab': give a list of texts"),
+        (["a"], {"max_tokens": 3}, r"max_tokens \(did you mean max_new_tokens\?\)"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     ],
 )

@@ -165,6 +165,7 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
         (("--temperature", "-1"), "temperature -1.0 must be at least 0"),
         (("--temperature", "nan"), "temperature.*nan"),
         (("--num-beams", "0"), "--num-beams 0 must be at least 1"),
+        (("--num-beams", "2", "--do-sample"), "generate: --do-sample is not supported with"),
         (("--num-beams", "2", "--top-k", "3"), "--top-k 3 is not supported with --num-beams 2"),
         (("--num-beams", "2", "--num-return-sequences", "3"), "--num-return-sequences 3 must be"),
         (

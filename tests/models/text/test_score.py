@@ -211,6 +211,7 @@ def test_a_translation_is_scored_after_its_source(sizes):
     ("call", "message"),
     [
         (lambda s: s([]), "there is no text to score"),
+        (lambda s: s("weak"), "texts is one string, 'weak': give a list of texts"),
         (lambda s: s(["a", ""]), "text 2 of 2 is '' and has no tokens to score: leave it out"),
         (lambda s: s(["a"], sources=["b"]), "scores texts without sources: leave them out"),
         (lambda s: s.next_tokens("a", top_k=0), "top_k 0 must be from 1 to "),

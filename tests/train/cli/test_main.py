@@ -365,6 +365,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ),
         ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
+        ("train bert-classify --model.head span", "data train the head sequence_classification:"),
         (
             "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
             "flaxzoo: there is no folder runs/no",  # before the data are read

@@ -160,12 +160,14 @@ def test_the_command(tmp_path, theirs, capsys):
         (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb must be finite"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb applies to"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz has no bfloat"),
+        (["export", "FILE", "OUT"], "config.json is no folder: give a run folder"),
         (["export", "NOWHERE", "OUT"], "NOWHERE does not exist: give a run folder"),
         (["import", "THEIRS", "THEIRS"], "exists: give a folder that does not"),
     ],
 )
 def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, arguments, message):
     places = {"THEIRS": str(theirs), "OUT": str(tmp_path / "out"), "NOWHERE": "./NOWHERE"}
+    places["FILE"] = str(theirs / "config.json")
     assert main([places.get(word, word) for word in arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("flaxzoo: ")
