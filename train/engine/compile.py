@@ -383,7 +383,9 @@ def check_devices(config: TrainConfig) -> None:
         UserError: the sizes of the mesh do not multiply to the number of devices, or pmap does not
           support the run.
     """
-    check_pmap(config)
+    if jax.process_count() == 1:
+        # Several processes check this in `make_sharded_step`, where only the first one reports.
+        check_pmap(config)
     make_mesh(config.mesh)
 
 

@@ -6,12 +6,12 @@ import functools
 import jax
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models import token_log_probs
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.engine.compile import compile_trainer, configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
-from flaxzoo.train.losses import cross_entropy as losses
 from flaxzoo.train.plan import plan, worker
 from flaxzoo.train.plan.chips import GIB
 from flaxzoo.train.plan.placeholders import without_data
@@ -116,7 +116,7 @@ def test_fsdp_sends_parameters_and_no_activations(fully_sharded):
 def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, monkeypatch):
     sent = []
     for positions in (1024, 4):
-        monkeypatch.setattr(losses, "MOST_POSITIONS", positions)
+        monkeypatch.setattr(token_log_probs, "MOST_POSITIONS", positions)
         config = train_config(mesh=train.MeshConfig(data=2, fsdp=4))
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=1))
         made = worker.plan_run(config, CPUS, jax.devices())

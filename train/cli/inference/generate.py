@@ -113,9 +113,13 @@ def generate_command(arguments: list[str]) -> None:
     number = len(prompts) * (parsed.num_return_sequences or 1)
     # A single continuation is printed while it is generated.
     alone = file is None and not parsed.json and number == 1
-    # A folder in the Hugging Face format may return several sequences by default.
-    if alone:
-        alone = generator.request(parsed.prompt, **requested).num_return_sequences == 1
+    if file is None:
+        # Prompts of one call are one batch, as in transformers: a stored `max_length` leaves all
+        # of them what it leaves the longest.
+        request = generator.request(parsed.prompt, **requested)
+        requested["max_new_tokens"] = request.max_new_tokens or 0
+        # A folder in the Hugging Face format may return several sequences by default.
+        alone = alone and request.num_return_sequences == 1
     if alone:
         _write(parsed.prompt[0])
     with Progress(quiet=file is None).counter("completions", number) as advance:
