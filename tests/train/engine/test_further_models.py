@@ -119,7 +119,7 @@ def test_a_further_model_has_none_of_the_keys_of_the_models_parts():
 
     def running(name):
         def apply_fn(params, *, ids, rng=None):
-            seen[name] = jax.random.key_data(rng)
+            seen[name] = jax.random.key_data(rng)  # pyright: ignore[reportArgumentType]
             return ids
 
         return apply_fn
