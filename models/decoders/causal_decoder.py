@@ -11,7 +11,6 @@ from typing import ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from ...data.common.errors import UserError
 from ...data.common.fields import Positive, PositiveInt, Rate, require, require_default
 from ..config import (
     Activation,
@@ -43,7 +42,13 @@ from ..nn.layers import Embedding, RMSNorm
 from ..nn.masks import AnyArray
 from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions
-from ..nn.stack import Layer, make_layer_context, prepare_inputs, run_layers
+from ..nn.stack import (
+    Layer,
+    check_one_sequence_per_row,
+    make_layer_context,
+    prepare_inputs,
+    run_layers,
+)
 from ..nn.typing import Bool, Float, Int
 from ..rotary_scaling import RotaryScaling
 
@@ -264,15 +269,8 @@ class CausalDecoder(nn.Module):
         """
         c, e = self.config, self.execution
         # The classifier reads the last real token of a row, which these inputs do not determine.
-        if c.head == "sequence_classification" and (
-            cache is not None
-            or segment_ids is not None
-            or (attention_mask is not None and attention_mask.ndim == 3)
-        ):
-            raise UserError(
-                f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
-                "and give attention_mask [B, T]"
-            )
+        if c.head == "sequence_classification":
+            check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
         position_ids, mask = prepare_inputs(
             c,
             input_ids,

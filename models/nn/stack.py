@@ -57,6 +57,25 @@ class PreparedInputs(NamedTuple):
     mask: AttentionMask
 
 
+def check_one_sequence_per_row(
+    head: str,
+    attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
+    segment_ids: Int[AnyArray, "B T"] | None,
+    cache: Cache | None,
+) -> None:
+    """Checks that a classifier gets neither a cache nor packed sequences.
+
+    Raises:
+      UserError: there is a cache, `segment_ids`, or a mask `[B, T, S]`.
+    """
+    per_token = attention_mask is not None and attention_mask.ndim == 3
+    if cache is not None or segment_ids is not None or per_token:
+        raise UserError(
+            f"head {head!r} reads one sequence per row: leave cache and segment_ids out, and give "
+            "attention_mask [B, T]"
+        )
+
+
 def prepare_inputs(
     config: TransformerConfig,
     input_ids: Int[AnyArray, "B T"],

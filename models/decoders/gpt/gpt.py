@@ -53,6 +53,7 @@ from ...nn.stack import (
     LayerContext,
     LayerInputs,
     LayerOutputs,
+    check_one_sequence_per_row,
     make_layer_context,
     prepare_inputs,
     run_layers,
@@ -291,15 +292,8 @@ class GPT(nn.Module):
                 "one with causal=True"
             )
         # Classifiers read a row as one sequence, which these inputs do not determine.
-        if c.head not in CAUSAL_HEADS and (
-            cache is not None
-            or segment_ids is not None
-            or (attention_mask is not None and attention_mask.ndim == 3)
-        ):
-            raise UserError(
-                f"head {c.head!r} reads one sequence per row: leave cache and segment_ids out, "
-                "and give attention_mask [B, T]"
-            )
+        if c.head not in CAUSAL_HEADS:
+            check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
         position_ids, mask = prepare_inputs(
             c,
             input_ids,
