@@ -39,6 +39,8 @@ BYTES_BESIDE_ARRAYS = 1 << 20
 """An upper bound of the size of a checkpoint without its arrays."""
 SECONDS_BETWEEN_LOOKS = 0.05
 """Interval for polling whether a checkpoint is written."""
+SECONDS_FOR_A_WRITER = 60.0
+"""How long the end of a run waits for a thread that still writes."""
 
 
 class Checkpoints:
@@ -107,6 +109,10 @@ class Checkpoints:
         finally:
             if self._removing is not None:
                 self._removing.join()
+            # Orbax does not wait for the other writers of a save that failed.
+            for thread in threading.enumerate():
+                if type(thread).__module__.startswith("orbax."):
+                    thread.join(SECONDS_FOR_A_WRITER)
 
     @property
     def newest(self) -> int | None:
