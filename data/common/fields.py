@@ -1,9 +1,12 @@
 """Configuration fields that declare their range: `beta1: Rate = 0.9`.
 
 A dataclass that derives `Checked` checks every field against its type when it is made. The same
-declaration makes the message ("beta1 must be in [0, 1), got 1.0"), the check of a command line's
-option, and its line of `--help`. Only relations between fields remain code, in `__post_init__`
-after `super().__post_init__()`; `require` and `require_default` state them.
+declaration makes the message ("beta1 must be at least 0 and below 1, got 1.0"), the check of a
+command line's option, and its line of `--help`. Only relations between fields remain code, in
+`__post_init__` after `super().__post_init__()`; `require` and `require_default` state them.
+
+Values that are not fields: `check_value("steps", steps, PositiveInt)` checks an argument, and
+`require_one_of("preset", name, PRESETS)` a name that must be in a table.
 """
 
 import ast
@@ -19,7 +22,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import UserError
+from .errors import UserError, similar_names
 
 R = TypeVar("R")
 
@@ -44,21 +47,14 @@ class Range:
         return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
-        low, high = max(self.least, self.above), min(self.most, self.below)
-        if math.isinf(high):
-            return (
-                f"at least {low:,}"
-                if low == self.least
-                else "positive"
-                if not low
-                else (f"above {low:,}")
-            )
-        if math.isinf(low):
-            return f"at most {high:,}" if high == self.most else f"below {high:,}"
-        if (low, high) == (self.least, self.most):
-            return f"from {low:,} to {high:,}"
-        opening, closing = "[" if low == self.least else "(", "]" if high == self.most else ")"
-        return f"in {opening}{low:,}, {high:,}{closing}"
+        bounds = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+        }
+        stated = (f"{word} {x:,}" for word, x in bounds.items() if math.isfinite(x))
+        return " and ".join(stated)
 
 
 Positive = Annotated[float, Range(above=0)]
@@ -90,7 +86,7 @@ class FieldError(UserError):
 class Checked:
     """Base class of dataclasses whose fields are checked against their types.
 
-    A list, as JSON has it, becomes a tuple, and a number of numpy one of Python.
+    Lists, as JSON has them, become tuples, and numpy's numbers Python's.
 
     Raises:
       FieldError: A field has a value of another type, or out of its range.
@@ -108,13 +104,9 @@ class Checked:
 
 
 def _plain(value: object) -> object:
-    """Returns a list as a tuple, and a number of any kind as one of Python, for JSON."""
+    """Returns a list as a tuple, and a number of any kind as Python's, for JSON."""
     if type(value) in (list, tuple):
-        return tuple(map(_plain_number, value))  # pyright: ignore
-    return _plain_number(value)
-
-
-def _plain_number(value: object) -> object:
+        return tuple(map(_plain, value))  # pyright: ignore
     if isinstance(value, int | float):
         return value
     if isinstance(value, Integral):
@@ -123,10 +115,10 @@ def _plain_number(value: object) -> object:
 
 
 def check_value(name: str, value: object, hint: object) -> None:
-    """Checks a value against a type and its range.
+    """Checks a value against a type and its range: `check_value("steps", 0, PositiveInt)`.
 
     Raises:
-      FieldError: It is of another type, or out of the range.
+      FieldError: The value is of another type, or out of the range.
     """
     if expected := expectation(value, hint):
         shown = repr(value)
@@ -136,7 +128,7 @@ def check_value(name: str, value: object, hint: object) -> None:
 
 
 def expectation(value: Any, hint: object) -> str:
-    """Returns what a value of a type must be: "positive", "a whole number"; "" if it is valid.
+    """Returns what a value of a type must be: "above 0", "a whole number"; "" if it is valid.
 
     An integer is also a float, and a list also a tuple; a Boolean is not a number. A type that this
     file does not know accepts every value.
@@ -188,14 +180,40 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
 """Type → what its values must be, with a test, in the order of the tests."""
 
 
-def require(condition: object, message: str) -> None:
+def require(condition: object, message: str, *, error: type[UserError] = UserError) -> None:
     """Checks a relation between fields or arguments.
 
     Raises:
-      UserError: The condition does not hold; with the message.
+      UserError: The condition does not hold; with the message, as `error`.
     """
     if not condition:
-        raise UserError(message)
+        raise error(message)
+
+
+def require_one_of(
+    name: str, value: object, choices: Iterable[object], *, error: type[UserError] = UserError
+) -> None:
+    """Checks that a value is one of the choices: `require_one_of("preset", preset, PRESETS)`.
+
+    Of more than a dozen choices, the message shows only those that the value may misspell.
+
+    Args:
+      name: What the user has set, as they write it: "--preset", "FILE: role".
+      value: The value.
+      choices: The valid values, such as a tuple or the keys of a table.
+      error: The exception to raise.
+
+    Raises:
+      UserError: "role must be one of user, system, got 'usr': did you mean user?", as `error`.
+    """
+    known = list(choices)
+    if value in known:
+        return
+    names = list(map(str, known))
+    similar = similar_names(str(value), names)
+    listed = f"{len(names)} names" if similar and len(names) > 12 else ", ".join(names)
+    remedy = f": did you mean {' or '.join(similar)}?" if similar else ""
+    raise error(f"{name} must be one of {listed}, got {value!r}{remedy}")
 
 
 def require_default(record: object, names: Iterable[str], problem: str) -> None:
@@ -227,28 +245,22 @@ def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
       UserError: A field is unknown or missing, or a value is not of its type or range.
     """
     known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
-    required = {
-        name for name, x in known.items() if x.default is x.default_factory is dataclasses.MISSING
-    }
     for name in sorted(fields.keys() - known):
         raise UserError(f"unknown field {prefix}{name}")
-    for name in sorted(required - fields.keys()):
-        raise UserError(f"the field {prefix}{name} is missing")
+    for name, field in known.items():
+        has_default = field.default is not field.default_factory
+        require(has_default or name in fields, f"the field {prefix}{name} is missing")
     values: dict[str, Any] = {}
     for name, value in fields.items():
-        hint, own = known[name].type, f"{prefix}{name}"
-        kind = next(filter(dataclasses.is_dataclass, _kinds(hint)), None)
+        hint = known[name].type
+        kind = next(filter(dataclasses.is_dataclass, (hint, *get_args(hint))), None)
         # A nested dataclass reports its fields with their full names.
         if isinstance(kind, type) and isinstance(value, Mapping):
-            value = make_record(kind, value, f"{own}.")
-        values[name] = tuple(value) if isinstance(value, list) else value
-        check_value(own, values[name], hint)
+            value = make_record(kind, value, f"{prefix}{name}.")
+        values[name] = _plain(value)
+        check_value(prefix + name, values[name], hint)
     with named_below(prefix):
         return cls(**values)
-
-
-def _kinds(hint: object) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 @contextlib.contextmanager
@@ -268,7 +280,7 @@ class Description:
       name: The field, in a nested configuration with a dot: `optimizer.beta1`.
       hint: Its type.
       default: Its value in the configuration that is described.
-      range: The numbers that it accepts: "in [0, 1)"; "" if its type says all.
+      range: The numbers that it accepts: "at least 0 and below 1"; "" if its type says all.
       text: The docstring below it, as one line.
     """
 
@@ -309,7 +321,7 @@ def describe(
 
 
 def range_of(hint: object) -> str:
-    """Returns the range that a type declares, for a reader: "positive"; "" without one."""
+    """Returns the range that a type declares, as text: "above 0"; "" without one."""
     if get_origin(hint) is Annotated:
         return ", ".join(str(rule) for rule in get_args(hint)[1:] if isinstance(rule, Range))
     # A type such as a union or a tuple shows the ranges of its parts.

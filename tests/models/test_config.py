@@ -112,7 +112,7 @@ def test_a_configuration_of_other_sizes_is_refused_before_arrays_are_read(tmp_pa
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_dropout_rate_is_a_probability_below_one(rate):
-    with pytest.raises(ValueError, match=rf"dropout_rate must be in \[0, 1\), got {rate}"):
+    with pytest.raises(ValueError, match=rf"dropout_rate must .* got {rate}"):
         models.GPTConfig(**SIZES, dropout_rate=rate)
 
 

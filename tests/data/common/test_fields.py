@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from flaxzoo.data.common.errors import UserError
+from flaxzoo.data.common.errors import DataError, UserError
 from flaxzoo.data.common.fields import (
     Checked,
     FieldError,
@@ -19,6 +19,7 @@ from flaxzoo.data.common.fields import (
     named_below,
     range_of,
     require_default,
+    require_one_of,
 )
 from flaxzoo.models.registry import families
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
@@ -50,7 +51,7 @@ class Outer(Checked):
         ("size", True, "a whole number"),
         ("size", 1.0, "a whole number"),
         ("size", 2**63, "below 2⁶³"),
-        ("scale", 0.0, "positive or None"),
+        ("scale", 0.0, "above 0 or None"),
         ("scale", math.nan, "finite or None"),
         ("scale", math.inf, "finite or None"),
         ("scale", "1", "a number or None"),
@@ -83,14 +84,13 @@ def test_numbers_of_numpy_become_those_of_python():
 @pytest.mark.parametrize(
     ("declared", "text"),
     [
-        (Range(above=0), "positive"),
-        (Range(above=1), "above 1"),
+        (Range(above=0), "above 0"),
         (Range(least=2), "at least 2"),
         (Range(most=3), "at most 3"),
         (Range(below=3), "below 3"),
-        (Range(least=0, most=1), "from 0 to 1"),
-        (Range(least=0, below=1), "in [0, 1)"),
-        (Range(above=0, most=1), "in (0, 1]"),
+        (Range(least=0, most=1), "at least 0 and at most 1"),
+        (Range(least=0, below=1), "at least 0 and below 1"),
+        (Range(), ""),
     ],
 )
 def test_the_text_of_a_range(declared, text):
@@ -112,6 +112,23 @@ def test_a_record_from_a_file():
             make_record(Outer, fields, "run.")
 
 
+@pytest.mark.parametrize(
+    ("value", "choices", "expected"),
+    [
+        ("usr", ["user", "system"], "one of user, system, got 'usr': did you mean user?"),
+        ("c", {"a": 1, "b": 2}, "one of a, b, got 'c'"),
+        (["a"], {"a": 1}, "one of a, got ['a']"),
+        (9, range(2), "one of 0, 1, got 9"),
+        ("gpt2x", [f"gpt{i}" for i in range(20)], "one of 20 names, got 'gpt2x': did you mean"),
+    ],
+)
+def test_a_value_must_be_one_of_the_choices(value, choices, expected):
+    with pytest.raises(DataError) as caught:
+        require_one_of("name", value, choices, error=DataError)
+    assert str(caught.value).startswith(f"name must be {expected}")
+    require_one_of("name", next(iter(choices)), choices)
+
+
 def test_relations_name_their_field():
     require_default(Inner(), ["rate"], "is for x")
     with (
@@ -126,7 +143,7 @@ def test_a_description_has_what_a_reader_should_know():
     assert list(described)[-1] == "inner.rate"
     size, rate = described["size"], described["inner.rate"]
     assert (size.default, size.range, size.text) == (3, "at least 1", "A size, in tokens.")
-    assert (rate.default, rate.range, rate.text) == (0.1, "in [0, 1)", "A rate.")
+    assert (rate.default, rate.range, rate.text) == (0.1, "at least 0 and below 1", "A rate.")
 
 
 def test_a_field_that_a_family_declares_again_keeps_a_range():
