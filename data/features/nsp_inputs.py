@@ -48,20 +48,22 @@ class SentencePairExamples:
         ]
 
 
-def read_pairs(path: str) -> tuple[tuple[str, str], ...]:
-    """Reads two texts separated by a tab on each line of a file, or of standard input for ``-``.
+def read_pairs(path: str) -> dict[str, tuple[str, str]]:
+    """Reads two texts separated by a tab on each line of files, or of standard input for ``-``.
+
+    Returns:
+      The pairs by their locations, ``a.tsv line 7``.
 
     Raises:
       DataError: A line does not have two texts, or the file is empty.
     """
-    pairs = []
+    pairs = {}
     for file, number, line in input_lines(path):
         texts = line.split("\t")
+        location = f"{file} line {number}"
         if len(texts) != 2:
-            raise DataError(
-                f"{file} line {number} has {len(texts)} texts: write two, separated by a tab"
-            )
-        pairs.append((texts[0], texts[1]))
+            raise DataError(f"{location} has {len(texts)} texts: write two, separated by a tab")
+        pairs[location] = texts[0], texts[1]
     if not pairs:
         raise DataError(f"nothing to predict in {path}: it is empty")
-    return tuple(pairs)
+    return pairs

@@ -6,12 +6,12 @@ examples from a source.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from ..common.errors import DataError
 from ..common.fields import Checked, NonNegativeInt, PositiveInt, Rate
-from ..corpora.token_corpus import Texts
+from ..corpora.token_corpus import CorpusFolder, Texts
 from ..dataset import BatchSpec, DataSplit
 from ..sources.documents import Documents, SourceLike, as_source
 from ..sources.load_documents import load_documents, load_whole
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     SourceField = SourceLike
 else:
     SourceField = str
+
+EVALUATION_SEED = 0x5EED
+"""A fixed seed, so that every run evaluates on the same examples."""
+Target = Literal["single_label", "binary", "multi_label", "regression"]
+"""The type of the labels of texts."""
+D = TypeVar("D", bound="DataConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,25 @@ class DataConfig(Checked, ABC):
         """Returns placeholders for `labels`, for a plan made before any data are read."""
         return ()
 
+    @property
+    def label_target(self) -> Target | None:
+        """The type of the labels of texts, or None for data of another kind."""
+        return None
+
+    @property
+    def classifies_single_texts(self) -> bool:
+        """Whether a prediction gives the probabilities of the labels of a single text."""
+        return False
+
+    def of_imported_model(self: D, target: Target) -> D:
+        """Returns the data of a model that was trained elsewhere, so that its source is unknown.
+
+        Args:
+          target: The type of its labels, for a classifier of texts.
+        """
+        del target
+        return self
+
     @abstractmethod
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """Describes the arrays of a batch before any data are read.
@@ -143,9 +168,30 @@ class DataConfig(Checked, ABC):
         )
 
 
+def unknown_tokens(corpus: CorpusFolder) -> str:
+    """Returns the end of a summary, which counts unknown tokens; empty if there are none."""
+    if not corpus.num_unknown:
+        return ""
+    found = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
+    return f"; {found} tokens are unknown to the tokenizer"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DocumentsData(DataConfig):
     """Data whose examples are made from plain documents."""
+
+    @abstractmethod
+    def examples_of(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """Makes the examples of documents.
+
+        Args:
+          documents: The documents.
+          tokenizer: The tokenizer of the model.
+          seed: The seed of random choices, which differ between epochs. If None, the examples are
+            for an evaluation and always the same.
+        """
 
     def texts(self) -> Documents:
         """Returns the documents that are not held out."""
@@ -159,3 +205,22 @@ class DocumentsData(DataConfig):
             return load_whole(self.validation)
         fraction = self.validation_fraction
         return load_documents(self.source, "validation", validation_fraction=fraction)
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Returns the examples of the documents that are not held out."""
+        return self._noted(self.texts(), tokenizer, seed)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Returns the examples of the validation documents, the same each time."""
+        return self._noted(self.validation_documents(), tokenizer, None)
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Returns the examples of all documents of another source, the same each time."""
+        return self._noted(load_whole(source), tokenizer, None)
+
+    def _noted(self, documents: Documents, tokenizer: Tokenizer, seed: int | None) -> DataSplit:
+        split = self.examples_of(documents, tokenizer, seed)
+        notes = filter(None, (*split.notes, documents.note))
+        return replace(split, notes=tuple(notes))

@@ -14,7 +14,7 @@ from ..common.errors import DataError
 from ..common.fields import Fraction, PositiveInt, Range, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
-from ..corpora.sentence_corpus import SentenceCorpus, build_sentence_corpus
+from ..corpora.sentence_corpus import build_sentence_corpus
 from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
 from ..features.bert_inputs import Template, encode_texts, token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
@@ -22,12 +22,8 @@ from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
 from ..features.token_windows import Windows
 from ..sources.documents import Documents, SourceLike
-from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
-from .base import DocumentsData
-
-# A fixed seed, so that every run evaluates on the same examples and masks.
-_EVALUATION_SEED = 0x5EED
+from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
 
 
 @dataclass(frozen=True)
@@ -119,20 +115,6 @@ class PretrainingData(DocumentsData):
             spec["next_sentence_label"] = ArraySpec((), Values.LABEL, num_classes=2)
         return spec
 
-    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns examples with new offsets, pairs and masks in every epoch."""
-        return self._split(self.texts(), tokenizer, seed, jitter=True)
-
-    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the same examples and masks each time."""
-        return self._split(self.validation_documents(), tokenizer, _EVALUATION_SEED, jitter=False)
-
-    def whole_source(
-        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
-        """Returns examples like ``validation_split``, from another source."""
-        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, jitter=False)
-
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
@@ -145,11 +127,9 @@ class PretrainingData(DocumentsData):
             return super().input_split(path, tokenizer, labels)
         if not isinstance(path, str):
             raise DataError("pairs of segments are read from a file: give its name")
-        pairs = read_pairs(path)
-        template = Template.of(tokenizer, self.length)
-        # `read_pairs` rejects empty lines, so pair n is line n.
-        places = [f"{path} line {number}" for number in range(1, len(pairs) + 1)]
-        tokens, num_truncated = encode_texts(pairs, tokenizer, template, places)
+        located = read_pairs(path)
+        template, pairs = Template.of(tokenizer, self.length), tuple(located.values())
+        tokens, num_truncated = encode_texts(pairs, tokenizer, template, tuple(located))
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
         limit = f"data.length {self.length}"
@@ -157,10 +137,12 @@ class PretrainingData(DocumentsData):
         summary = ", ".join([counted(len(pairs), "pair"), *cut])
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), summary)
 
-    def _split(
-        self, documents: Documents, tokenizer: Tokenizer, seed: int, jitter: bool
+    def examples_of(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
+        """See ``DocumentsData``; in training, offsets, pairs and masks differ between epochs."""
         pad = _checked(tokenizer)
+        jitter, seed = seed is not None, EVALUATION_SEED if seed is None else seed
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
@@ -168,10 +150,7 @@ class PretrainingData(DocumentsData):
         segments: Segments | Windows
         if self.segments == "halves":
             segments = Windows(
-                corpus,
-                self.length,
-                tokenizer.frame,
-                next_sentence=self.next_sentence,
+                corpus, self.length, tokenizer.frame, next_sentence=self.next_sentence
             )
         else:
             segments = Segments(
@@ -191,8 +170,9 @@ class PretrainingData(DocumentsData):
             whole_word=self.whole_word,
         )
         rows = PretrainingExamples(segments, masking, pad, seed)
-        notes = (documents.note,) if documents.note else ()
-        return DataSplit(rows, corpus, corpus.fingerprint, _summary(corpus, rows), notes)
+        number = counted(rows.num_examples, "example")
+        summary = f"{corpus.summary}, {number} an epoch{unknown_tokens(corpus)}"
+        return DataSplit(rows, corpus, corpus.fingerprint, summary)
 
 
 def _checked(tokenizer: Tokenizer) -> int:
@@ -200,17 +180,10 @@ def _checked(tokenizer: Tokenizer) -> int:
     ids = tokenizer.special_ids
     roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
     # Padding, framing and masking each need their token.
-    special = {role: id for role, id in roles.items() if id is not None}
-    missing = [role for role in roles if role not in special]
-    if missing:
+    missing = [role for role, id in roles.items() if id is None]
+    if missing or ids.pad is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
             "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name BERT's"
         )
-    return special["pad"]
-
-
-def _summary(corpus: SentenceCorpus, rows: PretrainingExamples) -> str:
-    summary = f"{corpus.summary}, {counted(rows.num_examples, 'example')} an epoch"
-    unknown = corpus.num_unknown
-    return summary + (f"; {unknown:,} tokens are unknown to the tokenizer" if unknown else "")
+    return ids.pad

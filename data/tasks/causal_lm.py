@@ -32,9 +32,8 @@ from ..packing.packing import (
 from ..prepared.read_shards import SPLITS, is_prepared, prepared_split, prepared_tokenizer
 from ..sources.builtin.patterns import NUM_HELD_OUT, Episode, Patterns
 from ..sources.documents import Documents, SourceLike, as_source
-from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
-from .base import DocumentsData
+from .base import DocumentsData, unknown_tokens
 
 EPISODES_PER_EPOCH = 1 << 16
 """Examples in an epoch of ``builtin:patterns``; every epoch has new examples."""
@@ -215,13 +214,7 @@ class CausalLMData(DocumentsData):
         patterns = Patterns.parse(self.source_name)
         if patterns is not None:
             return self._endless(patterns, tokenizer, seed)
-        documents = self.texts()
-        corpus = _corpus(documents, tokenizer)
-        examples = CausalLMExamples(corpus, self.length, self.packing, seed)
-        # Plan the sequences of first-fit now instead of in the first batch.
-        _ = examples.num_examples
-        split = _split(examples, corpus)
-        return replace(split, notes=(documents.note,) if documents.note else ())
+        return super().train_split(tokenizer, labels, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns every validation token once."""
@@ -233,7 +226,7 @@ class CausalLMData(DocumentsData):
         patterns = Patterns.parse(self.source_name)
         if patterns is not None:
             return self._held_out_episodes(patterns, tokenizer)
-        return self._every_token(self.validation_documents(), tokenizer)
+        return super().validation_split(tokenizer, labels)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
@@ -245,7 +238,19 @@ class CausalLMData(DocumentsData):
         patterns = Patterns.parse(name)
         if patterns is not None:
             return self._held_out_episodes(patterns, tokenizer)
-        return self._every_token(load_whole(name), tokenizer)
+        return super().whole_source(name, tokenizer, labels)
+
+    def examples_of(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """See ``DocumentsData``; an evaluation has every token once."""
+        corpus = _corpus(documents, tokenizer)
+        if seed is None:
+            return _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
+        examples = CausalLMExamples(corpus, self.length, self.packing, seed)
+        # Plan the sequences of first-fit now instead of in the first batch.
+        _ = examples.num_examples
+        return _split(examples, corpus)
 
     def _endless(self, patterns: Patterns, tokenizer: Tokenizer, seed: int) -> DataSplit:
         require_bos_eos(tokenizer)
@@ -289,11 +294,6 @@ class CausalLMData(DocumentsData):
         """Returns the held-out fraction that a prepared source must have, if it also validates."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
-    def _every_token(self, documents: Documents, tokenizer: Tokenizer) -> DataSplit:
-        corpus = _corpus(documents, tokenizer)
-        split = _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
-        return replace(split, notes=(documents.note,) if documents.note else ())
-
 
 def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
     require_bos_eos(tokenizer)
@@ -303,9 +303,6 @@ def _corpus(documents: Documents, tokenizer: Tokenizer) -> TokenCorpus:
 def _split(rows: ExampleSource, corpus: TokenCorpus) -> DataSplit:
     summary = (
         f"{counted(corpus.num_documents, 'document')}, {counted(corpus.num_bytes, 'byte')}, "
-        f"{counted(corpus.num_targets, 'token')} to predict"
+        f"{counted(corpus.num_targets, 'token')} to predict{unknown_tokens(corpus)}"
     )
-    if corpus.num_unknown:
-        unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
-        summary += f"; {unknown} are unknown to the tokenizer"
     return DataSplit(rows, corpus, corpus.fingerprint, summary)

@@ -13,20 +13,12 @@ from typing import Annotated, ClassVar
 
 from ..common.errors import DataError
 from ..common.fields import Fraction, Range
-from ..common.files import default_cache_dir
-from ..corpora.token_corpus import build_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, counted
+from ..dataset import counted
 from ..features.denoising import Denoising
 from ..features.span_corruption import SpanLength
-from ..sources.documents import Documents, SourceLike
-from ..sources.load_documents import load_whole
 from ..tokenizers.base import Tokenizer
-from .base import DocumentsData
-from .span_corruption import SpanCorruptionExamples, tokenizer_with_sentinels
-from .translation import ARRAYS, start_and_end
+from .span_corruption import CorruptedData, SpanCorruptionExamples, tokenizer_with_sentinels
 
-# A fixed seed, so that every run evaluates on the same examples and masks.
-_EVALUATION_SEED = 0x5EED
 _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 
 
@@ -62,12 +54,23 @@ class DenoisingExamples(SpanCorruptionExamples):
         """The mask, which replaces each span."""
         return (mask_of(self.tokenizer),)
 
+    @property
+    def fill(self) -> str:
+        """Describes how the targets fill the sequences; the sizes of sources vary."""
+        tokens, (_, length) = self.num_tokens[1], self.lengths
+        padding = 1 - tokens / (length * self.num_examples)
+        return (
+            f"{tokens:,} tokens in {counted(self.num_examples, 'sequence')} of {length} + "
+            f"{length}, {padding:.1%} of the targets padding"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class DenoisingData(DocumentsData):
+class DenoisingData(CorruptedData):
     """Corrupted documents that a model restores completely (BART)."""
 
     kind: ClassVar[str] = "denoising"
+    examples_type: ClassVar[type[SpanCorruptionExamples]] = DenoisingExamples
 
     length: Annotated[int, Range(least=3)]
     """Tokens in a sequence on each side, S = T; a sequence may hold several texts."""
@@ -82,49 +85,8 @@ class DenoisingData(DocumentsData):
         """See ``DataConfig``; a vocabulary without a mask token gets a sentinel instead."""
         return tokenizer_with_sentinels(self, 1)
 
-    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
-        return {name: ArraySpec((self.length,), values) for name, values in ARRAYS.items()}
-
-    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the texts that are not held out, with different corruption in every epoch."""
-        return self._split(self.texts(), tokenizer, seed, changes=True)
-
-    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns every validation text, always with the same corruption."""
-        documents = self.validation_documents()
-        return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
-
-    def whole_source(
-        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
-        """Returns every text of a source, always with the same corruption."""
-        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, changes=False)
-
-    def _split(
-        self, documents: Documents, tokenizer: Tokenizer, seed: int, *, changes: bool
-    ) -> DataSplit:
-        # Check the special tokens before tokenizing the documents.
-        start_and_end(tokenizer)
+    def noise(self, tokenizer: Tokenizer) -> Denoising:
+        """See ``CorruptedData``; a vocabulary without a mask token needs a sentinel."""
         mask_of(tokenizer)
         ends = sentence_ends(tokenizer) if self.permute_sentences else ()
-        noise = Denoising(self.mask_fraction, self.mean_span_length, ends)
-        # The corpus is cached; the corruption is drawn when an example is made.
-        corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
-        lengths = self.length, self.length
-        examples = DenoisingExamples(corpus, tokenizer, noise, lengths, seed, changes)
-        if not examples.num_texts:
-            raise DataError("no document has two tokens: give a source with text")
-        tokens = examples.num_tokens[1]
-        padding = 1 - tokens / (self.length * examples.num_examples)
-        summary = (
-            f"{counted(corpus.num_documents, 'document')} in "
-            f"{counted(examples.num_texts, 'text')}, {tokens:,} tokens in "
-            f"{counted(examples.num_examples, 'sequence')} of {self.length} + {self.length}, "
-            f"{padding:.1%} of the targets padding"
-        )
-        if corpus.num_unknown:
-            unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
-            summary += f"; {unknown} are unknown to the tokenizer"
-        notes = (documents.note,) if documents.note else ()
-        return DataSplit(examples, corpus, corpus.fingerprint, summary, notes)
+        return Denoising(self.mask_fraction, self.mean_span_length, ends)

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,12 +27,9 @@ from ..sources.labelled_names import LabelledSource, Record, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
-from .base import SourceField
+from .base import SourceField, Target
 from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
 from .texts_to_predict import IMPORTED, TextReader, are_pair
-
-Target = Literal["single_label", "binary", "multi_label", "regression"]
-"""The type of the labels."""
 
 # With more examples than this, mostly distinct labels suggest that the wrong column was named.
 _FEW = 20
@@ -235,6 +232,20 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
                 "target binary needs two: choose target single_label, or name another column"
             )
         return (ordered[1],)
+
+    @property
+    def label_target(self) -> Target:
+        """See ``DataConfig``."""
+        return self.target
+
+    @property
+    def classifies_single_texts(self) -> bool:
+        """See ``DataConfig``; a source of single texts has the label and one more field."""
+        return self.target != "regression" and len(self.fields) == 2
+
+    def of_imported_model(self, target: Target) -> "SequenceClassificationData":
+        """See ``DataConfig``; an imported model reads one or two texts."""
+        return replace(self, target=target, source=IMPORTED, validation=None)
 
     def assumed_labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; two labels, or one for regression or a binary target."""

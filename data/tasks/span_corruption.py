@@ -9,6 +9,7 @@ The arrays of a batch are int32, as in translation: ``input_ids``, ``segment_ids
 ``decoder_position_ids``, ``labels`` [B, T]; by default T follows from S and the dropped fraction.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -19,20 +20,16 @@ from ..common.errors import DataError, UserError
 from ..common.fields import PositiveInt
 from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, counted
+from ..dataset import BatchSpec, DataSplit, PickledByFields, counted
 from ..features.span_corruption import Noise, NoiseDensity, SpanCorruption, SpanLength
 from ..packing.packing import best_fit
-from ..sources.documents import Documents, SourceLike
-from ..sources.load_documents import load_whole
+from ..sources.documents import Documents
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
 from ..tokenizers.training import train_tokenizer
-from .base import DocumentsData
-from .translation import ARRAYS, array_lengths, arrays_of_pairs, start_and_end
-
-# A fixed seed, so that every run evaluates on the same examples and gaps.
-_EVALUATION_SEED = 0x5EED
+from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
+from .translation import arrays_of_pairs, fill_note, pair_specs, start_and_end
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,11 @@ class SpanCorruptionExamples(PickledByFields):
         return self.tokenizer.source_frame.single.num_added - 1
 
     @property
+    def fill(self) -> str:
+        """Describes how the texts fill the sequences; the gaps do not change their sizes."""
+        return fill_note(self.num_tokens, self.lengths, self.num_examples)
+
+    @property
     def num_texts(self) -> int:
         """The number of texts in all examples."""
         return len(self._plan[0])
@@ -169,7 +171,45 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanCorruptionData(DocumentsData):
+class CorruptedData(DocumentsData):
+    """Documents whose texts a model restores from corrupted ones."""
+
+    examples_type: ClassVar[type[SpanCorruptionExamples]] = SpanCorruptionExamples
+
+    @abstractmethod
+    def noise(self, tokenizer: Tokenizer) -> Noise:
+        """Returns the corruption.
+
+        Raises:
+          DataError: The vocabulary lacks a token that it needs.
+        """
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
+        return pair_specs(self.lengths)
+
+    def examples_of(
+        self, documents: Documents, tokenizer: Tokenizer, seed: int | None
+    ) -> DataSplit:
+        """See ``DocumentsData``; in training, the corruption differs between epochs."""
+        # Check the special tokens before tokenizing the documents.
+        start_and_end(tokenizer)
+        noise = self.noise(tokenizer)
+        # The corpus is cached; the corruption is drawn when an example is made.
+        corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
+        drawn = (EVALUATION_SEED, False) if seed is None else (seed, True)
+        examples = self.examples_type(corpus, tokenizer, noise, self.lengths, *drawn)
+        if not examples.num_texts:
+            raise DataError("no document has two tokens: give a source with text")
+        summary = (
+            f"{counted(corpus.num_documents, 'document')} in "
+            f"{counted(examples.num_texts, 'text')}, {examples.fill}{unknown_tokens(corpus)}"
+        )
+        return DataSplit(examples, corpus, corpus.fingerprint, summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruptionData(CorruptedData):
     """Documents with gaps, where the model predicts the dropped spans (T5)."""
 
     kind: ClassVar[str] = "span_corruption"
@@ -224,55 +264,14 @@ class SpanCorruptionData(DocumentsData):
         """See ``DataConfig``; adds sentinels to a vocabulary without sentinels."""
         return tokenizer_with_sentinels(self, self.num_sentinels)
 
-    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
-        lengths = array_lengths(*self.lengths)
-        return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
-
-    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the texts that are not held out, with new gaps in every epoch."""
-        return self._split(self.texts(), tokenizer, seed, changes=True)
-
-    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns every validation text, always with the same gaps."""
-        documents = self.validation_documents()
-        return self._split(documents, tokenizer, _EVALUATION_SEED, changes=False)
-
-    def whole_source(
-        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
-        """Returns every text of a source, always with the same gaps."""
-        return self._split(load_whole(source), tokenizer, _EVALUATION_SEED, changes=False)
-
-    def _split(
-        self, documents: Documents, tokenizer: Tokenizer, seed: int, *, changes: bool
-    ) -> DataSplit:
-        start_and_end(tokenizer)
-        corruption, lengths = self.corruption, self.lengths
-        # The longest text has the most spans, and each span needs a sentinel.
-        longest = corruption.longest_text(*lengths)
-        (most,) = corruption.counts(np.asarray([longest]))[1].tolist()
+    def noise(self, tokenizer: Tokenizer) -> SpanCorruption:
+        """See ``CorruptedData``; each gap of the longest text needs a sentinel."""
+        longest = self.corruption.longest_text(*self.lengths)
+        (most,) = self.corruption.counts(np.asarray([longest]))[1].tolist()
         if most > len(tokenizer.sentinels):
             raise DataError(
                 f"a text of {longest} tokens has {most} gaps, and the vocabulary "
                 f"{counted(len(tokenizer.sentinels), 'sentinel')}: give a smaller data.length, or "
                 f"train a vocabulary with data.num_sentinels {most}"
             )
-        corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
-        examples = SpanCorruptionExamples(corpus, tokenizer, corruption, lengths, seed, changes)
-        if not examples.num_texts:
-            raise DataError("no document has two tokens: give a source with text")
-        source, target = examples.num_tokens
-        # The corruption does not change the sizes, so the padding is exact for every epoch.
-        padding = 1 - (source + target) / (sum(lengths) * examples.num_examples)
-        of_documents = counted(corpus.num_documents, "document")
-        summary = (
-            f"{of_documents} in {counted(examples.num_texts, 'text')}, {source:,} + {target:,} "
-            f"tokens in {counted(examples.num_examples, 'sequence')} of {lengths[0]} + "
-            f"{lengths[1]}, {padding:.1%} of them padding"
-        )
-        if corpus.num_unknown:
-            unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,} tokens"
-            summary += f"; {unknown} are unknown to the tokenizer"
-        notes = (documents.note,) if documents.note else ()
-        return DataSplit(examples, corpus, corpus.fingerprint, summary, notes)
+        return self.corruption

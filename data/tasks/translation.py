@@ -29,7 +29,7 @@ from ..sources.builtin.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw
 from ..sources.documents import SourceLike, as_source
 from ..sources.parallel_corpus import ParallelText, open_parallel
 from ..tokenizers.base import Tokenizer
-from .base import DataConfig, SourceField
+from .base import EVALUATION_SEED, DataConfig, SourceField, unknown_tokens
 
 VOCABULARY_PAIRS = 1_000_000
 """Maximum number of pairs for training a vocabulary; they are evenly spaced."""
@@ -47,11 +47,9 @@ ARRAYS = {
 }
 """The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
 
-# A fixed seed, so that every run evaluates on the same examples.
-_EVALUATION_SEED = 0x5EED
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence is full after this many numbers that do not fit.
+# A sequence is full after this many numbers in all that do not fit.
 _MISSES = 3
 # Sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
@@ -102,10 +100,8 @@ def arrays_of_pairs(
       segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
       the end, is 0 in all arrays.
     """
-    arrays = {
-        name: np.zeros(size, np.int32)
-        for name, size in array_lengths(length, target_length or length).items()
-    }
+    specs = pair_specs((length, target_length or length))
+    arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
     # Fill both sides from the left, pair by pair.
     positions = np.arange(max(length, target_length or length))
     first = first_of_target = 0
@@ -125,10 +121,28 @@ def arrays_of_pairs(
     return arrays
 
 
-def array_lengths(length: int, target_length: int) -> dict[str, int]:
-    """Returns the length of each array of an example, S or T."""
+def pair_specs(lengths: tuple[int, int]) -> BatchSpec:
+    """Describes the arrays that ``arrays_of_pairs`` makes, with the lengths S and T."""
     of_sources = ("input_ids", "segment_ids", "position_ids")
-    return {name: length if name in of_sources else target_length for name in ARRAYS}
+    return {
+        name: ArraySpec((lengths[name not in of_sources],), values)
+        for name, values in ARRAYS.items()
+    }
+
+
+def fill_note(tokens: tuple[int, int], lengths: tuple[int, int], num_examples: int) -> str:
+    """Describes how pairs fill sequences, for a summary.
+
+    Args:
+      tokens: The numbers of tokens in all sources and in all targets.
+      lengths: The lengths of a sequence, S and T.
+      num_examples: The number of sequences.
+    """
+    padding = 1 - sum(tokens) / (sum(lengths) * num_examples)
+    return (
+        f"{tokens[0]:,} + {tokens[1]:,} tokens in {counted(num_examples, 'sequence')} of "
+        f"{lengths[0]} + {lengths[1]}, {padding:.1%} of them padding"
+    )
 
 
 @dataclass(frozen=True)
@@ -336,8 +350,7 @@ class TranslationData(DataConfig):
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``arrays_of_pairs``."""
-        lengths = array_lengths(*self.lengths)
-        return {name: ArraySpec((lengths[name],), values) for name, values in ARRAYS.items()}
+        return pair_specs(self.lengths)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the pairs that are not held out, in the same examples in every epoch.
@@ -355,7 +368,7 @@ class TranslationData(DataConfig):
             return self.whole_source(self.validation, tokenizer, labels)
         numbers = NumberWords.parse(self.source_name)
         text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
-        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
+        return self._split(text, tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
@@ -370,7 +383,7 @@ class TranslationData(DataConfig):
             text = ParallelText((numbers.validation,))
         else:
             text = open_parallel(source, "whole", like=self.source_name)
-        return self._split(text, tokenizer, _EVALUATION_SEED, _OF_THE_LOSS)
+        return self._split(text, tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
 
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
@@ -431,12 +444,8 @@ class TextToTextData(TranslationData):
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
     """Describes the sequences, and the pairs left out with the reason."""
     corpus = examples.corpus
-    source, target = examples.num_tokens
-    summary = [
-        f"{counted(len(examples.pairs), 'pair')}, {source:,} + {target:,} tokens in "
-        f"{counted(examples.num_examples, 'sequence')} of {examples.lengths[0]} + "
-        f"{examples.lengths[1]}, {examples.padding_fraction:.1%} of them padding"
-    ]
+    fill = fill_note(examples.num_tokens, examples.lengths, examples.num_examples)
+    summary = [f"{counted(len(examples.pairs), 'pair')}, {fill}"]
     sources, targets = corpus.sizes
     number = corpus.num_read
     if corpus.first_empty is not None:
@@ -453,7 +462,4 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
             limit += f" or data.target_length {examples.lengths[1]}"
         (note,) = too_long(len(over_long), number, "pair", limit, consequence=left_out)
         summary.append(f"{note} (first: {location})")
-    if corpus.num_unknown:
-        unknown = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
-        summary.append(f"unknown to the tokenizer: {unknown} tokens")
-    return "; ".join(summary)
+    return "; ".join(summary) + unknown_tokens(corpus)

@@ -15,7 +15,6 @@ from flax.traverse_util import flatten_dict
 
 from ...data.common.atomic_io import build_folder, write_file
 from ...data.common.errors import RunError
-from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
 from ...models.adapters.peft_export import save_adapter
@@ -139,9 +138,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         file_bytes=exported.file_bytes,
         # The generation settings that were imported with the model.
         generation=generation_defaults(exported.folder),
-        problem_type=PROBLEM_TYPES[data.target]
-        if classifies and isinstance(data, SequenceClassificationData)
-        else None,
+        problem_type=PROBLEM_TYPES.get(data.label_target or "") if classifies else None,
         embedding=embedding,
     )
 

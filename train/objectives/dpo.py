@@ -141,6 +141,11 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     def terms(outputs: Outputs, batch: Batch, reference: Outputs | None = None) -> Terms:
         log_probs = answer_log_probs(outputs, batch)  # [B, 2]
         if reference is None:
+            require(
+                "reference_log_probs" in batch,
+                "the batch has no reference_log_probs: make its examples with "
+                "`DPOData.with_reference`, or choose reference frozen",
+            )
             reference_log_probs = batch["reference_log_probs"]
         else:
             reference_log_probs = answer_log_probs(reference, batch)

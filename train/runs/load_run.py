@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...data.tasks.sequence_classification import SequenceClassificationData, Target
-from ...data.tasks.texts_to_predict import IMPORTED
+from ...data.tasks.base import Target
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
@@ -73,10 +72,8 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
-    if model.head == "sequence_classification" and isinstance(data, SequenceClassificationData):
-        by_count = "regression" if len(model.labels) == 1 else None
-        target = TARGETS.get(str(problem_type or by_count), "single_label")
-        data = dataclasses.replace(data, target=target, source=IMPORTED, validation=None)
+    by_count = "regression" if len(model.labels) == 1 else None
+    data = data.of_imported_model(TARGETS.get(str(problem_type or by_count), "single_label"))
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from ...data.common.errors import RunError
 from ...data.dataset import PickledByFields
-from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_outputs, load_finite
 from ...models.nn.typing import Params
@@ -110,18 +109,14 @@ class QualityClassifier(PickledByFields):
     def _opened(self) -> tuple[TrainConfig, Tokenizer]:
         config, tokenizer = open_run(self.folder)
         data, labels = config.data, config.model.labels
-        if (
-            not isinstance(data, SequenceClassificationData)
-            or data.target == "regression"
-            or len(data.fields) != 2
-        ):
+        if not data.classifies_single_texts:
             raise RunError(
                 f"{self.folder} is no classifier of single texts: train one, for example by "
                 "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
                 "crawl=text:crawl/*.txt'"
             )
         # Only the name of a label says which of them to keep. Reject ambiguous cases.
-        if data.target == "binary" and GOOD not in labels:
+        if data.label_target == "binary" and GOOD not in labels:
             raise RunError(
                 f"{self.folder} tells {labels[0]!r} from all else, and of a binary target nothing "
                 f"says whether that is what to keep: train it with --data.target single_label, or "

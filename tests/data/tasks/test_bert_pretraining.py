@@ -139,6 +139,15 @@ def test_tokenizer_without_the_special_tokens(data):
         data().train_split(characters, (), 0)
 
 
+def test_pairs_to_predict_are_located_in_the_files_of_a_glob(data, tmp_path):
+    config = data()
+    (tmp_path / "1.tsv").write_text("one\ttwo\n")
+    (tmp_path / "2.tsv").write_text("\t\n")
+    tokenizer = train_tokenizer([TEXT], TokenizerConfig("characters"))  # without a frame
+    with pytest.raises(DataError, match=r"2\.tsv line 1 has no text"):
+        config.input_split(f"{tmp_path}/?.tsv", tokenizer, ())
+
+
 def test_text_without_pairs(data, tokenizer, tmp_path):
     (tmp_path / "b.txt").write_text(TEXT.split("\n\n")[0])
     config = data(source=f"text:{tmp_path}/b.txt", validation=f"text:{tmp_path}/a.txt#line")

@@ -122,6 +122,13 @@ def test_the_model_that_is_its_own_reference_has_the_loss_of_chance(answers):
     assert float(terms["rewards/margins"]) == 0
 
 
+def test_a_batch_without_the_reference_names_what_it_lacks(answers):
+    outputs, batch, _ = answers
+    batch = {name: array for name, array in batch.items() if name != "reference_log_probs"}
+    with pytest.raises(UserError, match=r"reference_log_probs.*with_reference"):
+        train.dpo().terms(outputs, batch)
+
+
 def test_filler_may_hold_anything(answers):
     outputs, batch, _ = answers
     bad = {
