@@ -1,5 +1,7 @@
 """Pads lists of token ids to arrays of few shapes, so that few programs are compiled."""
 
+import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +46,12 @@ def round_up(number: int, multiple: int) -> int:
 def power_of_two(number: int) -> int:
     """Returns the smallest power of two that is not below `number`, at least 1."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns the number of tokens at the beginning of both sequences."""
+    equal = map(operator.eq, first, second)
+    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def shortened(context: list[int], longest: int) -> list[int]:

@@ -17,7 +17,7 @@ from ..nn.heads import HEADS, encoder_heads
 from ..nn.pooling import pool
 from ..nn.typing import Params
 from .bucketing import pad_batch, padded_batches
-from .text_model import TextModel, require_list
+from .text_model import TextModel, require_texts
 
 
 class TextEmbedder(TextModel):
@@ -100,7 +100,7 @@ class TextEmbedder(TextModel):
             UserError: `texts` is empty or one string, no prompt has this name, or a vector is NaN
               or infinite.
         """
-        require_list(texts, "texts")
+        require_texts(texts, "texts")
         if not texts:
             raise UserError("no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)

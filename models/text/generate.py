@@ -27,7 +27,7 @@ from .bucketing import batches_by_length
 from .completions import Completed, Completion, Positions, Prompt
 from .folder import generation_defaults
 from .growing_text import GrowingText
-from .text_model import TextModel, require_list
+from .text_model import TextModel, require_texts
 
 NEW_TOKENS = 200
 """Default number of new tokens."""
@@ -170,7 +170,7 @@ class TextGenerator(TextModel):
             UserError: an option is not supported or out of range, or beams are combined with a
               draft model.
         """
-        require_list(prompts, "prompts")
+        require_texts(prompts, "prompts", Prompt)
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
         longest = max(len(self._encode(prompt)) for prompt in prompts)
@@ -222,8 +222,8 @@ class TextGenerator(TextModel):
             UserError: `prompts` is empty, a prompt is empty and the tokenizer has no token that
               begins a document, a stop string is empty, or an option is out of range.
         """
-        require_list(prompts, "prompts")
-        require_list(stop_strings, "stop_strings")
+        require_texts(prompts, "prompts", Prompt)
+        require_texts(stop_strings, "stop_strings")
         if not prompts:
             raise UserError("there is no prompt: give at least one text")
         if batch_size is not None and batch_size < 1:

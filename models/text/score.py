@@ -7,23 +7,24 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS
+from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Array, Params
-from ..token_log_probs import token_log_probs
-from .bucketing import pad_batch, padded_batches
-from .text_model import TextModel, require_list
+from .bucketing import pad_batch
+from .prompting.continuations import ContinuationScorer
+from .text_model import TextModel, require_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +100,6 @@ class NextWord:
         return math.exp(self.log_probability)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """A part of a sequence that the model reads in one call."""
-
-    sequence: int
-    source: Sequence[int]
-    """The encoder's input tokens; empty for a causal language model."""
-    inputs: Sequence[int]
-    labels: Sequence[int]
-    """The token after each input."""
-    first: int
-    """The index of the first label in the sequence."""
-    skip: int
-    """The number of leading labels that an earlier window has scored."""
-
-
 class TextScorer(TextModel):
     """A generative model and its tokenizer; compiled once for each padded shape.
 
@@ -143,10 +128,10 @@ class TextScorer(TextModel):
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
-        if not getattr(model.config, "causal", True):
-            raise UserError(
-                "the model sees later tokens (causal is false): no text has a probability under it"
-            )
+        require(
+            getattr(model.config, "causal", True),
+            "the model sees later tokens (causal is false): no text has a probability under it",
+        )
 
     def __call__(
         self,
@@ -173,43 +158,86 @@ class TextScorer(TextModel):
               are missing or not wanted, a sequence of an encoder-decoder is too long, or a
               log-probability is NaN.
         """
-        require_list(texts, "texts")
-        require_list(sources, "sources")
-        if not texts:
-            raise UserError("there is no text to score: give at least one line")
+        require_texts(texts, "texts")
+        require_texts(sources or (), "sources")
+        require(texts, "there is no text to score: give at least one line")
         length = self._model.config.max_length
         stride = max(length // 2, 1) if stride is None else stride
-        if not 1 <= stride <= length:
-            raise UserError(f"stride {stride} must be from 1 to {length}, as the model reads")
-        tokenizer = self._tokenizer
-        translates = self._model.config.head == "seq2seq_lm"
-        if translates and (sources is None or len(sources) != len(texts)):
-            raise UserError("an encoder-decoder scores targets of sources: give a source per text")
-        if sources is not None and not translates:
-            raise UserError("a causal language model scores texts without sources: leave them out")
+        require(
+            1 <= stride <= length, f"stride {stride} must be from 1 to {length}, as the model reads"
+        )
+        tokenizer, translates = self._tokenizer, self._model.config.head == "seq2seq_lm"
+        num_sources = 0 if sources is None else len(sources)
+        require(
+            num_sources == translates * len(texts),
+            f"there are {num_sources} sources for {len(texts)} texts: give an encoder-decoder one "
+            "for each text, and a causal language model none",
+        )
         # Encode the texts; a text without tokens has no score.
         ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
         for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), start=1):
-            if not tokens:
-                raise UserError(
-                    f"text {number} of {len(texts)} is {text!r} and has no tokens to score: leave "
-                    "it out"
-                )
-        if sources is not None:
+            require(
+                tokens,
+                f"text {number} of {len(texts)} is {text!r} and has no tokens to score: leave it "
+                "out",
+            )
+        if sources is None:
+            requests, owners = self._windows(ids, stride, log)
+        else:
             _, end = start_and_end(tokenizer)
             ids = [[*tokens, end] for tokens in ids]
-            encoded = [encode_source(tokenizer, source) for source in sources]
-            self._check_lengths([*encoded, *ids])
-            rows = [[*self._target_start, *tokens] for tokens in ids]
-        else:
-            encoded = [()] * len(texts)
-            rows = [[*tokenizer.begins_document, *tokens] for tokens in ids]
-        return [
-            TextScore(text, self._token_scores(tokens, found[-len(tokens) :]))
-            for text, tokens, found in zip(
-                texts, ids, self._score(encoded, rows, stride, log), strict=True
+            requests = [
+                (encode_source(tokenizer, source), tokens)
+                for source, tokens in zip(sources, ids, strict=True)
+            ]
+            owners = range(len(ids))
+            longest = max(len(part) for request in requests for part in request)
+            require(
+                longest <= length,
+                f"a text has {longest} tokens, the model reads {length}: shorten it",
             )
+        found: list[list[float]] = [[] for _ in ids]
+        for owner, score in zip(owners, self._scorer.score(requests, log=log), strict=True):
+            found[owner] += score.log_probabilities
+        return [
+            TextScore(text, self._token_scores(tokens, scores))
+            for text, tokens, scores in zip(texts, ids, found, strict=True)
         ]
+
+    @functools.cached_property
+    def _scorer(self) -> ContinuationScorer:
+        scorer = ContinuationScorer(self._model, self._params, self._tokenizer)
+        scorer._stored_start = self._stored_start
+        return scorer
+
+    def _windows(
+        self, ids: Sequence[list[int]], stride: int, log: LogFn
+    ) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+        """Divides texts into windows that the model reads.
+
+        Each window after the first scores `stride` new tokens, the last one maybe fewer.
+
+        Returns:
+            The context and the scored tokens of each window, and the index of its text.
+        """
+        length = self._model.config.max_length
+        requests, owners = [], []
+        for number, tokens in enumerate(ids):
+            row = [*self._tokenizer.begins_document, *tokens]
+            # The tokens before a document have no score.
+            scored = max(len(row) - len(tokens), 1)
+            first = 0
+            while scored < len(row):
+                end = min(first + length + 1, len(row))
+                requests.append((row[first:scored], row[scored:end]))
+                owners.append(number)
+                scored, first = end, first + stride
+        if longer := sum(number > 1 for number in Counter(owners).values()):
+            log(
+                f"{longer:,} of {len(ids):,} texts are longer than the {length} tokens that the "
+                f"model reads: they are scored in windows, {stride} tokens apart"
+            )
+        return requests, owners
 
     def next_tokens(self, text: str, *, top_k: int = 10) -> list[NextToken]:
         """Returns the most probable tokens after a text, best first.
@@ -224,10 +252,10 @@ class TextScorer(TextModel):
               that begins a document, the model is an encoder-decoder, or a probability is NaN.
         """
         size = self._tokenizer.vocab_size
-        if not 1 <= top_k <= size:
-            raise UserError(f"top_k {top_k} must be from 1 to {size}")
-        if self._model.config.head not in CAUSAL_HEADS:
-            raise UserError("next tokens are those of a causal language model: use score instead")
+        require(1 <= top_k <= size, f"top_k {top_k} must be from 1 to {size}")
+        require_head(
+            self._model.config, CAUSAL_HEADS, "predicts no next token", "score targets instead"
+        )
         ids = self._beginning(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
@@ -246,13 +274,12 @@ class TextScorer(TextModel):
             UserError: a word is empty or has a character that the vocabulary lacks; or as in
               `__call__`.
         """
-        if not words:
-            raise UserError("there are no words to compare: give at least one")
+        require(words, "words is empty: give at least one word to compare")
         before = text.rstrip(" ")
         between = " " if before and not before[-1].isspace() else ""
         joined = [f"{before}{between}{word.strip()}" for word in words]
-        if blank := [word for word in words if not word.strip()]:
-            raise UserError(f"the word {blank[0]!r} is empty: leave it out")
+        for word in words:
+            require(word.strip(), f"the word {word!r} is empty: leave it out")
         found = []
         for word, score in zip(words, self(joined), strict=True):
             ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
@@ -273,17 +300,12 @@ class TextScorer(TextModel):
     def _beginning(self, text: str) -> list[int]:
         """Returns the tokens of a text at the beginning of a document."""
         ids = [*self._tokenizer.begins_document, *self._tokenizer.encode(text, False)]
-        if not ids:
-            raise UserError(
-                f"the text {text!r} has no tokens, and this tokenizer has none to begin a document "
-                "with: give a text"
-            )
+        require(
+            ids,
+            f"the text {text!r} has no tokens, and this tokenizer has none to begin a document "
+            "with: give a text",
+        )
         return ids
-
-    def _check_lengths(self, rows: Sequence[Sequence[int]]) -> None:
-        longest, limit = max(map(len, rows)), self._model.config.max_length
-        if longest > limit:
-            raise UserError(f"a text has {longest} tokens, the model reads {limit}: shorten it")
 
     def _token_scores(
         self, ids: Sequence[int], log_probabilities: Sequence[float]
@@ -296,76 +318,6 @@ class TextScorer(TextModel):
             TokenScore(token(id), id, score, total)
             for id, score, total in zip(ids, [*unscored, *log_probabilities], totals, strict=True)
         )
-
-    def _score(
-        self,
-        sources: Sequence[Sequence[int]],
-        rows: Sequence[Sequence[int]],
-        stride: int,
-        log: LogFn,
-    ) -> list[list[float]]:
-        """Returns the log-probability of each token of each row except the row's first token."""
-        # Divide long rows into windows, and score these in batches of similar length.
-        windows = [
-            window
-            for number, (source, row) in enumerate(zip(sources, rows, strict=True))
-            for window in self._windows(number, source, row, stride)
-        ]
-        longer = len({window.sequence for window in windows if window.skip})
-        if longer:
-            length = self._model.config.max_length
-            log(
-                f"{longer:,} of {len(rows):,} texts are longer than the {length} tokens that the "
-                f"model reads: they are scored in windows, {stride} tokens apart"
-            )
-        found = [np.zeros(len(row) - 1) for row in rows]
-        limit = self._model.config.max_length
-        for batch, num_rows in padded_batches([len(w.inputs) for w in windows], limit):
-            chosen = [windows[i] for i in batch]
-            inputs, labels = (
-                pad_batch(part, num_rows, limit)[0]
-                for part in ([w.inputs for w in chosen], [w.labels for w in chosen])
-            )
-            given: dict[str, np.ndarray] = {"input_ids": inputs}
-            if any(window.source for window in chosen):
-                ids, mask = pad_batch([window.source for window in chosen], num_rows, limit)
-                mask[len(chosen) :, 0] = 1  # filler rows read one token
-                given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": inputs}
-            scores = np.asarray(self._log_probabilities(self._params, given, labels))
-            for window, values in zip(chosen, scores, strict=False):
-                # Earlier windows have scored the first labels.
-                own = slice(window.skip, len(window.labels))
-                found[window.sequence][window.first : window.first + len(window.labels)][own] = (
-                    values[own]
-                )
-        check_outputs({f"text {i}": scores for i, scores in enumerate(found, start=1)})
-        return [scores.tolist() for scores in found]
-
-    def _windows(
-        self, number: int, source: Sequence[int], row: Sequence[int], stride: int
-    ) -> "list[_Window]":
-        """Returns the windows of a row; each window after the first scores `stride` new labels.
-
-        The last window may score fewer.
-        """
-        length, total = self._model.config.max_length, len(row) - 1
-        windows = []
-        scored = first = 0
-        while scored < total:
-            end = min(first + length, total)
-            labels = row[first + 1 : end + 1]
-            windows.append(_Window(number, source, row[first:end], labels, first, scored - first))
-            scored, first = end, first + stride
-        return windows
-
-    @functools.cached_property
-    def _log_probabilities(self):
-        @jax.jit
-        def compute(params: Params, given: dict[str, Array], labels: Array) -> Array:
-            outputs = self._model.apply({"params": params}, **given)
-            return token_log_probs(outputs.projection, labels).log_prob  # [B, T]
-
-        return compute
 
     @functools.cached_property
     def _next(self):
@@ -381,7 +333,7 @@ class TextScorer(TextModel):
 
 def check_known(word: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raises UserError if the vocabulary has no tokens for a word."""
-    if not ids or tokenizer.special_ids.unk in ids:
-        raise UserError(
-            f"the word {word!r} has a character that the vocabulary lacks: give another word"
-        )
+    require(
+        ids and tokenizer.special_ids.unk not in ids,
+        f"the word {word!r} has a character that the vocabulary lacks: give another word",
+    )

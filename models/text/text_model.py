@@ -1,6 +1,6 @@
 """The base class of all text front ends: a model, its parameters and its tokenizer."""
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -25,18 +25,22 @@ COMMANDS = {
 Opened = TypeVar("Opened", bound="TextModel")
 
 
-def require_list(texts: object, name: str) -> None:
-    """Refuses one string where a list of texts is expected: its characters would be the texts.
+def require_texts(texts: object, name: str, other: type = str) -> None:
+    """Checks that an argument is a list of texts. The items of one string would be its characters.
 
     Args:
-        texts: what was given.
-        name: the name of the argument, for the message.
+        texts: the argument.
+        name: its name, for the message.
+        other: another type that an item may have.
 
     Raises:
-        UserError: it is a string.
+        UserError: it is not a list, or an item is not a text.
     """
-    if isinstance(texts, str):
-        raise UserError(f"{name} is one string, {texts[:40]!r}: give a list of texts")
+    items = texts if isinstance(texts, Collection) and not isinstance(texts, str) else [None]
+    if not all(isinstance(item, str | other) for item in items):
+        shown = repr(texts)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+        raise UserError(f"{name} must be a list of texts, got {shown}")
 
 
 class TextModel:

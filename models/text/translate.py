@@ -19,7 +19,7 @@ from ..model import Model
 from ..nn.typing import Params
 from .bucketing import batches_by_length
 from .folder import beam_search_defaults
-from .text_model import TextModel, require_list
+from .text_model import TextModel, require_texts
 
 BATCH_SIZE = 32
 """Number of sentences per batch."""
@@ -100,7 +100,7 @@ class TextTranslator(TextModel):
             UserError: `texts` is one string, a text is longer than the model reads and not
               truncated, or an option is out of range.
         """
-        require_list(texts, "texts")
+        require_texts(texts, "texts")
         request = dataclasses.replace(self.request, **options)
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         ids = self._fitting(ids, places, truncate, log)

@@ -18,7 +18,7 @@ from ...decoding.generator import SEEDS, check_seed, sampling_keys
 from ..completions import FinishReason, Prompt
 from ..generate import TextGenerator
 from ..growing_text import GrowingText
-from ..text_model import require_list
+from ..text_model import require_texts
 from .tools.call_forms import CallForm, Written
 from .tools.tool import Tool, ToolCall, as_error
 
@@ -99,7 +99,7 @@ class Conversation:
         **options: JsonValue,
     ) -> None:
         check_seed(seed)
-        require_list(stop_strings, "stop_strings")
+        require_texts(stop_strings, "stop_strings")
         self.instructions = instructions
         self.turns: list[Turn] = []
         self._generator, self._name, self._seed = generator, name, seed

@@ -10,7 +10,7 @@ from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
 from ..completions import Completion
 from ..generate import BATCH_SIZE, TextGenerator
-from ..text_model import require_list
+from ..text_model import require_texts
 
 LONGEST_ANSWER = 64
 """The number of new tokens by default, if that is at most a quarter of what the model reads."""
@@ -66,7 +66,7 @@ def answer_queries(
         UserError: `queries` is empty, a field is missing, a prompt is too long, or an option is
           out of range.
     """
-    require_list(stop_strings, "stop_strings")
+    require_texts(stop_strings, "stop_strings")
     if not queries:
         raise UserError("there is no query: give at least one")
     length = generator.max_length

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ....data.common.errors import UserError
+from ....data.common.fields import require
 from ....data.common.progress import LogFn
 from ....data.tasks.translation import encode_source
 from ...decoding.padding import pad_rows, power_of_two, round_up
 from ...finite import check_outputs
 from ...mesh_axes import BATCH_AXES
 from ...nn.cache import Cache, init_cache
-from ...nn.heads import CAUSAL_HEADS, Projection
+from ...nn.heads import CAUSAL_HEADS
 from ...nn.masks import AnyArray
 from ...nn.typing import Array, Bool, Int, Params
 from ...token_log_probs import token_log_probs
 from ..text_model import TextModel
-from .prefix_tree import Item, Layout, PrefixGroup, Request, pack, plan
+from .prefix_tree import Item, Layout, Plan, PrefixGroup, Request, pack, plan
 
 AdvanceFn = Callable[[int, int], None]
 """Called with the numbers of further finished requests and of their tokens."""
@@ -77,30 +78,22 @@ class TokenCounts:
 class _Rows(NamedTuple):
     """The tokens of a batch and the labels that are scored."""
 
-    ids: AnyArray
-    """int32[B, T]."""
-    positions: AnyArray
-    """int32[B, T]."""
+    inputs: dict[str, AnyArray]
+    """The model's arguments except for the attention mask, int32[B, T] or int32[B, S] each."""
     last: AnyArray
     """The last descendant of each token, int32[B, T]; see `Layout`."""
     at: AnyArray
     """The index of the token before each label, int32[B, M]."""
     labels: AnyArray
     """int32[B, M]."""
-    numbers: AnyArray | None = None
-    """For an encoder-decoder: the number of each token's source in its row, int32[B, T]."""
-    sources: AnyArray | None = None
-    """The tokens of the sources, int32[B, S]."""
-    source_numbers: AnyArray | None = None
-    """The number of each of these, 0 for padding, int32[B, S]."""
 
 
 class _ScoredBatch(NamedTuple):
     """The layouts of a batch, one per row, and the scores [B, M] of their labels."""
 
     layouts: list[Layout]
-    log_probs: np.ndarray
-    is_top1: np.ndarray
+    log_probs: Array
+    is_top1: Array
 
 
 class ContinuationScorer(TextModel):
@@ -125,7 +118,7 @@ class ContinuationScorer(TextModel):
     refusal = "gives a text no probability"
     remedy = "give a run of a causal language model or of a translation model"
 
-    counts: TokenCounts = TokenCounts()
+    counts = TokenCounts()
     """The tokens of the last call."""
 
     @property
@@ -226,57 +219,56 @@ class ContinuationScorer(TextModel):
               model reads, an id is not in the vocabulary, the model sees later tokens, or a
               log-probability is NaN.
         """
-        config = self._model.config
-        for number, (context, continuation) in enumerate(requests):
-            self._check(number, context, continuation)
-        longest = config.max_length
-        if self.is_encoder_decoder:
-            over = [len(context) > longest for context, _ in requests]
-        else:
-            over = [len(context) + len(ids) > longest + 1 for context, ids in requests]
-        if any(over):
+        for number, request in enumerate(requests, start=1):
+            self._check(f"request {number}", *request)
+        longest = self._model.config.max_length
+        over = sum(
+            # The last token of a continuation is not read.
+            len(context) + (0 if self.is_encoder_decoder else len(ids) - 1) > longest
+            for context, ids in requests
+        )
+        if over:
             log(
-                f"{sum(over):,} of {len(requests):,} contexts are longer than the {longest:,} "
+                f"{over:,} of {len(requests):,} contexts are longer than the {longest:,} "
                 "tokens that the model reads: their first tokens are left out"
             )
-        found = [np.zeros(len(ids), np.float32) for _, ids in requests]
+        log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
-        self.counts = counts = TokenCounts()
-        batches = self._translation_batches if self.is_encoder_decoder else self._batches
-        for layouts, log_probs, is_top1 in batches(requests, share_prefixes, counts):
+        for layouts, *arrays in self._batches(requests, share_prefixes):
             done, tokens = 0, 0
-            for layout, row, top in zip(layouts, log_probs, is_top1, strict=False):
+            # The scores of a request's labels may be in several places of a row.
+            for layout, row, top in zip(layouts, *map(np.asarray, arrays), strict=False):
                 tokens += len(layout.ids)
-                for k, (_, _, request, place) in enumerate(layout.scored):
-                    found[request][place], greedy[request][place] = row[k], top[k]
-                    done += place == 0
+                for k, (_, _, request, index) in enumerate(layout.scored):
+                    log_probs[request][index], greedy[request][index] = row[k], top[k]
+                    done += index == 0
             if on_batch is not None:
                 on_batch(done, tokens)
-        check_outputs({f"continuation {i}": scores for i, scores in enumerate(found, start=1)})
+        check_outputs({f"continuation {i}": scores for i, scores in enumerate(log_probs, start=1)})
         return [
             ContinuationScore(tuple(scores.tolist()), bool(top.all()))
-            for scores, top in zip(found, greedy, strict=True)
+            for scores, top in zip(log_probs, greedy, strict=True)
         ]
 
-    def _check(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> None:
+    def _check(self, name: str, context: Sequence[int], continuation: Sequence[int]) -> None:
         """Raises UserError if a request cannot be scored."""
         config = self._model.config
-        if not len(context) or not len(continuation):
-            missing = "continuation" if len(context) else "context"
-            raise UserError(f"request {number + 1} has no tokens in its {missing}: give at least 1")
-        if len(continuation) > config.max_length:
-            raise UserError(
-                f"a continuation has {len(continuation):,} tokens, the model reads "
-                f"{config.max_length:,}: shorten it"
+        sizes = {"context": config.vocab_size, "continuation": config.vocab_size}
+        if self.is_encoder_decoder:
+            sizes["context"] = config.source_vocab_size or config.vocab_size
+        for (part, size), ids in zip(sizes.items(), (context, continuation), strict=True):
+            require(len(ids), f"{name} has no tokens in its {part}: give at least 1")
+            least, most = min(ids), max(ids)
+            require(
+                0 <= least <= most < size,
+                f"{name} has the token ids {least} … {most} in its {part}, which are not within "
+                f"the vocabulary of {size}: use the model's own tokenizer",
             )
-        source_size = getattr(config, "source_vocab_size", None) or config.vocab_size
-        read = source_size if self.is_encoder_decoder else config.vocab_size
-        for ids, size in ((context, read), (continuation, config.vocab_size)):
-            if not 0 <= min(ids) <= max(ids) < size:
-                raise UserError(
-                    f"request {number + 1} has the token ids {min(ids)} … {max(ids)}, which are "
-                    f"not within the vocabulary of {size}: use the model's own tokenizer"
-                )
+        require(
+            len(continuation) <= config.max_length,
+            f"{name} has a continuation of {len(continuation):,} tokens, the model reads "
+            f"{config.max_length:,}: shorten it",
+        )
 
     @property
     def _mesh(self) -> Mesh | None:
@@ -296,101 +288,63 @@ class ContinuationScorer(TextModel):
             return rows
         return jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(BATCH_AXES)))
 
-    def _batches(
-        self,
-        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
-        share: bool,
-        counts: TokenCounts,
-    ) -> "Iterator[_ScoredBatch]":
-        """Yields the scores of a causal language model."""
-        config, backend = self._model.config, jax.default_backend()
-        if not getattr(config, "causal", True):
-            raise UserError(
-                "the model sees later tokens (causal is false): no continuation has a probability"
-            )
-        longest = config.max_length + 1
-        whole = [
-            Request((*context, *ids)[-longest:][:-1], tuple(ids), number)
-            for number, (context, ids) in enumerate(requests)
-        ]
-        capacity = CAPACITY.get(backend, DEFAULT_CAPACITY)
-        # A convolution of heads reads its neighbors in the row, which must be its own request's.
-        division = plan(whole, capacity, share=share and config.head_convolution is None)
-        counts.given = sum(len(request.inputs) for request in whole)
-        counts.needed = division.num_tokens
-        for group in division.groups:
-            yield from self._continued(group, capacity, counts)
-        waiting = sorted(division.items, key=lambda item: -item.size)
-        budget = TOKENS_AT_ONCE.get(backend, DEFAULT_TOKENS_AT_ONCE)
-        while waiting:
-            length = bucket(waiting[0].size)
-            most = round_up(max(budget // length, 1), self._num_shards)
-            bins = pack([(item.size,) for item in waiting], (length,), most)
-            layouts = [_laid_out([waiting[i] for i in chosen]) for chosen in bins]
-            packed = {i for chosen in bins for i in chosen}
-            waiting = [item for i, item in enumerate(waiting) if i not in packed]
-            number = round_up(min(power_of_two(len(layouts)), most), self._num_shards)
-            counts.computed += number * length
-            rows = self._placed(_rows(layouts, number, length))
-            scores = self._score_rows(self._params, rows)
-            yield _scored(layouts, scores)
+    def _plans(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
+    ) -> list[tuple[tuple[int, ...], Plan]]:
+        """Returns each source with the plan of its requests. A causal model has one, the empty one.
 
-    def _continued(
-        self, group: PrefixGroup, capacity: int, counts: TokenCounts
-    ) -> "Iterator[_ScoredBatch]":
-        """Computes a prefix, and yields the batches of its continuations."""
-        base, items = len(group.prefix), group.items
-        total = sum(item.size for item in items)
-        # Rows of about the same size, so that the last one is not mostly padding.
-        even = -(-total // -(-total // capacity))
-        length = max(bucket(even), *(item.size for item in items))
-        bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
-        layouts = [_laid_out([items[i] for i in chosen], base) for chosen in bins]
-        length = bucket(max(len(layout.ids) for layout in layouts))
-        slots = bucket(base)
-        ids, _ = pad_rows([group.prefix], length=slots)
-        cache = self._read_prefix(self._params, ids, base, slots + length)
-        counts.computed += slots
-        scored = max(len(layout.scored) for layout in layouts)
-        for start in range(0, len(layouts), self._num_shards):
-            chosen = layouts[start : start + self._num_shards]
-            counts.computed += self._num_shards * length
-            rows = self._placed(_rows(chosen, self._num_shards, length, scored))
-            yield _scored(chosen, self._continue(self._params, cache, base, rows))
-
-    def _translation_batches(
-        self,
-        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
-        share: bool,
-        counts: TokenCounts,
-    ) -> "Iterator[_ScoredBatch]":
-        """Yields the scores of an encoder-decoder, which reads a source once for its targets."""
-        config, backend = self._model.config, jax.default_backend()
-        sources: dict[tuple[int, ...], list[Request]] = {}
-        alone: list[tuple[tuple[int, ...], list[Request]]] = []
+        A target is scored from its first token, so an encoder-decoder has no `PrefixGroup`.
+        """
+        config, both = self._model.config, self.is_encoder_decoder
+        require(
+            getattr(config, "causal", True),
+            "the model sees later tokens (causal is false): no continuation has a probability",
+        )
+        # Without sharing, each request of an encoder-decoder has a separate source.
+        by_source: dict[tuple[tuple[int, ...], int], list[Request]] = {}
         for number, (context, ids) in enumerate(requests):
-            source = tuple(context[-config.max_length :])
-            request = Request((*self._target_start, *ids[:-1]), tuple(ids), number)
-            counts.given += len(source) + len(ids)
-            if share:
-                sources.setdefault(source, []).append(request)
+            if both:
+                source, inputs = tuple(context[-config.max_length :]), (*self._target_start, *ids)
             else:
-                alone.append((source, [request]))
-        capacity = CAPACITY.get(backend, DEFAULT_CAPACITY)
+                source, inputs = (), (*context, *ids)[-config.max_length - 1 :]
+            request = Request(inputs[:-1], tuple(ids), number)
+            by_source.setdefault((source, -1 if share else number), []).append(request)
+        # A convolution of heads reads its neighbors in the row, which must be its own request's.
         share = share and config.head_convolution is None
-        waiting = [
-            (source, item)
-            for source, targets in (sources.items() if sources else alone)
-            for item in plan(targets, capacity, share=share).items
+        plans = [
+            (source, plan(targets, _capacity(), share=share))
+            for (source, _), targets in by_source.items()
         ]
+        self.counts = TokenCounts(
+            given=sum(
+                len(source) + len(request.inputs)
+                for (source, _), targets in by_source.items()
+                for request in targets
+            ),
+            needed=sum(
+                len(source) * len(division.items) + division.num_tokens
+                for source, division in plans
+            ),
+        )
+        return plans
+
+    def _batches(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
+    ) -> Iterator[_ScoredBatch]:
+        """Yields the scores of all requests."""
+        plans = self._plans(requests, share)
+        for _, division in plans:
+            for group in division.groups:
+                yield from self._continued(group)
+        waiting = [(source, item) for source, division in plans for item in division.items]
         waiting.sort(key=lambda pair: (-len(pair[0]), -pair[1].size))
-        counts.needed = sum(len(source) + item.size for source, item in waiting)
-        budget = TOKENS_AT_ONCE.get(backend, DEFAULT_TOKENS_AT_ONCE)
+        budget = TOKENS_AT_ONCE.get(jax.default_backend(), DEFAULT_TOKENS_AT_ONCE)
         while waiting:
-            length = bucket(len(waiting[0][0]))
-            if config.longest_input is not None:
-                length = min(length, config.longest_input)
-            width = bucket(max(waiting[0][1].size, length))
+            # The first item determines the size of the rows, and the budget their number.
+            source, item = waiting[0]
+            longest_input = self._model.config.longest_input or len(source) + bucket(len(source))
+            length = min(bucket(len(source)), longest_input) if source else 0
+            width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
             bins = pack(sizes, (length, width), most)
@@ -400,28 +354,51 @@ class ContinuationScorer(TextModel):
             layouts = [_laid_out([item for _, item in row]) for row in rows]
             width = bucket(max(len(layout.ids) for layout in layouts))
             number = round_up(min(power_of_two(len(rows)), most), self._num_shards)
-            counts.computed += number * (length + width)
-            joined = [[id for source, _ in row for id in source] for row in rows]
-            numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in rows]
-            targets = [
-                [n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in rows
-            ]
-            inputs = _rows(layouts, number, width)._replace(
-                numbers=pad_rows(targets, num_rows=number, length=width)[0],
-                sources=pad_rows(joined, num_rows=number, length=length)[0],
-                source_numbers=pad_rows(numbers, num_rows=number, length=length)[0],
-            )
-            yield _scored(layouts, self._translate(self._params, self._placed(inputs)))
+            self.counts.computed += number * (length + width)
+            inputs = _rows(layouts, number, width)
+            if length:
+                inputs = _with_sources(inputs, rows, length)
+            yield _ScoredBatch(layouts, *self._score_rows(self._params, self._placed(inputs)))
+
+    def _continued(self, group: PrefixGroup) -> Iterator[_ScoredBatch]:
+        """Computes a prefix, and yields the scores of its continuations."""
+        base, items, capacity = len(group.prefix), group.items, _capacity()
+        total = sum(item.size for item in items)
+        # Rows of about the same size, so that the last one is not mostly padding.
+        even = -(-total // -(-total // capacity))
+        length = max(bucket(even), *(item.size for item in items))
+        bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
+        layouts = [_laid_out([items[i] for i in chosen], base) for chosen in bins]
+        length = bucket(max(len(layout.ids) for layout in layouts))
+        slots = bucket(base)
+        ids, _ = pad_rows([group.prefix], length=slots)
+        prefix = self._read_prefix(self._params, ids, base, slots + length)
+        self.counts.computed += slots
+        scored = max(len(layout.scored) for layout in layouts)
+        for start in range(0, len(layouts), self._num_shards):
+            chosen = layouts[start : start + self._num_shards]
+            self.counts.computed += self._num_shards * length
+            rows = self._placed(_rows(chosen, self._num_shards, length, scored))
+            yield _ScoredBatch(chosen, *self._score_rows(self._params, rows, prefix))
 
     @functools.cached_property
     def _score_rows(self):
+        mask_name = "decoder_attention_mask" if self.is_encoder_decoder else "attention_mask"
+
         @jax.jit
-        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
-            mask = tree_mask(rows.last)
-            outputs = self._model.apply(
-                {"params": params}, rows.ids, mask, position_ids=rows.positions
-            )
-            return _scores(outputs.projection, rows)
+        def compute(
+            params: Params, rows: _Rows, prefix: Cache | None = None
+        ) -> tuple[Array, Array]:
+            """Returns log Pr of each label, and whether it is the best token, `[B, M]` each."""
+            given = {**rows.inputs, mask_name: tree_mask(rows.last)}
+            if prefix is not None:
+                given |= _after_prefix(prefix, given[mask_name])
+            projection = self._model.apply({"params": params}, **given).projection
+            # Project only the positions before labels: [B, M, D].
+            hidden = jnp.take_along_axis(projection.hidden, jnp.asarray(rows.at)[..., None], axis=1)
+            chosen = dataclasses.replace(projection, hidden=hidden)
+            result = token_log_probs(chosen, jnp.asarray(rows.labels))
+            return result.log_prob, result.is_top1
 
         return compute
 
@@ -443,52 +420,28 @@ class ContinuationScorer(TextModel):
 
         return compute
 
-    @functools.cached_property
-    def _continue(self):
-        @jax.jit
-        def compute(
-            params: Params, cache: Cache, length: Array, rows: _Rows
-        ) -> tuple[Array, Array]:
-            number, width = rows.ids.shape
 
-            def repeated(x: Array, axis: int) -> Array:
-                return jnp.broadcast_to(x, (*x.shape[:axis], number, *x.shape[axis + 1 :]))
+def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
+    """Returns the cache and the mask of rows that continue the tokens of a cache of one row."""
+    number, width = mask.shape[:2]
 
-            cache = dataclasses.replace(
-                cache,
-                layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), cache.layers),
-                positions=None if cache.positions is None else repeated(cache.positions, 0),
-            )
-            # Slot `length` + j is to hold token j of the row.
-            hidden = jnp.zeros((number, width, cache.length), bool)
-            own = jax.lax.dynamic_update_slice(hidden, tree_mask(rows.last), (0, 0, length))
-            outputs = self._model.apply(
-                {"params": params},
-                rows.ids,
-                own | (jnp.arange(cache.length) < length),
-                position_ids=rows.positions,
-                cache=cache,
-            )
-            return _scores(outputs.projection, rows)
+    def repeated(x: Array, axis: int) -> Array:
+        return jnp.broadcast_to(x, (*x.shape[:axis], number, *x.shape[axis + 1 :]))
 
-        return compute
+    cache = dataclasses.replace(
+        prefix,
+        layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), prefix.layers),
+        positions=None if prefix.positions is None else repeated(prefix.positions, 0),
+    )
+    # Slot `prefix.index` + j will hold token j of the row.
+    hidden = jnp.zeros((number, width, cache.length), bool)
+    own = jax.lax.dynamic_update_slice(hidden, mask, (0, 0, prefix.index))
+    visible = own | (jnp.arange(cache.length) < prefix.index)
+    return {"cache": cache, "attention_mask": visible}
 
-    @functools.cached_property
-    def _translate(self):
-        @jax.jit
-        def compute(params: Params, rows: _Rows) -> tuple[Array, Array]:
-            outputs = self._model.apply(
-                {"params": params},
-                rows.sources,
-                segment_ids=rows.source_numbers,
-                decoder_input_ids=rows.ids,
-                decoder_attention_mask=tree_mask(rows.last),
-                decoder_segment_ids=rows.numbers,
-                decoder_position_ids=rows.positions,
-            )
-            return _scores(outputs.projection, rows)
 
-        return compute
+def _capacity() -> int:
+    return CAPACITY.get(jax.default_backend(), DEFAULT_CAPACITY)
 
 
 def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
@@ -506,10 +459,6 @@ def bucket(number: int) -> int:
     return max(16, round_up(number, step))
 
 
-def _scored(layouts: list[Layout], scores: tuple[Array, Array]) -> _ScoredBatch:
-    return _ScoredBatch(layouts, np.asarray(scores[0]), np.asarray(scores[1]))
-
-
 def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
     """Lays out items side by side."""
     layout = Layout()
@@ -519,31 +468,51 @@ def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
 
 
 def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1) -> _Rows:
-    """Returns the arrays of a batch.
+    """Returns the arrays of a batch, for a causal language model.
 
     Args:
         layouts: at most `num_rows`.
         num_rows: B.
         length: T.
-        scored: M is at least so large.
+        scored: a lower bound of M.
     """
     most = bucket(max(scored, *(len(layout.scored) for layout in layouts)))
-    ids, positions = (
-        pad_rows([getattr(layout, name) for layout in layouts], num_rows=num_rows, length=length)[0]
-        for name in ("ids", "positions")
+
+    def padded(rows: list[list[int]], length: int = length, fill: int = 0) -> np.ndarray:
+        return pad_rows(rows, num_rows=num_rows, length=length, fill=fill)[0]
+
+    return _Rows(
+        {
+            "input_ids": padded([layout.ids for layout in layouts]),
+            "position_ids": padded([layout.positions for layout in layouts]),
+        },
+        # No token attends to padding.
+        last=padded([layout.last for layout in layouts], fill=-1),
+        at=padded([[label.at for label in layout.scored] for layout in layouts], most),
+        labels=padded([[label.label for label in layout.scored] for layout in layouts], most),
     )
-    # No token attends to padding.
-    last, _ = pad_rows([x.last for x in layouts], num_rows=num_rows, length=length, fill=-1)
-    at, labels = (
-        pad_rows([[s[k] for s in x.scored] for x in layouts], num_rows=num_rows, length=most)[0]
-        for k in (0, 1)
-    )
-    return _Rows(ids, positions, last, at, labels)
 
 
-def _scores(projection: Projection, rows: _Rows) -> tuple[Array, Array]:
-    """Returns log Pr of each label, and whether it is the most probable token, `[B, M]` each."""
-    hidden = jnp.take_along_axis(projection.hidden, jnp.asarray(rows.at)[..., None], axis=1)
-    chosen = dataclasses.replace(projection, hidden=hidden)  # [B, M, D]
-    result = token_log_probs(chosen, jnp.asarray(rows.labels))
-    return result.log_prob, result.is_top1
+def _with_sources(
+    rows: _Rows, pairs: Sequence[Sequence[tuple[Sequence[int], Item]]], length: int
+) -> _Rows:
+    """Returns the arrays of a batch for an encoder-decoder, whose targets `_rows` laid out.
+
+    Args:
+        rows: the targets.
+        pairs: the source and the targets of each item, for each row.
+        length: the number of tokens of the sources of a row, S.
+    """
+    (num_rows, width), inputs = rows.last.shape, rows.inputs
+    joined = [[id for source, _ in row for id in source] for row in pairs]
+    # The index of each token's source in its row, from 1; 0 is padding.
+    numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in pairs]
+    targets = [[n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in pairs]
+    given = {
+        "input_ids": pad_rows(joined, num_rows=num_rows, length=length)[0],
+        "segment_ids": pad_rows(numbers, num_rows=num_rows, length=length)[0],
+        "decoder_input_ids": inputs["input_ids"],
+        "decoder_position_ids": inputs["position_ids"],
+        "decoder_segment_ids": pad_rows(targets, num_rows=num_rows, length=width)[0],
+    }
+    return rows._replace(inputs=given)

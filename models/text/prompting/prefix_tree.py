@@ -9,8 +9,11 @@ Requests that begin with the same tokens share the hidden states of these tokens
 """
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from ...decoding.padding import common_prefix
 
 SHORTEST_PREFIX = 32
 """Minimum length of a common prefix whose keys and values get a separate call."""
@@ -19,7 +22,7 @@ PREFIX_CALL = 64
 
 
 class Request(NamedTuple):
-    """The tokens that a model reads, and the tokens that it is asked for.
+    """The tokens that a model reads, and the labels that it scores.
 
     `labels[-1]` follows the last of `inputs`, `labels[-2]` the one before it, and so on.
     """
@@ -60,16 +63,17 @@ class Layout:
     scored: list[Scored] = dataclasses.field(default_factory=list)
 
     def append(self, requests: Iterable[Request], base: int = 0) -> None:
-        """Lays out requests behind those that are there, without their first `base` tokens.
+        """Appends requests, without their first `base` tokens.
 
         Args:
             requests: sorted by their inputs, so that common prefixes are adjacent.
-            base: the number of tokens of a prefix that all requests share and that is left out.
+            base: the length of the prefix that all requests share. It is not laid out.
         """
         before: tuple[int, ...] = ()
-        path: list[int] = []  # the index of each token of `before` behind the prefix
+        path: list[int] = []  # the index of each token of `before` after the prefix
         for inputs, labels, number in requests:
-            common = max(common_prefix(before, inputs), base) if before else base
+            common = max(common_prefix(before, inputs), base)
+            # The tokens that this request does not share have all their descendants.
             self._close(path[common - base :])
             del path[common - base :]
             for position in range(common, len(inputs)):
@@ -86,7 +90,7 @@ class Layout:
         self._close(path)
 
     def _close(self, indices: Sequence[int]) -> None:
-        """Ends the subtrees of some tokens at the last token that is there."""
+        """Ends the subtrees of some tokens at the newest token."""
         for index in indices:
             self.last[index] = len(self.ids) - 1
 
@@ -128,13 +132,61 @@ class _Node:
 
     depth: int
     """The length of the prefix."""
-    children: "list[_Node]" = dataclasses.field(default_factory=list)
     requests: list[Request] = dataclasses.field(default_factory=list)
     """Requests whose inputs are the prefix; only a leaf has some."""
+    children: "list[_Node]" = dataclasses.field(default_factory=list)
     total: int = 0
     """The number of tokens of the subtree, including the prefix."""
     unscored: int = 0
     """The number of leading tokens before the first scored one of the subtree."""
+    cost: int = 0
+    """The smallest number of tokens that compute the subtree."""
+    way: Literal["pieces", "prefix", "children"] = "pieces"
+    """How: in pieces up to the capacity, after a prefix of a separate call, or child by child."""
+
+    @property
+    def prefix(self) -> int:
+        """The length of the prefix that a separate call can compute: it has no scored token."""
+        return min(self.depth, self.unscored)
+
+    def leaves(self) -> "Iterator[_Node]":
+        """Yields the leaves in the order of their requests."""
+        return self.pieces(0, -1)
+
+    def pieces(self, base: int, capacity: int) -> "Iterator[_Node]":
+        """Yields the largest subtrees of at most `capacity` tokens after `base`, and leaves."""
+        # No recursion: a chain of prefixes may be long.
+        waiting: list[_Node] = [self]
+        while waiting:
+            node = waiting.pop()
+            if node.total - base <= capacity or not node.children:
+                yield node
+            else:
+                waiting += reversed(node.children)
+
+    def items(self, base: int, capacity: int) -> list[Item]:
+        """Returns the pieces as items, without their first `base` tokens."""
+        return [
+            Item(tuple(r for leaf in piece.leaves() for r in leaf.requests), piece.total - base)
+            for piece in self.pieces(base, capacity)
+        ]
+
+    def close(self, capacity: int) -> None:
+        """Computes the sums and the cheapest way, after the same for all children."""
+        self.total = self.depth + sum(child.total - self.depth for child in self.children)
+        self.unscored = min(
+            [*(child.unscored for child in self.children), *(r.first for r in self.requests)]
+        )
+        self.cost = sum(piece.total for piece in self.pieces(0, capacity))
+        if self.total <= capacity or not self.children:
+            return
+        prefix, apart = self.prefix, sum(child.cost for child in self.children)
+        after = sum(piece.total - prefix for piece in self.pieces(prefix, capacity))
+        together = prefix + PREFIX_CALL + after
+        if prefix >= SHORTEST_PREFIX and together < min(self.cost, apart):
+            self.cost, self.way = together, "prefix"
+        elif apart < self.cost:
+            self.cost, self.way = apart, "children"
 
 
 def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> Plan:
@@ -147,123 +199,48 @@ def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> P
     """
     if not share:
         return Plan([], [Item((request,), len(request.inputs)) for request in requests])
-    if not requests:
-        return Plan([], [])
-    nodes = _tree(sorted(requests))
-    costs: dict[int, int] = {}
-    own: set[int] = set()
-    split: set[int] = set()
-    for node in nodes:  # children come before their parents
-        pooled = costs[id(node)] = sum(n.total for n in _pieces(node, 0, capacity))
-        if node.total <= capacity or not node.children:
-            continue
-        apart = sum(costs[id(child)] for child in node.children)
-        prefix = min(node.depth, node.unscored)
-        together = (
-            prefix + PREFIX_CALL + sum(n.total - prefix for n in _pieces(node, prefix, capacity))
-        )
-        if prefix >= SHORTEST_PREFIX and together < min(pooled, apart):
-            costs[id(node)] = together
-            own.add(id(node))
-        elif apart < pooled:
-            costs[id(node)] = apart
-            split.add(id(node))
-    groups, items = [], []
-    waiting = nodes[-1:]
+    groups: list[PrefixGroup] = []
+    items: list[Item] = []
+    waiting = [_tree(sorted(requests), capacity)] if requests else []
     while waiting:
         node = waiting.pop()
-        if id(node) in split:
+        if node.way == "children":
             waiting += node.children
-        elif id(node) in own:
-            prefix = min(node.depth, node.unscored)
-            inputs = next(_requests(node)).inputs
-            found = [_item(piece, prefix) for piece in _pieces(node, prefix, capacity)]
-            groups.append(PrefixGroup(inputs[:prefix], found))
+        elif node.way == "prefix":
+            inputs = next(node.leaves()).requests[0].inputs
+            groups.append(PrefixGroup(inputs[: node.prefix], node.items(node.prefix, capacity)))
         else:
-            items += [_item(piece, 0) for piece in _pieces(node, 0, capacity)]
+            items += node.items(0, capacity)
     return Plan(groups, items)
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns the number of tokens that two sequences begin with alike."""
-    length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    low, high = 0, length  # they are alike up to `low`, and not up to `high`
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _tree(requests: Sequence[Request]) -> list[_Node]:
-    """Returns the nodes of the tree of sorted requests, children first and the root last."""
-    done: list[_Node] = []
+def _tree(requests: Sequence[Request], capacity: int) -> _Node:
+    """Returns the root of the tree of sorted requests."""
     path = [_Node(0)]  # from the root to the newest leaf
     before: tuple[int, ...] | None = None
-
-    def close(node: _Node) -> _Node:
-        depth, children = node.depth, node.children
-        node.total = depth + sum(child.total - depth for child in children)
-        node.unscored = min(
-            [*(child.unscored for child in children), *(r.first for r in node.requests)]
-        )
-        done.append(node)
-        return node
-
-    for request in requests:
-        if request.inputs == before:
+    closed = None
+    # The end closes all nodes, as a request would that shares less than nothing.
+    for request in [*requests, None]:
+        if request is not None and request.inputs == before:
             path[-1].requests.append(request)
             continue
-        common = 0 if before is None else common_prefix(before, request.inputs)
-        closed: _Node | None = None
-        while path[-1].depth > common:
+        common = -1 if request is None else common_prefix(before or (), request.inputs)
+        # Close the nodes that this request does not belong to, also a leaf that it continues.
+        closed = None
+        while path and (path[-1].requests or path[-1].depth > common):
             node = path.pop()
-            if closed is not None:
-                node.children.append(closed)
-            closed = close(node)
-        if path[-1].requests:  # a leaf that the new request continues
-            closed = close(path.pop())
+            node.children += [] if closed is None else [closed]
+            node.close(capacity)
+            closed = node
+        if request is None:
+            break
         if path[-1].depth < common:
             path.append(_Node(common))
-        if closed is not None:
-            path[-1].children.append(closed)
-        path.append(_Node(len(request.inputs), requests=[request]))
+        path[-1].children += [] if closed is None else [closed]
+        path.append(_Node(len(request.inputs), [request]))
         before = request.inputs
-    closed = None
-    while path:
-        node = path.pop()
-        if closed is not None:
-            node.children.append(closed)
-        closed = close(node)
-    return done
-
-
-def _pieces(node: _Node, base: int, capacity: int) -> "Iterator[_Node]":
-    """Yields the largest subtrees that have at most `capacity` tokens behind `base`, and leaves."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if node.total - base <= capacity or not node.children:
-            yield node
-        else:
-            waiting += reversed(node.children)
-
-
-def _requests(node: _Node) -> Iterator[Request]:
-    """Yields the requests of a subtree in their order."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        yield from node.requests
-        waiting += reversed(node.children)
-
-
-def _item(node: _Node, base: int) -> Item:
-    return Item(tuple(_requests(node)), node.total - base)
+    assert closed is not None
+    return closed
 
 
 def pack(
@@ -274,30 +251,29 @@ def pack(
     Args:
         sizes: the sizes of each item, one for each dimension of a bin.
         capacity: the sizes of a bin; a larger item gets a separate bin.
-        most: the number of bins; items beyond it are left out. None: as many as are needed.
+        most: the maximum number of bins; items that do not fit are left out. If None, all are
+          packed.
 
     Returns:
-        The numbers of the items of each bin.
+        The indices of the items of each bin.
     """
     bins: list[list[int]] = []
     space: list[list[int]] = []
-    smallest = min(sizes, default=(0,))[0]
-    for number in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
-        needed = sizes[number]
-        fits = (
-            i
-            for i, left in enumerate(space)
-            if all(n <= free for n, free in zip(needed, left, strict=True))
-        )
-        chosen = next(fits, None)
-        if chosen is None and len(bins) == most:
-            if all(left[0] < smallest for left in space):
-                break  # nothing that is left fits
+    smallest = [min(dimension) for dimension in zip(*sizes, strict=True)]
+
+    def fits(needed: Sequence[int], free: Sequence[int]) -> bool:
+        return all(map(operator.le, needed, free))
+
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        chosen = next((k for k, free in enumerate(space) if fits(sizes[i], free)), len(bins))
+        if chosen == most:
+            # Stop early if no item fits into any bin.
+            if not any(fits(smallest, free) for free in space):
+                break
             continue
-        if chosen is None:
-            chosen = len(bins)
+        if chosen == len(bins):
             bins.append([])
             space.append(list(capacity))
-        bins[chosen].append(number)
-        space[chosen] = [free - n for n, free in zip(needed, space[chosen], strict=True)]
+        bins[chosen].append(i)
+        space[chosen] = list(map(operator.sub, space[chosen], sizes[i]))
     return bins

@@ -177,10 +177,10 @@ def test_batches_are_reported(scorer):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (([], [3]), "request 1 has no tokens in its context"),
-        (([3], []), "request 1 has no tokens in its continuation"),
-        (([3], [99]), "token ids 99 … 99"),
-        (([3], list(range(2, 11))), "a continuation has 9 tokens, the model reads 8"),
+        (([], [3]), "request 1 .* context"),
+        (([3], []), "request 1 .* continuation"),
+        (([3], [99]), "request 1 .* 99 … 99"),
+        (([3], list(range(2, 11))), "request 1 .* 9 tokens"),
     ],
 )
 def test_bad_requests_are_refused(scorer, request_, message):

@@ -2,7 +2,8 @@
 
 import random
 
-from flaxzoo.models.text.prompting.prefix_tree import Layout, Request, common_prefix, pack, plan
+from flaxzoo.models.decoding.padding import common_prefix
+from flaxzoo.models.text.prompting.prefix_tree import Layout, Request, pack, plan
 
 
 def requests_of(rows, labels=1):
