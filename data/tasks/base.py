@@ -71,7 +71,7 @@ class DataConfig(Checked, ABC):
     @property
     def longest_side(self) -> int:
         """The length of the longest sequence that a model reads or writes."""
-        return self.length
+        return max(self.lengths)
 
     @property
     def source_name(self) -> str:

@@ -15,8 +15,8 @@ from ..common.fields import Fraction, PositiveInt, Range, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import build_sentence_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
-from ..features.bert_inputs import Template, encode_texts, token_specs
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..features.bert_inputs import token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
 from ..features.segment_pairs import Segments
@@ -24,6 +24,7 @@ from ..features.token_windows import Windows
 from ..sources.documents import Documents, SourceLike
 from ..tokenizers.base import Tokenizer
 from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
+from .labelled import encoded_texts
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,12 @@ class PretrainingData(DocumentsData):
         if not isinstance(path, str):
             raise DataError("pairs of segments are read from a file: give its name")
         located = read_pairs(path)
-        template, pairs = Template.of(tokenizer, self.length), tuple(located.values())
-        tokens, num_truncated = encode_texts(pairs, tokenizer, template, tuple(located))
+        pairs = tuple(located.values())
+        tokens, cut = encoded_texts(
+            pairs, tuple(located), tokenizer, length=self.length, noun="pair"
+        )
         masking = Masking.of(tokenizer, self.length, max_predictions=self.max_predictions)
         rows = SentencePairExamples(tokens, pairs, masking.max_predictions)
-        limit = f"data.length {self.length}"
-        cut = too_long(num_truncated, len(pairs), "pair", limit, consequence="truncated")
         summary = ", ".join([counted(len(pairs), "pair"), *cut])
         return DataSplit(rows, pairs, digest(map("\t".join, pairs)), summary)
 

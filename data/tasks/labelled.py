@@ -1,7 +1,7 @@
 """The base class of labeled data: from a source to the examples of a split and their arrays.
 
-A subclass (``SequenceClassificationData`` …) defines which sources it reads, how a record
-becomes an example, and how examples become arrays. Everything else is here.
+A subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and
+defines how a record becomes an example, and how examples become arrays. Everything else is here.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +14,11 @@ from typing import Annotated, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..common.errors import DataError
-from ..common.fields import Range
+from ..common.errors import DataError, UserError
+from ..common.fields import Range, require
 from ..common.hashing import digest
-from ..dataset import DataSplit, counted
-from ..features.bert_inputs import BertInputs
+from ..dataset import DataSplit, counted, too_long
+from ..features.bert_inputs import BertInputs, Template, encode_texts
 from ..features.predictions import Prediction
 from ..filters.conditions import LeftOut, left_out_note
 from ..sources.documents import SourceLike, as_source
@@ -89,33 +89,53 @@ class ExampleSet(Generic[E]):
     lines: tuple[str, ...] = ()
 
 
-class LabelledExamples(ABC):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledExamples(ABC, Generic[E]):
     """The base class of example sources that convert model outputs to predictions.
 
     Attributes:
-      tokens: The texts as tokens with special tokens, one sequence per example.
+      tokens: The texts as tokens with special tokens, R sequences.
+      examples: The n examples that they are made from, for predictions.
+      values: The labels, by default of each example; None if unknown (prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """
 
     tokens: BertInputs
-    notes: tuple[str, ...]
+    examples: tuple[E, ...]
+    values: np.ndarray | None
+    notes: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
-        """The number of examples; see ``ExampleSource``."""
+        """The number of sequences; see ``ExampleSource``."""
         return len(self.tokens)
 
-    @abstractmethod
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """See ``ExampleSource``; the same in every epoch."""
+        """Makes one example; the same in every epoch.
+
+        Returns:
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T], and the labels, if known.
+        """
+        row = self.row(index)
+        return row if self.values is None else {**row, **self.labels_of(index, self.values)}
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of an example without its labels."""
+        return self.tokens.example(index)
+
+    def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the arrays of the labels of an example, ``labels`` by default."""
+        return {"labels": np.asarray(values[index])}
 
     @abstractmethod
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
         """Converts the outputs for all sequences to a prediction for each labeled example."""
 
-    @abstractmethod
     def gold(self) -> Sequence[object]:
         """Returns the reference for each labeled example."""
+        if self.values is None:
+            raise UserError("examples to predict have no labels")
+        return self.values.tolist()
 
 
 @dataclass(frozen=True)
@@ -134,12 +154,40 @@ class ExampleTexts:
         return iter(seen)
 
 
+def encoded_texts(
+    texts: Sequence[tuple[str, ...]],
+    locations: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    noun: str,
+) -> tuple[BertInputs, tuple[str, ...]]:
+    """Tokenizes single texts and pairs; see ``encode_texts``.
+
+    Args:
+      texts: One or two texts each.
+      locations: The location of each of them, for messages.
+      tokenizer: The tokenizer.
+      length: The length of a sequence, T.
+      noun: The singular name of one of them.
+
+    Returns:
+      The tokens, and a note if some were truncated.
+    """
+    template = Template.of(tokenizer, length)
+    tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
+    limit = f"data.length {length}"
+    return tokens, too_long(num_truncated, len(texts), noun, limit, consequence="truncated")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataConfig, Generic[E]):
     """The base class of labeled data."""
 
     forms: ClassVar[dict[str, str]]
     """The kinds of source that can be read, with the default fields of each."""
+    field_names: ClassVar[str]
+    """The fields of a record as a source names them; optional ones are in square brackets."""
     published_fields: ClassVar[dict[str, str]] = {}
     """The fields of well-known published data sets."""
     label_field: ClassVar[int] = 0
@@ -157,26 +205,50 @@ class LabelledData(DataConfig, Generic[E]):
                 fields = parse_labelled(given, self.forms, like).fields
                 object.__setattr__(self, name, given.with_fields(fields))
 
-    @abstractmethod
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[E]:
-        """Reads examples.
+        """Reads examples from a source with fields.
 
         Args:
           source: The parsed name.
           published: The opened data set if the source is published.
           split: The split of a published or built-in source; other sources are read whole.
+
+        Raises:
+          DataError: The source cannot be read, has too few or too many fields, or an example is not
+            valid.
+        """
+        most = self.field_names.count(",") + 1
+        fewest, number = most - self.field_names.count("["), len(source.fields)
+        require(
+            fewest <= number <= most,
+            f"{source.name!r} names {number} fields: name them as #{self.field_names}",
+            error=DataError,
+        )
+        # Published labels are class ids with declared names; local labels are names.
+        label = source.fields[self.label_field]
+        names = published.class_names(label) if published is not None else None
+        records, lines = self._records(source, published, split)
+        loaded = self.labelled(records, names, split)
+        return replace(loaded, lines=(*lines, *loaded.lines))
+
+    @abstractmethod
+    def labelled(
+        self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
+    ) -> ExampleSet[E]:
+        """Makes examples from records with all fields.
+
+        Args:
+          records: The records.
+          names: The names of the labels if they are numbers, as in published data sets.
+          split: The split that they are from.
         """
 
-    def read_records(
+    def _records(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
-        """Reads the records of a source with fields; has the arguments of ``read``.
-
-        Returns:
-          The records, and lines for the log.
-        """
+        """Returns the records of a source, and lines for the log."""
         left_out = LeftOut()
         if published is not None:
             records, notes = list(published.read(split, left_out)), ()
@@ -220,11 +292,12 @@ class LabelledData(DataConfig, Generic[E]):
         if len(given) + 1 != len(own):
             source = replace(source, fields=self.without_label(given))
             # CoNLL sources name at most the tag column.
-            if len(own) > 1 and len(given) != len(own):
-                raise DataError(
-                    f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
-                    f"trained on {len(own)} ({', '.join(own)}): name as many, or all but the label"
-                )
+            require(
+                len(own) <= 1 or len(given) == len(own),
+                f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
+                f"trained on {len(own)} ({', '.join(own)}): name as many, or all but the label",
+                error=DataError,
+            )
         # Predict the validation split of sources that have splits.
         if published is not None:
             return self.unlabelled(replace(published, source=source).read("validation"))
@@ -313,8 +386,7 @@ class LabelledData(DataConfig, Generic[E]):
             examples = self.examples_of_source(name, unread)
         else:
             examples = self.examples_to_predict(name, unread)
-        if not examples:
-            raise DataError(f"nothing to predict in {name}: it is empty")
+        require(examples, f"nothing to predict in {name}: it is empty", error=DataError)
         notes = (f"fields that are not read: {', '.join(sorted(unread))}",) if unread else ()
         return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
@@ -338,10 +410,11 @@ class LabelledData(DataConfig, Generic[E]):
         fraction = self.validation_fraction if self.validation is None else 0.0
         if fraction == 0 and split == "train":
             return whole
-        if fraction == 0:
-            raise DataError(
-                f"{self.source_name!r} has no validation split: set validation_fraction above 0"
-            )
+        require(
+            fraction > 0,
+            f"{self.source_name!r} has no validation split: set validation_fraction above 0",
+            error=DataError,
+        )
         return divide(whole, fraction, self.source_name)[split]
 
     def _whole(self) -> ExampleSet[E]:
@@ -361,11 +434,12 @@ class LabelledData(DataConfig, Generic[E]):
         loaded = self._loaded.get((source, split))
         if loaded is None:
             loaded = self.read(source, published, split)
-            if not loaded.examples:
-                raise DataError(
-                    f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
-                    "column names): give a source that has some"
-                )
+            require(
+                loaded.examples,
+                f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
+                "column names): give a source that has some",
+                error=DataError,
+            )
             self._loaded[source, split] = loaded
         return loaded
 
@@ -388,23 +462,17 @@ class LabelledData(DataConfig, Generic[E]):
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
         summary = ", ".join([number, *rows.notes, *loaded.notes])
-        counts = Counter(name for e in loaded.examples for name in self.label_names(e))
-        notes = loaded.lines
-        if counts:
-            # Show known labels in the order of their ids, then unknown labels by name.
-            known = [name for name in labels if name in counts]
-            order = [*known, *sorted(counts.keys() - set(known))]
-            shown = [f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN]]
-            hidden = len(order) - len(shown)
-            more = f" and {hidden:,} more" if hidden else ""
-            notes = (*notes, f"labels: {', '.join(shown)}{more}")
+        notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))
         return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
+
+    def _counts(self, examples: Iterable[E]) -> Counter[str]:
+        """Counts the labels of examples."""
+        return Counter(name for example in examples for name in self.label_names(example))
 
     def _rare_labels(self) -> tuple[str, ...]:
         """Returns a warning if a label occurs once in the source, counting held-out examples."""
         examples = self._whole().examples
-        counts = Counter(name for e in examples for name in self.label_names(e))
-        once = sorted(name for name, count in counts.items() if count == 1)
+        once = sorted(name for name, count in self._counts(examples).items() if count == 1)
         if not once or len(examples) < _FEW_EXAMPLES:
             return ()
         where = next(e.location for e in examples if once[0] in self.label_names(e))
@@ -413,6 +481,15 @@ class LabelledData(DataConfig, Generic[E]):
             f"warning: {number} only once, {once[0]!r} at {where}: check that this is neither "
             "misspelled nor a column name",
         )
+
+
+def _label_note(counts: Counter[str], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns a log line with known labels in the order of their ids, then others by name."""
+    order = [*filter(counts.__contains__, labels), *sorted(counts.keys() - {*labels})]
+    shown = ", ".join(f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN])
+    hidden = len(order) - _LABELS_SHOWN
+    more = f" and {hidden:,} more" if hidden > 0 else ""
+    return (f"labels: {shown}{more}",) if order else ()
 
 
 def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
@@ -427,11 +504,12 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
       DataError: All examples are in one group.
     """
     digests = [text_digest(example.group) for example in whole.examples]
-    if len(set(digests)) < 2:
-        raise DataError(
-            f"all examples of {name!r} have the same text, so none is left to validate on: name "
-            "another source for validation"
-        )
+    require(
+        len(set(digests)) > 1,
+        f"all examples of {name!r} have the same text, so none is left to validate on: name "
+        "another source for validation",
+        error=DataError,
+    )
     division = HashSplit.of(digests, fraction, name)
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):

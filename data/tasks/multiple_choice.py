@@ -14,19 +14,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import input_lines
-from ..dataset import ArraySpec, BatchSpec, Values, too_long
-from ..features.bert_inputs import BertInputs, Template, encode_texts, token_specs
+from ..dataset import ArraySpec, BatchSpec, Values
+from ..features.bert_inputs import token_specs
 from ..features.predictions import Prediction, output, softmax
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_names import Record
 from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
-from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
+from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength, encoded_texts
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         "tfds": "label,context,choices",
         "memory": "label,context,question?,choices",
     }
+    field_names: ClassVar[str] = "label,context[,question],choices"
     columns: ClassVar[ColumnRoles] = CHOICES
     published_fields: ClassVar[dict[str, str]] = {
         "hellaswag": "label,context,endings",
@@ -90,19 +91,11 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     length: LabelledLength = 128
     """Tokens in the sequence of a choice, T."""
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    def labelled(
+        self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[ChoiceExample]:
-        """See ``LabelledData``; the fields are label, context, an optional question, choices."""
-        # The question is optional; choices may be one list or fields joined by a plus sign.
-        if not 3 <= len(source.fields) <= 4:
-            raise DataError(
-                f"{source.name!r} names {len(source.fields)} fields: name the label, the context, "
-                "perhaps a question, and the choices, as #label,context,choice1+choice2"
-            )
-        records, lines = self.read_records(source, published, split)
-        examples = [_from_record(record, labelled=True) for record in records]
-        return ExampleSet(_equally_many(examples), lines=lines)
+        """See ``LabelledData``; choices are one list, or several fields joined by plus signs."""
+        return ExampleSet(_equally_many([_from_record(record) for record in records]))
 
     def label_names(self, example: ChoiceExample) -> tuple[str, ...]:
         """See ``LabelledData``."""
@@ -110,8 +103,8 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
     def unlabelled(self, records: Iterable[Record]) -> list[ChoiceExample]:
         """See ``LabelledData``."""
-        examples = [_from_record(Record(r.location, (None, *r.values))) for r in records]
-        return list(_equally_many(examples))
+        unknown = [_from_record(Record(r.location, (None, *r.values)), False) for r in records]
+        return list(_equally_many(unknown))
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[ChoiceExample]:
         """Reads JSON lines with the fields of the source except the label.
@@ -137,63 +130,38 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         training: bool = False,
     ) -> "MultipleChoiceExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
-        template = Template.of(tokenizer, self.length)
         # Flatten the choices of all examples; all have the same number of choices.
         pairs = [(pair, example.location) for example in examples for pair in example.pairs]
         texts, locations = zip(*pairs, strict=True)
-        tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
-        number = len(examples[0].choices)
-        limit = f"data.length {self.length}"
-        cut = too_long(num_truncated, len(pairs), "choice", limit, consequence="truncated")
-        notes = (f"{number} choices each", *cut)
+        tokens, cut = encoded_texts(texts, locations, tokenizer, length=self.length, noun="choice")
         correct = [example.label for example in examples]
-        # Examples for prediction have no labels at all.
-        values = None if None in correct else np.array(correct, np.int32)
-        return MultipleChoiceExamples(tokens, values, tuple(examples), number, notes)
+        return MultipleChoiceExamples(
+            tokens=tokens,
+            examples=tuple(examples),
+            # Examples for prediction have no labels at all.
+            values=None if None in correct else np.array(correct, np.int32),
+            notes=(f"{len(examples[0].choices)} choices each", *cut),
+        )
 
 
-@dataclass(frozen=True, eq=False)
-class MultipleChoiceExamples(LabelledExamples):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
     """C sequences for each of n examples; see ``dataset.ExampleSource``.
 
-    Attributes:
-      tokens: The n * C sequences with special tokens, grouped by example.
-      values: The index of the correct choice, int32 [n], or None if unknown (prediction).
-      examples: The examples, for predictions.
-      number: The number of choices of each example, C.
-      notes: Remarks for the log.
+    The values are the indices of the correct choices, int32 [n]. The sequences of an example are
+    consecutive, so the arrays of an example are int32 [C, T].
     """
-
-    tokens: BertInputs
-    values: np.ndarray | None
-    examples: tuple[ChoiceExample, ...]
-    number: int
-    notes: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
         """The number of examples."""
-        return len(self.tokens) // self.number
+        return len(self.examples)
 
-    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch.
-
-        Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [C, T] and, if known,
-          ``labels`` int32 [].
-        """
-        # The sequences of an example are consecutive.
-        rows = [self.tokens.example(index * self.number + choice) for choice in range(self.number)]
-        row = {name: np.stack([one[name] for one in rows]) for name in rows[0]}
-        if self.values is not None:
-            row["labels"] = np.asarray(self.values[index])
-        return row
-
-    def gold(self) -> list[int]:
-        """Returns the index of the correct choice of each example."""
-        if self.values is None:
-            raise UserError("examples to predict have no labels")
-        return self.values.tolist()
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of the choices of an example."""
+        number = len(self.examples[index].choices)
+        rows = [self.tokens.example(index * number + choice) for choice in range(number)]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
         """Chooses the most probable choice of each example.
@@ -218,41 +186,38 @@ class MultipleChoiceExamples(LabelledExamples):
         return decoded
 
 
-def _from_record(record: Record, *, labelled: bool = False) -> ChoiceExample:
+def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
     label, context, *question, choices = record.values
-    texts = (context, *question, *(choices if isinstance(choices, list) else ()))
-    if not isinstance(choices, list) or not all(isinstance(text, str) for text in texts):
-        raise DataError(
-            f"{record.location} is not a context with a list of choices, all of them texts: name "
-            "the fields as #label,context,choices or #label,context,choice1+choice2"
-        )
-    if len(choices) < 2:
-        raise DataError(f"{record.location} has {len(choices)} choices: give at least two")
-    index = _index(label, len(choices), record.location) if labelled else None
-    asked = question[0] if question else None
-    return ChoiceExample(context, asked, tuple(choices), index, record.location)
-
-
-def _index(label: object, number: int, location: str) -> int:
-    index = -1
+    location = record.location
+    texts = (context, *question, *(choices if isinstance(choices, list) else (None,)))
+    require(
+        all(isinstance(text, str) for text in texts),
+        f"{location} is not a context with a list of choices, all of them texts: name the fields "
+        "as #label,context,choices or #label,context,choice1+choice2",
+        error=DataError,
+    )
+    number = len(choices)
+    require(number > 1, f"{location} has {number} choices: give at least two", error=DataError)
     # Accept a number, or its digits as text.
-    if isinstance(label, int) or str(label).isdecimal():
-        index = int(label) if isinstance(label, int) else int(str(label))
-    if not 0 <= index < number:
-        raise DataError(
-            f"{location} has the label {label!r}: with {number} choices it must be from 0 to "
-            f"{number - 1}"
-        )
-    return index
+    index = int(str(label)) if str(label).isdecimal() else -1
+    require(
+        not labelled or 0 <= index < number,
+        f"{location} has the label {label!r}: with {number} choices it must be from 0 to "
+        f"{number - 1}",
+        error=DataError,
+    )
+    asked = question[0] if question else None
+    return ChoiceExample(context, asked, tuple(choices), index if labelled else None, location)
 
 
 def _equally_many(examples: Sequence[ChoiceExample]) -> tuple[ChoiceExample, ...]:
     # A batch is an array [B, C, T], so C must be the same for all examples.
     for example in examples:
-        if len(example.choices) != len(examples[0].choices):
-            raise DataError(
-                f"{example.location} has {len(example.choices)} choices where "
-                f"{examples[0].location} has {len(examples[0].choices)}: give every example "
-                "as many"
-            )
+        found, number = len(example.choices), len(examples[0].choices)
+        require(
+            found == number,
+            f"{example.location} has {found} choices where {examples[0].location} has {number}: "
+            "give every example the same number",
+            error=DataError,
+        )
     return tuple(examples)

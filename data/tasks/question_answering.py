@@ -10,14 +10,14 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
 
 from ..common.errors import DataError
-from ..common.fields import PositiveInt
+from ..common.fields import PositiveInt, require
 from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
 from ..features.answer_decoding import SpanDecoding
@@ -59,6 +59,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     }
     label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
+    field_names: ClassVar[str] = "context,question,answers[,id]"
 
     source: SourceField
     """squad:GLOB or tfds:squad/v1.1."""
@@ -74,21 +75,28 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[SpanExample]:
-        """See ``LabelledData``; the fields are passage, question, answers and an optional id."""
+        """See ``LabelledData``; ``squad:GLOB`` has no fields to name."""
         if source.kind == "squad":
-            examples = in_groups(list(read_questions(source)))
+            loaded = ExampleSet(in_groups(list(read_questions(source))))
         else:
-            if not 3 <= len(source.fields) <= 4:
-                raise DataError(f"{source.name!r} must name #context,question,answers[,id]")
-            records, _ = self.read_records(source, published, split)
-            examples = in_groups([from_record(record) for record in records])
+            loaded = super().read(source, published, split)
+        examples = loaded.examples
         _check_ids(examples)
-        if examples and not any(example.answers for example in examples):
-            raise DataError(f"no question of {source.name!r} has an answer: give a labeled source")
+        require(
+            not examples or any(example.answers for example in examples),
+            f"no question of {source.name!r} has an answer: give a labeled source",
+            error=DataError,
+        )
         # Log answers that are not at their stated positions; training leaves them out.
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
-        return ExampleSet(examples, notes=(note,) if wrong else ())
+        return replace(loaded, notes=(note,) if wrong else ())
+
+    def labelled(
+        self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
+    ) -> ExampleSet[SpanExample]:
+        """See ``LabelledData``; the fields are passage, question, answers and an optional id."""
+        return ExampleSet(in_groups([from_record(record) for record in records]))
 
     def label_names(self, example: SpanExample) -> tuple[str, ...]:
         """See ``LabelledData``; counts the questions with and without an answer."""
@@ -154,86 +162,67 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         questions = []
         for example, ids in zip(examples, encoded, strict=True):
             tokens, offsets = passages[example.passage]
-            kept_ids = ids[:longest]
             # The windows share the row with the truncated question.
-            held = windows(len(tokens), template.room(2) - len(kept_ids), self.stride)
-            span = _answer_tokens(example, offsets, training)
-            problem = _UNSURE if training and span is None else ""
-            # span[0] is -1 for "no answer", which fits in every window.
-            if span is not None and span[0] >= 0:
-                first, last = span
-                if not any(start <= first and last < end for start, end in held):
-                    span, problem = None, _SPLIT
-            questions.append(_Question(example, kept_ids, tokens, held, span, problem))
+            room = template.room(2) - len(ids[:longest])
+            found = windows(len(tokens), room, self.stride)
+            span, problem = _answer_in(found, _answer_tokens(example, offsets, training), training)
+            questions.append(_Question(example, ids[:longest], tokens, found, span, problem))
         # Evaluation keeps all questions, because it scores the texts of answers.
         kept = [question for question in questions if not (training and question.problem)]
-        if not kept:
-            raise DataError(
-                "no question has an answer whose location in its passage is certain and that fits "
-                "in a window: give other questions, or a greater length"
-            )
+        require(
+            kept,
+            "no question has an answer whose location in its passage is certain and that fits in a "
+            "window: give other questions, or a greater length",
+            error=DataError,
+        )
         # One row for each window of each kept question.
         offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
         # "No answer" is predicted at the first token, which must not belong to the passage.
-        if not inputs.second.all():
-            where = kept[0].example.location
-            raise DataError(
-                f"a question is empty, and this {tokenizer.kind} tokenizer puts no token before "
-                f"its passage, at which no answer is predicted: leave it out (from {where} on)"
-            )
-        notes = [f"{counted(len(inputs), 'window')} of {self.length} tokens"]
+        require(
+            inputs.second.all(),
+            f"a question is empty, and this {tokenizer.kind} tokenizer puts no token before its "
+            "passage, at which no answer is predicted: leave it out (from "
+            f"{kept[0].example.location} on)",
+            error=DataError,
+        )
         num_truncated = sum(len(ids) > longest for ids in encoded)
         limit = f"{longest} tokens (data.max_question_length, at most half a sequence)"
-        cut = too_long(num_truncated, len(encoded), "question", limit, consequence="truncated")
+        consequence = "left out" if training else "left out of the loss"
         return QuestionAnsweringExamples(
-            inputs,
-            _decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
-            _positions(kept, inputs.second),
-            tuple(question.example for question in kept),
-            tuple(_left_out(questions)) if training else (),
-            (
-                *notes,
-                *cut,
-                *_problems(questions, "left out" if training else "left out of the loss"),
+            tokens=inputs,
+            examples=tuple(question.example for question in kept),
+            values=_positions(kept, inputs.second),
+            notes=(
+                f"{counted(len(inputs), 'window')} of {self.length} tokens",
+                *too_long(num_truncated, len(encoded), "question", limit, consequence="truncated"),
+                *_problems(questions, consequence),
             ),
+            decoding=_decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
+            left_out=tuple(_left_out(questions)) if training else (),
         )
 
 
-@dataclass(frozen=True, eq=False)
-class QuestionAnsweringExamples(LabelledExamples):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
     """The windows of questions; see ``dataset.ExampleSource``.
 
+    The values are the first and the last token of the answer in each of R windows, int32 [R, 2], -1
+    if unknown.
+
     Attributes:
-      tokens: The R windows as tokens with special tokens.
       decoding: The question of each window, and the range of its tokens in the passage.
-      positions: The first and the last token of the answer in each window, int32 [R, 2], -1 if
-        unknown; None for prediction.
-      examples: The questions.
       left_out: A line for each question or answer left out of training, with the reason.
-      notes: Remarks for the log.
     """
 
-    tokens: BertInputs
     decoding: SpanDecoding
-    positions: np.ndarray | None
-    examples: tuple[SpanExample, ...]
     left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
-    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one window; the same in every epoch.
-
-        Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T] and, except for
-          prediction, ``start_positions``, ``end_positions`` int32 [].
-        """
-        row = self.tokens.example(index)
-        if self.positions is not None:
-            start, end = self.positions[index]
-            row["start_positions"], row["end_positions"] = np.asarray(start), np.asarray(end)
-        return row
+    def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns ``start_positions`` and ``end_positions``, int32 [] each."""
+        start, end = values[index]
+        return {"start_positions": np.asarray(start), "end_positions": np.asarray(end)}
 
     def gold(self) -> list[Prediction]:
         """Returns ``{"id": …, "answers": [texts]}`` for each question; the list may be empty."""
@@ -310,8 +299,8 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
     Returns:
       The first and the last token, or None if no token overlaps the span.
     """
-    held = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
-    return (held[0], held[-1]) if held else None
+    found = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
+    return (found[0], found[-1]) if found else None
 
 
 def _answer_tokens(
@@ -329,6 +318,19 @@ def _answer_tokens(
     return None
 
 
+def _answer_in(
+    windows: Sequence[tuple[int, int]], span: tuple[int, int] | None, training: bool
+) -> tuple[tuple[int, int] | None, str]:
+    """Returns the span of an answer if a window contains it, and the problem with the answer."""
+    if span is None:
+        return None, _UNSURE if training else ""
+    first, last = span
+    # -1 stands for "no answer", which fits in every window.
+    if first < 0 or any(start <= first and last < end for start, end in windows):
+        return span, ""
+    return None, _SPLIT
+
+
 def _in_window(
     span: tuple[int, int] | None, start: int, end: int, *, before: int
 ) -> tuple[int, int]:
@@ -342,14 +344,15 @@ def _in_window(
 
 
 def _check_ids(examples: Sequence[SpanExample]) -> None:
-    seen: dict[str, str] = {}
+    seen: dict[str, SpanExample] = {}
     for example in examples:
-        if example.id in seen:
-            raise DataError(
-                f"{example.location} has the id {example.id!r}, which {seen[example.id]} has too: "
-                "give every question an id of its own"
-            )
-        seen[example.id] = example.location
+        first = seen.setdefault(example.id, example)
+        require(
+            first is example,
+            f"{example.location} has the id {example.id!r}, which {first.location} has too: give "
+            "every question another id",
+            error=DataError,
+        )
 
 
 def _misplaced(example: SpanExample) -> list[str]:

@@ -255,11 +255,6 @@ class SpanCorruptionData(CorruptedData):
         longest = np.asarray([self.corruption.longest_text(self.length)])
         return self.length, int(self.corruption.pair_sizes(longest)[1][0])
 
-    @property
-    def longest_side(self) -> int:
-        """See ``DataConfig``."""
-        return max(self.lengths)
-
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; adds sentinels to a vocabulary without sentinels."""
         return tokenizer_with_sentinels(self, self.num_sentinels)

@@ -4,8 +4,10 @@
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
 from ..sources.conll import Sentence
 from ..sources.labelled_names import Record
@@ -75,12 +77,12 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
     """
     words, tags = record.values
     words = words_of(words, record.location)
-    if not isinstance(tags, list):
-        raise DataError(f"{record.location} has no list of tags: name the fields #words,tags")
-    if len(words) != len(tags):
-        raise DataError(
-            f"{record.location} has {len(words)} words and {len(tags)} tags: give each word one"
-        )
+    _check_list(tags, "tags", record.location)
+    require(
+        len(words) == len(tags),
+        f"{record.location} has {len(words)} words and {len(tags)} tags: give each word one",
+        error=DataError,
+    )
     return TaggingExample(
         words, tuple(_tag(t, names, record.location) for t in tags), record.location
     )
@@ -91,26 +93,32 @@ def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
         return names[value]
     # Without names, words and whole numbers are tags. Exclude bool, which is an int in Python.
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
-    if names is None and is_name:
-        return str(value)
-    raise DataError(
-        f"{location} has {value!r} among its tags: give each word one, O outside of all spans"
+    require(
+        names is None and is_name,
+        f"{location} has {value!r} among its tags: give each word one, O outside of all spans",
+        error=DataError,
     )
+    return str(value)
 
 
-def words_of(values: object, location: str) -> tuple[str, ...]:
+def _check_list(values: object, noun: str, location: str) -> None:
+    problem = f"{location} has no list of {noun}: name the fields #words,tags"
+    require(isinstance(values, list), problem, error=DataError)
+
+
+def words_of(values: Any, location: str) -> tuple[str, ...]:
     """Returns the words of a list after checking them.
 
     Raises:
       DataError: The value is not a list, or an item is not a word.
     """
-    if not isinstance(values, list):
-        raise DataError(f"{location} has no list of words: name the fields #words,tags")
+    _check_list(values, "words", location)
     for value in values:
-        if isinstance(value, bool | list | dict) or value is None:
-            raise DataError(
-                f"{location} has {value!r} among its words: a word is a text or a number"
-            )
+        require(
+            isinstance(value, str | int | float) and not isinstance(value, bool),
+            f"{location} has {value!r} among its words: a word is a text or a number",
+            error=DataError,
+        )
     return tuple(map(str, values))
 
 

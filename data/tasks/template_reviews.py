@@ -13,7 +13,8 @@ import random
 from dataclasses import dataclass
 from itertools import product
 
-from ..common.errors import DataError, suggest
+from ..common.errors import DataError
+from ..common.fields import require_one_of
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record
 
@@ -111,14 +112,9 @@ def review_records(source: LabelledSource, split: Split) -> list[Record]:
     Raises:
       DataError: The built-in source or a field does not exist.
     """
-    if source.location not in NAMES:
-        raise DataError(
-            f"unknown built-in examples in {source.name!r}: {suggest(source.location, NAMES)}"
-        )
-    if unknown := set(source.fields) - {"label", "text"}:
-        raise DataError(
-            f"{source.name!r} has no field {min(unknown)!r}: its fields are label and text"
-        )
+    require_one_of(f"{source.name}: the examples", source.location, NAMES, error=DataError)
+    for field in source.fields:
+        require_one_of(f"{source.name}: the field", field, ("label", "text"), error=DataError)
     return [
         Record(
             f"{source.name} {split} example {number}",

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import Any
 
 from ..common.errors import DataError, counted
+from ..common.fields import require
 from ..common.files import Line, input_lines
 from ..common.json_lines import parse_line, pick
-from ..filters.conditions import keeps
+from ..filters.conditions import Condition, keeps
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_fields, source_lines
@@ -61,49 +62,68 @@ class TextReader:
           DataError: The number of texts does not fit the model (with file and line), or the file
             is a CSV table without names.
         """
-        if are_json_lines(path):
-            yield from self._of_json_lines(input_lines(path))
-            return
         kind = path.removesuffix(".gz").rpartition(".")[2]
+        # A table needs names of its texts in the first line; TSV may also be lines of texts.
         if kind in ("csv", "tsv"):
-            table = LabelledSource(f"{kind}:{path}", kind, path, (), True)
-            # A table needs names of its texts in the first line; TSV may also be lines of texts.
-            if (named := self._named_columns(table)) is not None:
-                yield from read_fields(named, _COLUMNS)
-                return
-            if kind == "csv":
-                raise DataError(
-                    f"{path} is a table, and its first line does not name its texts: name their "
-                    f"columns there, as text and text_b, or one column, as csv:{path}#1"
-                )
+            named = self._named_columns(LabelledSource(f"{kind}:{path}", kind, path, (), True))
+            require(
+                named is not None or kind == "tsv",
+                f"{path} is a table, and its first line does not name its texts: name their "
+                f"columns there, as text and text_b, or one column, as csv:{path}#1",
+                error=DataError,
+            )
+            if named is not None:
+                return read_fields(named, _COLUMNS)
         lines = input_lines(path)
-        first = next(lines, None)
-        lines = chain([] if first is None else [first], lines)
         # Standard input has no suffix, so look at the first line.
-        if first is not None and is_object(first[2]):
-            yield from self._of_json_lines(lines)
-            return
+        first = next(lines, None)
+        lines = chain(() if first is None else (first,), lines)
+        if are_json_lines(path) or (first is not None and is_object(first[2])):
+            return self._of_json_lines(lines)
+        return self._of_lines(lines)
+
+    def _of_lines(self, lines: Iterable[Line]) -> Iterator[Record]:
         for file, number, line in lines:
             texts, location = line.split("\t"), f"{file} line {number}"
-            if len(texts) > 2 or (not self.imported and len(texts) != len(self.fields)):
-                reads = "1 or 2" if self.imported else str(len(self.fields))
-                raise DataError(
-                    f"{location} has {counted(len(texts), 'column')} where this model reads "
-                    f"{reads}: give its texts alone, separated by tabs, or name a file of labeled "
-                    f"examples as tsv:{file}#LABEL,TEXT[,TEXT_B]"
-                )
+            remedy = (
+                "give its texts alone, separated by tabs, or name a file of labeled examples as "
+                f"tsv:{file}#LABEL,TEXT[,TEXT_B]"
+            )
+            self.check_number(len(texts), location, remedy)
             yield Record(location, tuple(texts))
 
-    def _of_json_lines(self, lines: Iterable[Line]) -> Iterator[Record]:
+    def check_number(self, number: int, location: str, remedy: str) -> None:
+        """Checks the number of texts of an example or a source.
+
+        Args:
+          number: The number of texts.
+          location: The example or the source, for the message.
+          remedy: What to do.
+
+        Raises:
+          DataError: The model reads another number of texts.
+        """
+        allowed = (1, 2) if self.imported else (len(self.fields),)
+        require(
+            number in allowed,
+            f"{location} has {counted(number, 'text')} where this model reads "
+            f"{' or '.join(map(str, allowed))}: {remedy}",
+            error=DataError,
+        )
+
+    def _of_json_lines(
+        self, lines: Iterable[Line], conditions: tuple[Condition, ...] = ()
+    ) -> Iterator[Record]:
         for file, number, line in lines:
-            if line.strip():
-                location = f"{file} line {number}"
-                yield self.of_row(parse_line(line, location), location)
+            location = f"{file} line {number}"
+            if line.strip() and keeps(conditions, row := parse_line(line, location), location):
+                yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
         """Reads a source without named columns; returns None if it does not name its texts."""
         if source.kind == "jsonl":
-            return self._of_objects(source)
+            lines = chain.from_iterable(source_lines(source))
+            return self._of_json_lines(lines, source.conditions)
         named = self._named_columns(source)
         return None if named is None else read_fields(named, _COLUMNS)
 
@@ -113,83 +133,66 @@ class TextReader:
             location = f"examples[{i}]"
             if isinstance(row, dict):
                 yield self.of_row(row, location)
-            elif self.imported or len(self.fields) == 1:
-                yield Record(location, (row,))
             else:
-                raise DataError(
-                    f"{location} is a text alone, and this model was trained on pairs: give a dict "
-                    "of the fields text and text_b"
-                )
+                self.check_number(1, location, "give a dict of the fields text and text_b")
+                yield Record(location, (row,))
 
     def of_row(self, row: Mapping[str, Any], location: str) -> Record:
         """Reads the texts of an object of fields."""
         found = self.names_in(row, location)
-        # The log lists fields that are present but not read.
-        self.unread.update(row.keys() - {*found})
         return Record(location, tuple(pick(row, name, location) for name in found))
 
     def names_in(self, names: Mapping[str, Any], location: str) -> tuple[str, ...]:
-        """Returns the names of the texts among the names of fields.
+        """Returns the names of the texts among the names of fields; other names are unread.
 
         Raises:
           DataError: No field is a text, the number of texts does not fit the model, or the choice
             of fields is ambiguous.
         """
-        # Prefer the names from the source of the run to customary names.
-        found = self.fields if {*self.fields} <= names.keys() else _customary(names)
-        if not found:
-            raise DataError(
-                f"{location} has the fields {', '.join(map(str, names)) or 'none'}, none of which "
-                f"is {' or '.join(dict.fromkeys((*self._own, 'text')))}: name the text so, and a "
-                "second one text_b"
-            )
-        if found != self.fields and "text" in names and "text" not in found:
-            raise DataError(
-                f"{location} has the field text, and also {' and '.join(found)}: leave out what is "
-                "not to be read"
-            )
-        if not self.imported and len(found) < len(self.fields):
-            raise DataError(
-                f"{location} has one text, {found[0]!r}, and this model was trained on pairs: give "
-                f"the second as {' or '.join(dict.fromkeys((*self._own[1:], 'text_b')))}"
-            )
+        found = self._known(names)
+        # Column numbers are not names that the user could give.
+        own = () if self.imported else tuple(x for x in self.fields if not x.isdecimal())
+        require(
+            found,
+            f"{location} has the fields {', '.join(map(str, names)) or 'none'}, and none is "
+            f"{' or '.join(dict.fromkeys((*own, 'text')))}: give the text this name, and a second "
+            "text the name text_b",
+            error=DataError,
+        )
+        require(
+            found == self.fields or "text" not in names or "text" in found,
+            f"{location} has the field text, and also {' and '.join(found)}: leave out the fields "
+            "that are not to be read",
+            error=DataError,
+        )
         # A model of single texts would silently ignore a second text.
-        second = [*sorted((SECOND & names.keys()) - {*self.fields}), *found[1:]]
-        if not self.imported and len(self.fields) == 1 and second:
-            raise DataError(
-                f"{location} has a second text, {second[0]!r}, and this model was trained on "
-                "single texts: leave it out"
-            )
+        second = sorted((SECOND & names.keys()) - {*self.fields, *found})
+        texts = (*found, *(second if len(found) == 1 else ()))
+        require(
+            self.imported or len(found) == len(texts) == len(self.fields),
+            f"{location} has the texts {', '.join(map(repr, texts))}, and this model was trained "
+            f"on {('single texts', 'pairs')[len(self.fields) - 1]}: give "
+            f"{' and '.join(own or ('text', 'text_b')[: len(self.fields)])}",
+            error=DataError,
+        )
+        # The log lists fields that are present but not read.
+        self.unread.update(names.keys() - {*found})
         return found
 
-    @property
-    def _own(self) -> tuple[str, ...]:
-        """The field names in the source of the run, without column numbers."""
-        own = () if self.imported else self.fields
-        return tuple(name for name in own if not name.isdecimal())
+    def _known(self, names: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the names of the run's source, or else customary ones, or an empty tuple."""
+        return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
         """Returns a table with its text columns, if the first line names them."""
         try:
             names = dict.fromkeys(column_names(source))
-            found = self.fields if {*self.fields} <= names.keys() else _customary(names)
         except DataError:
             # The first line has no names.
             return None
-        if not found:
+        if not self._known(names):
             return None
-        found = self.names_in(names, source.location)
-        self.unread.update(names.keys() - {*found})
-        return replace(source, fields=found, named=True)
-
-    def _of_objects(self, source: LabelledSource) -> Iterator[Record]:
-        for lines in source_lines(source):
-            for file, number, line in lines:
-                location = f"{file} line {number}"
-                if line.strip():
-                    row = parse_line(line, location)
-                    if keeps(source.conditions, row, location, None):
-                        yield self.of_row(row, location)
+        return replace(source, fields=self.names_in(names, source.location), named=True)
 
 
 _COLUMNS = ColumnRoles("the columns of texts", {})

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs
@@ -49,6 +50,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
     label_field: ClassVar[int] = 1
     noun: ClassVar[str] = "sentences"
+    field_names: ClassVar[str] = "words,tags"
 
     source: SourceField
     """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
@@ -58,20 +60,20 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[TaggingExample]:
-        """See ``LabelledData``; the fields are the words and their tags.
+        """See ``LabelledData``; ``conll:GLOB`` has columns in place of fields."""
+        if source.kind == "conll":
+            return in_bio([from_columns(one) for one in read_sentences(source)], split == "train")
+        return super().read(source, published, split)
+
+    def labelled(
+        self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
+    ) -> ExampleSet[TaggingExample]:
+        """See ``LabelledData``; all schemes become BIO, so that they are scored alike.
 
         An ``I-`` that does not continue a span is an error in training data; in evaluation it is
         read as ``B-``.
         """
-        strict = split == "train"
-        if source.kind == "conll":
-            # All schemes become BIO, so that they are scored alike.
-            return in_bio([from_columns(one) for one in read_sentences(source)], strict)
-        if len(source.fields) != 2:
-            raise DataError(f"{source.name!r} must name two fields: the words' and the tags'")
-        names = published.class_names(source.fields[1]) if published is not None else None
-        records, _ = self.read_records(source, published, split)
-        return in_bio([from_record(record, names) for record in records], strict, names)
+        return in_bio([from_record(record, names) for record in records], split == "train", names)
 
     def label_names(self, example: TaggingExample) -> tuple[str, ...]:
         """See ``LabelledData``; a span counts once, by its ``B-``."""
@@ -87,12 +89,8 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         """See ``LabelledData``; reads the first column of ``conll:GLOB``."""
         kind, _, location = name.partition(":")
         if kind == "conll":
-            return self._first_columns(location)
+            return _first_columns(location)
         return super().examples_of_source(name, unread)
-
-    def _first_columns(self, path: str) -> list[TaggingExample]:
-        sentences = read_words(input_lines(path))
-        return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[TaggingExample]:
         """Reads one sentence per line, with words separated by blanks; a line may be empty.
@@ -101,7 +99,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         words of a file ``*.jsonl``.
         """
         if path.removesuffix(".gz").endswith(".conll"):
-            return self._first_columns(path)
+            return _first_columns(path)
         if are_json_lines(path):
             fields = self.fields_to_predict(("tokens",))
             return self.unlabelled(read_objects(input_lines(path), fields, unread=unread))
@@ -140,46 +138,36 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return tagged_examples(examples, tokenizer, labels, self.length)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenClassificationExamples(LabelledExamples):
+def _first_columns(path: str) -> list[TaggingExample]:
+    sentences = read_words(input_lines(path))
+    return [TaggingExample(s.words, None, s.file, s.first_line) for s in sentences]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenClassificationExamples(LabelledExamples[TaggingExample]):
     """Sentences in rows of tokens; see ``dataset.ExampleSource``.
 
-    The R rows contain the W words of all sentences in order.
+    The R rows contain the W words of all sentences in order. The values are the label ids of the
+    words, int32 [W].
 
     Attributes:
-      tokens: The R rows of tokens with special tokens.
       first_words: The first word of each row, then the end, int64 [R + 1].
       positions: The token in its row that predicts each word, -1 if none, int32 [W].
-      values: The label id of each word, int32 [W], or None if unknown (prediction).
-      examples: The sentences.
       labels: The names of the L labels.
-      notes: Remarks for the log.
     """
 
-    tokens: BertInputs
     first_words: np.ndarray
     positions: np.ndarray
-    values: np.ndarray | None
-    examples: tuple[TaggingExample, ...]
     labels: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
-    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one row; the same in every epoch.
-
-        Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` and, if known, ``labels`` with
-          -100 at tokens without a prediction; int32 [T] each.
-        """
-        row = self.tokens.example(index)
-        if self.values is not None:
-            words = slice(self.first_words[index], self.first_words[index + 1])
-            # A word without a token has the position -1 and no label.
-            positions = self.positions[words]
-            labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
-            labels[positions[positions >= 0]] = self.values[words][positions >= 0]
-            row["labels"] = labels
-        return row
+    def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns ``labels``, int32 [T], -100 at tokens without a prediction."""
+        words = slice(self.first_words[index], self.first_words[index + 1])
+        # A word without a token has the position -1 and no label.
+        positions = self.positions[words]
+        labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
+        labels[positions[positions >= 0]] = values[words][positions >= 0]
+        return {"labels": labels}
 
     def gold(self) -> list[list[str]]:
         """Returns the tags of each sentence."""
@@ -249,11 +237,12 @@ def tagged_examples(
             for ids, mark in words:
                 positions.append(first + len(row) + mark if ids else -1)
                 row += ids
-            if not (row or template.frame.single.num_added):
-                raise DataError(
-                    f"{example.location_of(0)} has no token, and this {tokenizer.kind} tokenizer "
-                    "adds no special token that a model could read instead: leave it out"
-                )
+            require(
+                row or template.frame.single.num_added,
+                f"{example.location_of(0)} has no token, and this {tokenizer.kind} tokenizer adds "
+                "no special token that a model could read instead: leave it out",
+                error=DataError,
+            )
             rows.append((row, None))
             first_words.append(len(positions))
     limit = f"data.length {length}"
@@ -264,13 +253,13 @@ def tagged_examples(
     if lost := positions.count(-1):
         notes.append(f"{counted(lost, 'word')} without a token")
     return TokenClassificationExamples(
-        BertInputs.of(template, rows),
-        np.array(first_words, np.int64),
-        np.array(positions, np.int32),
-        _label_ids(examples, labels),
-        tuple(examples),
-        labels,
-        tuple(notes),
+        tokens=BertInputs.of(template, rows),
+        examples=tuple(examples),
+        values=_label_ids(examples, labels),
+        notes=tuple(notes),
+        first_words=np.array(first_words, np.int64),
+        positions=np.array(positions, np.int32),
+        labels=labels,
     )
 
 
@@ -298,13 +287,11 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
     of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
     behind = (starts[of_word + 1] - 1 == last).tolist()  # the space after the word
     for id, word, blank in zip(ids, of_word.tolist(), behind, strict=True):
-        if blank:
-            blanks.append(id)
-        elif pieces[word][0]:
-            pieces[word][0].extend([*blanks, id])
-            blanks = []
-        else:
-            pieces[word] = ([*blanks, id], len(blanks))
+        blanks.append(id)
+        if not blank:
+            ids_of_word, mark = pieces[word]
+            pieces[word] = ids_of_word, mark if ids_of_word else len(blanks) - 1
+            ids_of_word += blanks
             blanks = []
     return pieces
 

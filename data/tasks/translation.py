@@ -336,11 +336,6 @@ class TranslationData(DataConfig):
         """The lengths of a sequence, S and T."""
         return self.length, self.target_length or self.length
 
-    @property
-    def longest_side(self) -> int:
-        """See ``DataConfig``."""
-        return max(self.lengths)
-
     def texts(self) -> VocabularyTexts:
         """Returns both sides of the training pairs, for a shared vocabulary."""
         numbers = NumberWords.parse(self.source_name)

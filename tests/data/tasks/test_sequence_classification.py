@@ -103,7 +103,7 @@ def test_a_binary_target_is_one_logit(config, train, tokenizer):
         assert one["probabilities"]["yes"] == pytest.approx(other["probabilities"]["yes"])
     assert data.assumed_labels() == ("b",)
     assert data.batch_spec(1, 1)["labels"].shape == (1,)
-    with pytest.raises(DataError, match=r"has 3 labels \(a, b, c\), but target binary needs two"):
+    with pytest.raises(DataError, match=r"2 labels with target binary, got a, b, c"):
         config("a\tx\nb\ty\nc\tz\n", target="binary").labels()
 
 
@@ -124,11 +124,11 @@ def test_scores(config, train, tokenizer):
     ("text", "fields", "message"),
     [
         ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 has no label: its column is empty"),
-        ("0\ta\n0\tb\n", {}, "all examples of .* have the label '0': name the column"),
+        ("0\ta\n0\tb\n", {}, "must have 2 labels.*got 0"),
         ("1\ta\nhigh\tb\n", {"target": "regression"}, "line 2 has the score 'high'.*must be a"),
         ("nan\ta\n", {"target": "regression"}, "line 1 has the score 'nan'"),
         ("".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)), {}, "30 examples of .* have"),
-        ("\ta\n", {"target": "multi_label"}, "no example of .* has a label"),
+        ("\ta\n", {"target": "multi_label"}, "must have 1 labels.*got none"),
     ],
 )
 def test_bad_labels(config, train, tokenizer, text, fields, message):
@@ -173,7 +173,7 @@ def test_unknown_label_in_validation(config, tokenizer, tmp_path):
 
 def test_bad_fields(config, train, tokenizer):
     for part in ("#1", "#1,2,1,2"):
-        with pytest.raises(DataError, match="name the label, the text and perhaps a second text"):
+        with pytest.raises(DataError, match=r"names \d fields.*label,text"):
             train(config("0\ta\n", part), tokenizer)
 
 
@@ -196,7 +196,7 @@ def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
     (tmp_path / "in").write_text("a\n\nb\n")
     texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in", set())]
     assert texts == [("a",), ("",), ("b",)]  # a prediction for each line
-    with pytest.raises(DataError, match=r"in line 1 has 1 column\b.* 2\b"):
+    with pytest.raises(DataError, match=r"in line 1 has 1 text\b.* 2\b"):
         config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in", set())
     (tmp_path / "in").write_text("a\n1\tb\n")
     with pytest.raises(
@@ -219,7 +219,7 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"names 3 fields .* where this model was trained on 2"):
         data.input_split(f"csv:{tmp_path}/in.csv#label,text,text", tokenizer, data.labels())
     rows = data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels()).examples
-    assert rows.texts == (("b",), ("c",))
+    assert [e.texts for e in rows.examples] == [("b",), ("c",)]
     (tmp_path / "in.csv").write_text("b,?\nc,\n")
     with pytest.raises(DataError, match=r"in.csv is a table, and .* as csv:.*in.csv#1"):
         data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels())

@@ -73,8 +73,8 @@ def test_as_a_source():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("builtin:review", "unknown built-in examples in 'builtin:review': did you mean reviews"),
-        ("builtin:reviews#label,words", "has no field 'words': its fields are label and text"),
+        ("builtin:review", "one of reviews, got .review."),
+        ("builtin:reviews#label,words", "one of label, text, got .words."),
     ],
 )
 def test_what_is_not_built_in(source, message):
