@@ -2,8 +2,8 @@
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -13,12 +13,13 @@ from ..chat_templates.chat_template import (
     find_template,
     read_template,
 )
-from ..common.errors import DataError, suggest
+from ..common.errors import DataError
+from ..common.fields import require, require_one_of
 from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
-from ..dataset import DataSplit, counted
+from ..dataset import DataSplit, counted, too_long
 from ..filters.conditions import LeftOut, left_out_note
-from ..sources.documents import SourceLike, as_source
+from ..sources.documents import SourceLike
 from ..sources.hash_split import HashSplit, Split, text_digest
 from ..tasks.base import DataConfig, SourceField
 from ..tokenizers.base import Tokenizer
@@ -26,6 +27,7 @@ from .records import Demonstration, UnusableRecordError
 from .rows import Row, read_rows
 
 R = TypeVar("R")
+X = TypeVar("X")
 
 
 @dataclass(frozen=True)
@@ -45,48 +47,53 @@ class ChatTexts:
 
 @dataclass
 class Unusable:
-    """Counts unusable records, and keeps the reason for the first one.
+    """Leaves out the records that cannot be used.
 
     Attributes:
       strict: Whether an unusable record is an error.
-      number: The number of unusable records.
-      first: The message of the first error, which begins with a location.
+      noun: The singular name of a record, for messages.
+      messages: Why each unusable record cannot be used, with its location.
     """
 
     strict: bool
-    number: int = 0
-    first: str = ""
+    noun: str
+    messages: list[str] = field(default_factory=list)
 
-    def add(self, error: DataError, location: str = "") -> None:
-        """Adds a record.
+    def used(
+        self,
+        records: Iterable[tuple[str, R]],
+        use: Callable[[R], X],
+        unusable: type[DataError] = DataError,
+    ) -> list[tuple[R, X]]:
+        """Returns the records that can be used, each with the result.
 
         Args:
-          error: Why it cannot be used.
-          location: The location of the record, if the error does not name it.
+          records: The records, each with its location if the errors do not name it.
+          use: Uses a record.
+          unusable: The errors of records that cannot be used.
 
         Raises:
-          DataError: ``strict`` is set, or the error affects every record.
+          DataError: There are records but none can be used, ``strict`` is set and one cannot be
+            used, or an error affects every record.
         """
-        if isinstance(error, EndlessTemplateError):
-            raise error
-        message = f"{location}: {error}" if location else str(error)
-        if self.strict:
-            raise DataError(message) from None
-        self.first = self.first or message
-        self.number += 1
+        used: list[tuple[R, X]] = []
+        for location, record in records:
+            try:
+                used.append((record, use(record)))
+            except EndlessTemplateError:
+                raise
+            except unusable as error:
+                message = f"{location}: {error}" if location else str(error)
+                if self.strict:
+                    raise DataError(message) from None
+                self.messages.append(message)
+        require(used or not self.messages, f"none of {self}", error=DataError)
+        return used
 
-    def check(self, used: int, noun: str) -> None:
-        """Raises DataError if there are records but none can be used."""
-        if self.number and not used:
-            raise DataError(
-                f"none of {counted(self.number, noun)} can be used; the first: {self.first}"
-            )
-
-    def note(self, of: int, noun: str) -> tuple[str, ...]:
-        """Returns a log line that counts the records, if there are any."""
-        if not self.number:
-            return ()
-        return (f"{self.number:,} of {counted(of, noun)} left out; the first: {self.first}",)
+    def __str__(self) -> str:
+        """Describes the records, for messages that begin with other words."""
+        first = next(iter(self.messages), "none")
+        return f"{counted(len(self.messages), self.noun)} can be used; the first: {first}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +128,8 @@ class ChatData(DataConfig, Generic[R]):
             named = ChatTemplate(read_template(path)) if path.is_file() else find_template(path)
             if named is None:
                 raise DataError(
-                    f"data.template {self.template!r} is not a chat template: name a folder with "
-                    "chat_template.jinja, or such a file"
+                    f"data.template must be a folder with chat_template.jinja, or such a file, got "
+                    f"{self.template!r}"
                 )
             # A template file has no tokens, so keep the tokenizer's.
             found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
@@ -159,17 +166,58 @@ class ChatData(DataConfig, Generic[R]):
           DataError: The source cannot be read, no record can be used, or `strict` is set and one
             cannot be used.
         """
-        records: list[R] = []
-        unusable = Unusable(self.strict)
-        for location, row in read_rows(source, split, left_out):
-            try:
-                records += list(self.records_of(row, location))
-            except UnusableRecordError as error:
-                unusable.add(error)
-        unusable.check(len(records), "record")
-        if left_out is not None and unusable.number:
-            left_out[f"the check of contents; the first: {unusable.first}"] += unusable.number
-        return records
+        unusable = Unusable(self.strict, "record")
+        rows = (("", located) for located in read_rows(source, split, left_out))
+        used = unusable.used(
+            rows, lambda one: list(self.records_of(one[1], one[0])), UnusableRecordError
+        )
+        if left_out is not None and (wrong := unusable.messages):
+            left_out[f"the check of contents; the first: {wrong[0]}"] += len(wrong)
+        return [record for _, records in used for record in records]
+
+    def fitting(
+        self,
+        records: Sequence[R],
+        encode: Callable[[R], X],
+        size: Callable[[X], int],
+        *,
+        noun: str,
+        most: int,
+        setting: str,
+    ) -> tuple[list[tuple[R, X]], tuple[str, ...]]:
+        """Encodes records; leaves out those that cannot be used or are too long.
+
+        Args:
+          records: The records.
+          encode: Encodes a record.
+          size: Returns the number of tokens of an encoded record.
+          noun: The singular name of a record.
+          most: The largest size.
+          setting: The setting that determines it, with its value, for messages.
+
+        Returns:
+          The other records with their encoded forms, at least one, and log lines on those that are
+          left out.
+
+        Raises:
+          DataError: No record is left, or `strict` is set and one cannot be used.
+        """
+        unusable = Unusable(self.strict, noun)
+        located = ((self.demonstrations_of(record)[0].location, record) for record in records)
+        encoded = unusable.used(located, encode)
+        kept = [(record, one) for record, one in encoded if size(one) <= most]
+        shortest = min((size(one) for _, one in encoded), default=0)
+        require(
+            kept,
+            f"none of {counted(len(records), noun)} has at most {most} tokens, from {setting}; the "
+            f"shortest has {shortest}: give a larger data.length",
+            error=DataError,
+        )
+        notes = too_long(len(encoded) - len(kept), len(records), noun, setting)
+        number, of = len(unusable.messages), counted(len(records), noun)
+        if number:
+            notes += (f"{number:,} of {of} left out; the first: {unusable.messages[0]}",)
+        return kept, notes
 
     def texts(self) -> Texts:
         """Returns the texts of the records that are not held out."""
@@ -205,11 +253,12 @@ class ChatData(DataConfig, Generic[R]):
         fraction = 0.0 if self.validation is not None else self.validation_fraction
         if fraction == 0 and split == "train":
             return records
-        if fraction == 0:
-            raise DataError(
-                f"{as_source(self.source)!r} has no validation split: set validation_fraction "
-                "above 0, or name data.validation"
-            )
+        require(
+            fraction > 0,
+            f"{self.source_name!r} has no validation split: set validation_fraction above 0, or "
+            "name data.validation",
+            error=DataError,
+        )
         # Split by the opening, so that no prompt is in both splits.
         digests = [text_digest(self.demonstrations_of(record)[0].opening) for record in records]
         division = HashSplit.of(digests, fraction, self.source_name, number=len(records))
@@ -219,20 +268,18 @@ class ChatData(DataConfig, Generic[R]):
     def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
         """Returns the records of the tasks that are held out, or all others."""
         tasks = [self.demonstrations_of(record)[0].task for record in records]
-        known = {task for task in tasks if task is not None}
-        if unknown := sorted(set(self.hold_out) - known):
-            raise DataError(
-                f"data.hold_out {unknown[0]!r} is not a task of {self.source_name}: "
-                f"{suggest(unknown[0], sorted(known)) if known else 'its records name none'}"
-            )
+        known = sorted({task for task in tasks if task is not None})
+        for name in self.hold_out:
+            require_one_of(f"data.hold_out of {self.source_name}", name, known, error=DataError)
         held_out = split == "validation"
         of_each = zip(records, tasks, strict=True)
         kept = [record for record, task in of_each if (task in self.hold_out) == held_out]
-        if not kept:
-            raise DataError(
-                f"data.hold_out {', '.join(self.hold_out)} leaves no task of {self.source_name} to "
-                "train on: hold out fewer"
-            )
+        require(
+            kept,
+            f"data.hold_out {', '.join(self.hold_out)} leaves no task of {self.source_name} to "
+            "train on: hold out fewer",
+            error=DataError,
+        )
         return kept
 
     def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:

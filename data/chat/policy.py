@@ -12,14 +12,15 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..corpora.token_corpus import Texts
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
 from ..filters.conditions import LeftOut
-from ..sources.builtin.toys import Toy
+from ..sources.builtin.toys import Toy, ToyText
 from ..sources.documents import Documents, SourceLike, as_source
 from ..sources.hash_split import Split
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData, Unusable
+from .chat_data import ChatData
 from .encoding import encode_chat
 from .records import (
     Demonstration,
@@ -27,7 +28,9 @@ from .records import (
     PromptedText,
     UnusableRecordError,
     demonstration,
+    has_form,
     preferences,
+    task_of,
 )
 from .rows import Row
 
@@ -86,47 +89,46 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
     """
-    task = row.get("task")
-    task = None if task is None else str(task)
-    prompt, fields = row.get("prompt"), {name: x for name, x in row.items() if name != "prompt"}
-    if isinstance(prompt, str):
-        begun: Demonstration = PromptedText(prompt, "", task)
-    elif "text" in row and prompt is None:
-        begun = replace(demonstration(row, location), task=task)
-        assert isinstance(begun, PromptedText)
-        begun = PromptedText(begun.completion, "", task)
-    elif prompt is not None:
-        # A list of messages is read as a conversation.
-        whole = demonstration({"messages": prompt, "tools": row.get("tools")}, location)
-        begun = replace(whole, task=task)
-    elif {"chosen", "rejected"} <= row.keys():
-        begun = next(preferences(row, location)).chosen
-        if isinstance(begun, Dialogue):
-            begun = replace(begun, messages=begun.messages[: begun.first], first=0, task=task)
-        else:
-            begun = PromptedText(begun.prompt, "", task)
-    else:
-        try:
-            begun = _without_answer(demonstration(row, location))
-        except DataError as error:
-            if not {"completion", "messages", "conversations", "instruction"}.isdisjoint(row):
-                raise
-            raise DataError(
-                f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a prompt is a "
-                "field prompt or text, or the beginning of a demonstration or preference"
-            ) from error
+    begun = replace(_begun(row, location), task=task_of(row), location=location)
+    fields = {name: x for name, x in row.items() if name != "prompt"}
     if isinstance(begun, Dialogue):
         # Rewards find the conversation here, whatever the keys of the record are.
-        fields = {**fields, "messages": list(begun.messages)}
-    if not begun.opening.strip():
-        raise UnusableRecordError(f"{location} has an empty prompt: leave the record out")
-    return PromptRecord(replace(begun, location=location), fields)
+        fields["messages"] = list(begun.messages)
+    problem = f"{location} has an empty prompt: leave the record out"
+    require(begun.opening.strip(), problem, error=UnusableRecordError)
+    return PromptRecord(begun, fields)
+
+
+def _begun(row: Row, location: str) -> Demonstration:
+    """Returns the beginning of a text or of a conversation, by the keys of its record."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, str):
+        return PromptedText(prompt, "")
+    if prompt is not None:
+        # A list of messages is read as a conversation.
+        return demonstration({"messages": prompt, "tools": row.get("tools")}, location)
+    if {"chosen", "rejected"} <= row.keys() and "text" not in row:
+        chosen = next(preferences(row, location)).chosen
+        if isinstance(chosen, Dialogue):
+            return replace(chosen, messages=chosen.messages[: chosen.first], first=0)
+        return replace(chosen, completion="")
+    require(
+        has_form(row),
+        f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a prompt is a field "
+        "prompt or text, or the beginning of a demonstration or preference",
+        error=UnusableRecordError,
+    )
+    return _without_answer(demonstration(row, location))
+
+
+def _of_toy(text: ToyText) -> PromptRecord:
+    return PromptRecord(PromptedText(text.prompt, ""), text.fields)
 
 
 def _without_answer(whole: Demonstration) -> Demonstration:
-    """Returns a conversation up to its last answer."""
+    """Returns a conversation up to its last answer; a document is a prompt."""
     if isinstance(whole, PromptedText):
-        return replace(whole, completion="")
+        return PromptedText(whole.prompt or whole.completion, "")
     messages = list(whole.messages)
     while messages and messages[-1].get("role") == "assistant":
         messages.pop()
@@ -174,7 +176,7 @@ class ToyPrompts:
     def prompt(self, epoch: int, index: int) -> Prompt:
         """Returns a prompt; see ``Prompts``."""
         text = self.toy.training_text(self.seed, epoch, index)
-        return PromptRecord(PromptedText(text.prompt, ""), text.fields).encode(self.tokenizer)
+        return _of_toy(text).encode(self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -205,16 +207,17 @@ class PolicyExamples:
           ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the left; ``epoch`` and ``index``.
         """
         prompt = self.prompts.prompt(epoch, index)
-        if len(prompt.ids) > self.length:
-            raise DataError(
-                f"the prompt {prompt.text[:60]!r} has {len(prompt.ids)} tokens, more than the "
-                f"{self.length} that data.length leaves with objective.max_new_tokens: raise "
-                "data.length"
-            )
+        first = self.length - len(prompt.ids)
+        require(
+            first >= 0,
+            f"the prompt {prompt.text[:60]!r} has {len(prompt.ids)} tokens, more than the "
+            f"{self.length} that data.length leaves with objective.max_new_tokens: raise "
+            "data.length",
+            error=DataError,
+        )
         ids, mask = np.zeros(self.length, np.int32), np.zeros(self.length, np.int32)
         # Pad on the left, so that all answers begin at the same position.
-        ids[self.length - len(prompt.ids) :] = prompt.ids
-        mask[self.length - len(prompt.ids) :] = 1
+        ids[first:], mask[first:] = prompt.ids, 1
         return {
             "prompt_ids": ids,
             "prompt_mask": mask,
@@ -282,8 +285,7 @@ class PolicyData(ChatData[PromptRecord]):
         prompts = ToyPrompts(toy, tokenizer, seed)
         # A sample of the endless prompts gives the fingerprint and the summary.
         texts = [toy.training_text(seed, 0, index) for index in range(_SAMPLED_PROMPTS)]
-        records = [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
-        split = self.encode(records, tokenizer, seed)
+        split = self.encode(list(map(_of_toy, texts)), tokenizer, seed)
         summary = f"endless prompts of {toy.name}, such as {texts[0].prompt!r}"
         examples = PolicyExamples(prompts, self.prompt_length)
         return DataSplit(examples, None, split.fingerprint, summary)
@@ -309,34 +311,23 @@ class PolicyData(ChatData[PromptRecord]):
         toy = Toy.parse(as_source(source))
         if toy is None:
             return super().read(source, split, left_out)
-        texts = toy.validation_texts()
-        return [PromptRecord(PromptedText(text.prompt, ""), text.fields) for text in texts]
+        return list(map(_of_toy, toy.validation_texts()))
 
     def encode(
         self, records: Sequence[PromptRecord], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
         """Returns the prompts that are short enough, with a note on the others."""
         del seed
-        prompts: list[Prompt] = []
-        unusable = Unusable(self.strict)
-        for record in records:
-            try:
-                prompts.append(record.encode(tokenizer))
-            except DataError as error:
-                unusable.add(error, record.begun.location)
-        unusable.check(len(prompts), "prompt")
-        kept = [prompt for prompt in prompts if len(prompt.ids) <= self.prompt_length]
-        if not kept:
-            shortest = min(len(prompt.ids) for prompt in prompts)
-            raise DataError(
-                f"no prompt has at most {self.prompt_length} tokens, which data.length "
-                f"{self.length} leaves with objective.max_new_tokens "
-                f"{self.length - self.prompt_length}; the shortest has {shortest}: raise "
-                "data.length"
-            )
-        limit = f"the {self.prompt_length} tokens of data.length {self.length} before an answer"
-        notes = too_long(len(prompts) - len(kept), len(records), "prompt", limit)
-        notes += unusable.note(len(records), "prompt")
-        examples = PolicyExamples(ListedPrompts(kept), self.prompt_length)
-        fingerprint = self.fingerprint(records, tokenizer, self.prompt_length)
+        longest = self.prompt_length
+        kept, notes = self.fitting(
+            records,
+            lambda record: record.encode(tokenizer),
+            lambda prompt: len(prompt.ids),
+            noun="prompt",
+            most=longest,
+            setting=f"data.length {self.length} without objective.max_new_tokens "
+            f"{self.length - longest}",
+        )
+        examples = PolicyExamples(ListedPrompts([prompt for _, prompt in kept]), longest)
+        fingerprint = self.fingerprint(records, tokenizer, longest)
         return DataSplit(examples, list(records), fingerprint, counted(len(kept), "prompt"), notes)

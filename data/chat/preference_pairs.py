@@ -13,9 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import DataError
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
+from ..common.fields import require
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData, Unusable
+from .chat_data import ChatData
 from .encoding import EncodedChat
 from .records import Demonstration, Preference, preferences
 from .rows import Row
@@ -113,33 +114,30 @@ class PreferenceData(ChatData[Preference]):
         answers.
         """
         del seed
-        kept: list[tuple[Preference, Encoded, Encoded]] = []
-        equal = over_long = 0
-        unusable = Unusable(self.strict)
-        for record in records:
-            try:
-                texts = [one.encode(tokenizer) for one in (record.chosen, record.rejected)]
-            except DataError as error:
-                unusable.add(error, record.chosen.location)
-                continue
+
+        def encode(record: Preference) -> tuple[Encoded, Encoded]:
+            texts = [one.encode(tokenizer) for one in (record.chosen, record.rejected)]
             chosen, rejected = (self.tokens_of(text, tokenizer) for text in texts)
-            # With labels, T + 1 tokens give T inputs.
-            if max(len(chosen[0]), len(rejected[0])) > self.length + self.shifted:
-                over_long += 1
-                continue
-            # Equal texts express no preference.
-            if np.array_equal(chosen[0], rejected[0]):
-                equal += 1
-                continue
-            if self.shifted:
+            return chosen, rejected
+
+        # With labels, T + 1 tokens give T inputs.
+        fitting, notes = self.fitting(
+            records,
+            encode,
+            lambda both: max(len(ids) for ids, _ in both) - self.shifted,
+            noun="pair",
+            most=self.length,
+            setting=f"data.length {self.length}",
+        )
+        # Equal texts express no preference.
+        kept = [(record, *both) for record, both in fitting if not _are_equal(*both)]
+        equal = f"{len(fitting) - len(kept):,} of {counted(len(records), 'pair')}"
+        require(kept, f"{equal} have equal texts: give other pairs", error=DataError)
+        if len(kept) < len(fitting):
+            notes += (f"{equal} left out: equal texts",)
+        if self.shifted:
+            for _, chosen, rejected in kept:
                 _begin_together(chosen, rejected)
-            kept.append((record, chosen, rejected))
-        unusable.check(len(records) - unusable.number, "pair")
-        if not kept:
-            raise DataError(
-                f"none of {counted(len(records), 'pair')} fits {self.length} tokens: give a larger "
-                "data.length"
-            )
         margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
         examples = PairExamples(
             chosen=tuple(chosen for _, chosen, _ in kept),
@@ -149,15 +147,13 @@ class PreferenceData(ChatData[Preference]):
             length=self.length,
             shifted=self.shifted,
         )
-        notes = [*too_long(over_long, len(records), "pair", f"data.length {self.length}")]
-        if equal:
-            notes.append(f"{equal:,} of {counted(len(records), 'pair')} left out: equal texts")
-        notes += unusable.note(len(records), "pair")
+        content = [record for record, _, _ in kept]
         fingerprint = self.fingerprint(records, tokenizer)
-        return DataSplit(
-            examples, [record for record, _, _ in kept], fingerprint,
-            counted(len(kept), "pair"), tuple(notes),
-        )  # fmt: skip
+        return DataSplit(examples, content, fingerprint, counted(len(kept), "pair"), notes)
+
+
+def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
+    return np.array_equal(chosen[0], rejected[0])
 
 
 def _begin_together(*both: Encoded) -> None:

@@ -21,14 +21,14 @@ demonstration.
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..chat_templates.chat_template import ChatTemplate, Message, check_role
-from ..common.errors import DataError, misspelled, suggest
+from ..common.errors import DataError, misspelled
+from ..common.fields import expectation, require, require_one_of
 from ..tokenizers.base import Tokenizer
 from .encoding import EncodedChat, encode_chat, encode_completion
 from .rows import Row
@@ -184,36 +184,54 @@ def demonstration(row: Row, location: str) -> Demonstration:
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
     """
+    read = next((read for keys, read in _FORMS if keys <= row.keys()), None)
+    if read is None:
+        raise UnusableRecordError(_without_form(row, "demonstration", _DEMONSTRATIONS, location))
+    return replace(read(row, location), task=task_of(row), location=location)
+
+
+def has_form(row: Row) -> bool:
+    """Returns whether the keys of a record are those of a demonstration."""
+    return any(keys <= row.keys() for keys, _ in _FORMS)
+
+
+def task_of(row: Row) -> str | None:
+    """Returns the name of the task of a record, if it states one."""
     task = row.get("task")
-    task = None if task is None else str(task)
-    return replace(_demonstration(row, location), task=task, location=location)
+    return None if task is None else str(task)
 
 
-def _demonstration(row: Row, location: str) -> Demonstration:
-    if "text" in row:
-        return PromptedText("", _text(row, "text", location))
-    if "prompt" in row and "completion" in row:
-        return _prompted(row["prompt"], row["completion"], _tools(row, location), location)
-    if "messages" in row:
-        messages = _messages(row["messages"], "messages", location)
-        return Dialogue(messages, _tools(row, location))
-    if "conversations" in row:
-        return Dialogue(_share_gpt(row["conversations"], location), _tools(row, location))
-    if "instruction" in row and "output" in row:
-        check_spelling(row, "input", location)
-        parts = [_text(row, "instruction", location)]
-        if row.get("input"):
-            parts.append(_text(row, "input", location))
-        return Dialogue(
-            (
-                {"role": "user", "content": "\n\n".join(parts)},
-                {"role": "assistant", "content": _text(row, "output", location)},
-            )
-        )
-    raise UnusableRecordError(
-        f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a demonstration has "
-        f"{_DEMONSTRATIONS}"
+def _without_form(row: Row, noun: str, forms: str, location: str) -> str:
+    return f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a {noun} has {forms}"
+
+
+def _alpaca(row: Row, location: str) -> Dialogue:
+    check_spelling(row, "input", location)
+    asked = [name for name in ("instruction", "input") if name == "instruction" or row.get(name)]
+    question = "\n\n".join(_text(row, name, location) for name in asked)
+    answer = _text(row, "output", location)
+    return Dialogue(
+        ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
     )
+
+
+_FORMS: tuple[tuple[set[str], Callable[[Row, str], Demonstration]], ...] = (
+    ({"text"}, lambda row, at: PromptedText("", _text(row, "text", at))),
+    (
+        {"prompt", "completion"},
+        lambda row, at: _prompted(row["prompt"], row["completion"], _tools(row, at), at),
+    ),
+    (
+        {"messages"},
+        lambda row, at: Dialogue(_messages(row["messages"], "messages", at), _tools(row, at)),
+    ),
+    (
+        {"conversations"},
+        lambda row, at: Dialogue(_share_gpt(row["conversations"], at), _tools(row, at)),
+    ),
+    ({"instruction", "output"}, _alpaca),
+)
+"""The forms of demonstrations by their keys; the first one whose keys a record has applies."""
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
@@ -223,8 +241,8 @@ def check_spelling(row: Row, name: str, location: str) -> None:
       DataError: A field has a misspelled name, so nothing would read it.
     """
     wrong = next((field for field in map(str, row) if misspelled(field, [name])), None)
-    if wrong is not None and name not in row:
-        raise DataError(f"{location}: nothing reads the field {wrong!r}: did you mean {name}?")
+    problem = f"{location}: nothing reads the field {wrong!r}: did you mean {name}?"
+    require(wrong is None or name in row, problem, error=DataError)
 
 
 def preferences(row: Row, location: str) -> Iterator[Preference]:
@@ -238,17 +256,16 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
       DataError: The keys match no form, or a value has the wrong type.
     """
     margin = row.get("margin", 0.0)
-    if not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise UnusableRecordError(f"{location}: margin {margin!r} must be a finite number")
+    _check(margin, float, f"{location}: margin")
     tools = _tools(row, location)
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
         return
-    if not {"chosen", "rejected"} <= row.keys():
-        raise UnusableRecordError(
-            f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a preference has "
-            f"{_PREFERENCES}"
-        )
+    require(
+        {"chosen", "rejected"} <= row.keys(),
+        _without_form(row, "preference", _PREFERENCES, location),
+        error=UnusableRecordError,
+    )
     chosen, rejected = row["chosen"], row["rejected"]
     check_spelling(row, "prompt", location)
     if "prompt" in row:
@@ -260,19 +277,15 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
         lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
         first = _num_common(*lists)
         both = [Dialogue(messages, tools, first) for messages in lists]
-    both = [replace(one, location=location) for one in both]
-    yield Preference(both[0], both[1], margin=float(margin))
+    better, worse = (replace(one, location=location) for one in both)
+    yield Preference(better, worse, margin=float(margin))
 
 
 def _ranking(
-    prompt: object, ranked: object, tools: tuple[Mapping[str, Any], ...] | None, location: str
+    prompt: object, ranked: Any, tools: tuple[Mapping[str, Any], ...] | None, location: str
 ) -> Iterator[Preference]:
     """Yields all pairs of different rank, which together weigh as much as one preference."""
-    if not isinstance(ranked, list) or len(ranked) < 2:
-        raise UnusableRecordError(
-            f"{location}: ranked is {ranked!r}, and must be a list of at least two answers, the "
-            "best first"
-        )
+    _check(ranked, list, f"{location}: ranked")
     # Pair each answer with all answers of lower ranks; equal answers make no pair.
     ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
     pairs = [
@@ -281,16 +294,14 @@ def _ranking(
         for better in above
         for worse in below
     ]
-    if not pairs:
-        raise UnusableRecordError(
-            f"{location}: ranked has no two answers of different rank: {ranked!r}"
+    problem = f"{location}: ranked must have two answers of different rank, got {ranked!r}"
+    require(pairs, problem, error=UnusableRecordError)
+    for pair in pairs:
+        better, worse = (
+            replace(_prompted(prompt, answer, tools, location), location=location)
+            for answer in pair
         )
-    for better, worse in pairs:
-        yield Preference(
-            replace(_prompted(prompt, better, tools, location), location=location),
-            replace(_prompted(prompt, worse, tools, location), location=location),
-            weight=1 / len(pairs),
-        )
+        yield Preference(better, worse, weight=1 / len(pairs))
 
 
 def _is_tie(rank: object) -> bool:
@@ -306,15 +317,10 @@ def _prompted(
 ) -> Demonstration:
     if isinstance(prompt, str) and isinstance(answer, str):
         return PromptedText(prompt, answer)
-    if isinstance(prompt, list):
-        before = _messages(prompt, "prompt", location)
-        if isinstance(answer, str):
-            answer = [{"role": "assistant", "content": answer}]
-        return Dialogue((*before, *_messages(answer, "answer", location)), tools, len(before))
-    raise UnusableRecordError(
-        f"{location}: the prompt is a {type(prompt).__name__} and the answer a "
-        f"{type(answer).__name__}: give two texts, or two lists of messages"
-    )
+    before = _messages(prompt, "prompt", location)
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
+    return Dialogue((*before, *_messages(answer, "answer", location)), tools, len(before))
 
 
 def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
@@ -346,38 +352,39 @@ def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
     return min(len(list(same)), len(a) - 1, len(b) - 1)
 
 
-def _share_gpt(turns: object, location: str) -> tuple[Message, ...]:
-    if not isinstance(turns, list):
-        raise UnusableRecordError(
-            f"{location}: conversations is a {type(turns).__name__}, and must be a list"
-        )
+def _share_gpt(turns: Any, location: str) -> tuple[Message, ...]:
+    _check(turns, list, f"{location}: conversations")
     messages = []
     for turn in turns:
-        if not isinstance(turn, Mapping) or not {"from", "value"} <= turn.keys():
-            raise UnusableRecordError(f"{location}: the turn {turn!r} must have from and value")
-        if str(turn["from"]) not in _ROLES:
-            raise DataError(
-                f"{location}: the role {turn['from']!r} is unknown: "
-                f"{suggest(str(turn['from']).lower(), list(_ROLES))}"
-            )
-        messages.append({"role": _ROLES[str(turn["from"])], "content": turn["value"]})
+        _check_keys(turn, {"from", "value"}, f"{location}: the turn {turn!r}")
+        speaker = str(turn["from"])
+        require_one_of(f"{location}: the role", speaker, _ROLES, error=DataError)
+        messages.append({"role": _ROLES[speaker], "content": turn["value"]})
     return _messages(messages, "conversations", location)
 
 
-def _messages(value: object, field: str, location: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise UnusableRecordError(
-            f"{location}: {field} is {str(value)[:60]!r}, and must be a list of messages, each an "
-            "object with role and content"
-        )
+def _messages(value: Any, field: str, location: str) -> tuple[Message, ...]:
+    _check(value, list, f"{location}: {field}")
+    require(value, f"{location}: {field} has no messages", error=UnusableRecordError)
     for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UnusableRecordError(
-                f"{location}: the message {str(message)[:60]!r} must be an object with role and "
-                "content"
-            )
+        _check_keys(message, {"role"}, f"{location}: the message {str(message)[:60]!r}")
+        _check(message["role"], str, f"{location}: role")
         check_role(message["role"], location)
     return tuple(value)
+
+
+def _check(value: object, hint: type, name: str) -> None:
+    """Checks the type of a value; a record of another type cannot be used."""
+    expected = expectation(value, hint)
+    expected = expected.replace("list", "a list")
+    problem = f"{name} must be {expected}, got {str(value)[:60]!r}"
+    require(not expected, problem, error=UnusableRecordError)
+
+
+def _check_keys(value: Any, keys: set[str], name: str) -> None:
+    has = isinstance(value, Mapping) and keys <= value.keys()
+    problem = f"{name} must be an object with {' and '.join(sorted(keys))}"
+    require(has, problem, error=UnusableRecordError)
 
 
 def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
@@ -391,17 +398,10 @@ def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
             raise UnusableRecordError(f"{location}: tools is not valid JSON ({error})") from None
     if not tools:
         return None
-    if not isinstance(tools, list):
-        raise UnusableRecordError(
-            f"{location}: tools is a {type(tools).__name__}, and must be a list"
-        )
+    _check(tools, list, f"{location}: tools")
     return tuple(tools)
 
 
 def _text(row: Row, field: str, location: str) -> str:
-    value = row[field]
-    if not isinstance(value, str):
-        raise UnusableRecordError(
-            f"{location}: {field} is a {type(value).__name__}, and must be a text"
-        )
-    return value
+    _check(row[field], str, f"{location}: {field}")
+    return row[field]

@@ -12,13 +12,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import DataError
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted, too_long
+from ..common.fields import require
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer
-from .chat_data import ChatData, Unusable
-from .records import Demonstration, Dialogue, UnusableRecordError, demonstration
+from .chat_data import ChatData
+from .records import Demonstration, PromptedText, UnusableRecordError, demonstration
 from .rows import Row
 
 
@@ -100,12 +100,12 @@ class SupervisedData(ChatData[Demonstration]):
           DataError: The record has no known form, or no answer of the assistant.
         """
         record = demonstration(row, location)
-        if isinstance(record, Dialogue) and not record.is_answered:
-            roles = ", ".join(str(message["role"]) for message in record.messages)
-            raise UnusableRecordError(
-                f"{location} has no answer to learn (roles: {roles}): give a message of the role "
-                "'assistant' that is not empty, or leave the record out"
-            )
+        require(
+            isinstance(record, PromptedText) or record.is_answered,
+            f"{location} has no answer to learn: give a message of the role 'assistant' that is "
+            "not empty, or leave the record out",
+            error=UnusableRecordError,
+        )
         yield record
 
     def demonstrations_of(self, record: Demonstration) -> tuple[Demonstration, ...]:
@@ -121,30 +121,20 @@ class SupervisedData(ChatData[Demonstration]):
         end.
         """
         del seed
-        ids: list[np.ndarray] = []
-        learned: list[np.ndarray] = []
-        unusable = Unusable(self.strict)
-        for record in records:
-            try:
-                encoded = record.encode(tokenizer)
-            except DataError as error:
-                unusable.add(error, record.location)
-                continue
-            # T + 1 tokens give T inputs and T labels.
-            if len(encoded.ids) > self.length + 1:
-                continue
-            answers = np.asarray(encoded.answers)
-            ids.append(np.asarray(encoded.ids, np.int32))
-            learned.append(np.ones_like(answers) if self.learn == "all" else answers)
-        unusable.check(len(records) - unusable.number, "demonstration")
-        if not ids:
-            raise DataError(
-                f"none of {counted(len(records), 'demonstration')} fits {self.length} tokens: "
-                "give a larger data.length"
-            )
+        # T + 1 tokens give T inputs and T labels.
+        kept, notes = self.fitting(
+            records,
+            lambda record: record.encode(tokenizer),
+            lambda encoded: len(encoded.ids) - 1,
+            noun="demonstration",
+            most=self.length,
+            setting=f"data.length {self.length}",
+        )
+        ids = [np.asarray(encoded.ids, np.int32) for _, encoded in kept]
+        answers = np.concatenate([encoded.answers for _, encoded in kept])
         examples = SupervisedExamples(
             np.concatenate(ids),
-            np.concatenate(learned),
+            answers | (self.learn == "all"),
             np.cumsum([0, *map(len, ids)]),
             self.length,
             self.packing == "first-fit",
@@ -154,8 +144,5 @@ class SupervisedData(ChatData[Demonstration]):
             f"{counted(examples.num_examples, 'sequence')}, "
             f"{counted(examples.num_learned, 'token')} of {len(examples.tokens):,} to learn"
         )
-        over_long = len(records) - len(ids) - unusable.number
-        notes = too_long(over_long, len(records), "demonstration", f"data.length {self.length}")
-        notes += unusable.note(len(records), "demonstration")
         fingerprint = self.fingerprint(records, tokenizer, self.learn, self.packing)
         return DataSplit(examples, list(records), fingerprint, summary, notes)

@@ -6,14 +6,15 @@ wrote and which came from its input; see ``chat_templates.traced``.
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import DataError, suggest
+from ..common.errors import DataError
+from ..common.fields import require, require_one_of
+from ..common.json_text import optional_object
 from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
 from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins
 
@@ -185,12 +186,12 @@ class ChatTemplate:
                 if message.get("role") == "assistant"
             ]
         answers = [(start, end) for start, end in answers if end > start]
-        if not answers:
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise DataError(
-                f"the conversation has no answer to learn (roles: {roles}): give a message of the "
-                "role 'assistant' that is not empty"
-            )
+        require(
+            answers,
+            "the conversation has no answer to learn: give a message of the role 'assistant' that "
+            "is not empty",
+            error=DataError,
+        )
         return dataclasses.replace(whole, answers=tuple(answers))
 
     def _by_prefix(
@@ -205,21 +206,20 @@ class ChatTemplate:
         """Returns the range of an assistant's message, from the texts before and after it."""
         before = self._run(messages[:number], given, add_generation_prompt=True).text
         after = self._run(messages[: number + 1], given).text
-        if not after.startswith(before) or not text.startswith(after):
-            raise DataError(
-                f"the chat template rewrites earlier turns, so which part of message {number + 1} "
-                "the assistant wrote is unknown: give a template that marks it by {% generation %} "
-                "and {% endgeneration %}"
-            )
+        require(
+            after.startswith(before) and text.startswith(after),
+            f"the chat template rewrites earlier turns, so which part of message {number + 1} the "
+            "assistant wrote is unknown: give a template that marks it by {% generation %} and "
+            "{% endgeneration %}",
+            error=DataError,
+        )
         # White space after the token that ends the turn is the template's, not the assistant's.
         trimmed = after.rstrip()
         names = (*(token for token in self.tokens.values() if token), *ends)
         return len(before), len(trimmed) if trimmed.endswith(names) else len(after)
 
     def _source(self, given: Mapping[str, object]) -> str:
-        if given["tools"] is None or self.with_tools is None:
-            return self.source
-        return self.with_tools
+        return self.source if given["tools"] is None else self.with_tools or self.source
 
     def _run(
         self,
@@ -289,25 +289,21 @@ def check_role(role: object, location: str) -> None:
     Raises:
       DataError: It is not in ``ROLES``.
     """
-    if role not in ROLES:
-        raise DataError(
-            f"{location}: the role {role!r} is unknown: {suggest(str(role).lower(), ROLES)}"
-        )
+    require_one_of(f"{location}: the role", role, ROLES, error=DataError)
 
 
 def _text_of(part: object, number: int) -> str:
     """Returns the text of a part of a content; raises DataError if the part is of another kind."""
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and part.get("type", "text") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise DataError(
-        f"message {number} has a part of the type {kind!r} in its content: give parts of the type "
-        "text, each with a text"
-    )
+    text, kind = part, type(part).__name__
+    if isinstance(part, Mapping):
+        kind = part.get("type", "text")
+        text = part.get("text") if kind == "text" else None
+    if not isinstance(text, str):
+        raise DataError(
+            f"message {number} has a part of the type {kind!r} in its content: give parts of the "
+            "type text, each with a text"
+        )
+    return text
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:
@@ -318,14 +314,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     """
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
-    config: Any = {}
-    if path.is_file():
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not valid JSON ({error}): fetch it again") from None
-        if not isinstance(config, dict):
-            raise DataError(f"{path} is a {type(config).__name__}, and must be an object")
+    config = optional_object(path)
     named = _templates(config.get("chat_template"), path)
     # Separate files override tokenizer_config.json, which has the templates of older folders.
     if (file := folder / TEMPLATE_FILE).is_file():
@@ -343,11 +332,12 @@ def read_template(file: Path) -> str:
     Raises:
       DataError: The file is too long, or not UTF-8.
     """
-    if file.stat().st_size > 4 * MAX_SOURCE:
-        raise DataError(
-            f"{file} has {file.stat().st_size:,} bytes, more than a chat template of "
-            f"{MAX_SOURCE:,} characters"
-        )
+    size = file.stat().st_size
+    require(
+        size <= 4 * MAX_SOURCE,
+        f"{file} must have at most {4 * MAX_SOURCE:,} bytes, got {size:,}: name a chat template",
+        error=DataError,
+    )
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -363,22 +353,23 @@ def _templates(stored: object, path: Path) -> dict[str, str]:
         pairs = list(stored.items())
     elif isinstance(stored, list) and all(isinstance(one, dict) for one in stored):
         pairs = [(one.get("name"), one.get("template")) for one in stored]
-    if all(isinstance(part, str) for pair in pairs for part in pair):
-        return dict(pairs)
-    raise DataError(
-        f"{path}: chat_template is {str(stored)[:60]!r}, and must be a text, or a list of objects "
-        "with the texts name and template"
+    require(
+        all(isinstance(part, str) for pair in pairs for part in pair),
+        f"{path}: chat_template must be a text, or a list of objects with the texts name and "
+        f"template, got {str(stored)[:60]!r}",
+        error=DataError,
     )
+    return dict(pairs)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the special tokens of ``tokenizer_config.json`` by name."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
+    contents = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
 def _plain(value: object, by: str) -> Any:
@@ -390,13 +381,12 @@ def _plain(value: object, by: str) -> Any:
     """
     if isinstance(value, str):
         return Traced(str.__str__(value), by)
-    if value is None or type(value) in (int, float, bool):
+    if value is None or isinstance(value, bool):
         return value
-    # Convert other types, because a subclass could add methods.
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):  # a numpy number
-        return float(value)
+    # A subclass, such as a number of numpy, could add methods.
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, Mapping):
         return {_plain(key, by): _plain(item, by) for key, item in value.items()}
     if isinstance(value, list | tuple):

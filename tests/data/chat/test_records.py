@@ -38,17 +38,17 @@ def test_demonstrations_are_recognized_by_their_keys(row, expected):
         ({"question": "?"}, "has the fields question: a demonstration has text; prompt and"),
         (
             {"messages": [{"role": "usr", "content": "Hi"}]},
-            "the role 'usr' is unknown: did you mean user",
+            "the role must .*'usr'.*did you mean user",
         ),
         (
             {"instruction": "Add", "inputs": "1 1", "output": "2"},
             "nothing reads the field 'inputs': did you mean input",
         ),
-        ({"text": 3}, "text is a int"),
-        ({"messages": "Hi"}, "messages is 'Hi', and must be a list"),
-        ({"messages": [{"content": "Hi"}]}, "must be an object with role and content"),
-        ({"conversations": [{"from": "alien", "value": "?"}]}, "the role 'alien' is unknown"),
-        ({"prompt": [USER], "completion": 3}, "answer is '3', and must be a list of messages"),
+        ({"text": 3}, "text must .*'3'"),
+        ({"messages": "Hi"}, "messages must .*'Hi'"),
+        ({"messages": [{"content": "Hi"}]}, "must be an object with role"),
+        ({"conversations": [{"from": "alien", "value": "?"}]}, "the role must .*'alien'"),
+        ({"prompt": [USER], "completion": 3}, "answer must .*'3'"),
         ({"messages": [USER], "tools": "{"}, "tools is not valid JSON"),
     ],
 )
@@ -78,9 +78,9 @@ def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
     assert pairs == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "d"), ("c", "d")]
     assert sum(pair.weight for pair in found) == pytest.approx(1)
     for row, message in (
-        ({"prompt": "P", "ranked": "a"}, "ranked is 'a', and must be a list"),
-        ({"prompt": "P", "ranked": [["a", "b"], []]}, "no two answers of different rank"),
-        ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin nan"),
+        ({"prompt": "P", "ranked": "a"}, "ranked must .*'a'"),
+        ({"prompt": "P", "ranked": [["a", "b"], []]}, "two answers of different rank"),
+        ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin must .*nan"),
         ({"promt": "P", "chosen": "a", "rejected": "b"}, "reads the field 'promt': did you mean"),
     ):
         with pytest.raises(data.DataError, match=message):
@@ -149,7 +149,7 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
     validation = config.validation_split(tokenizer, ()).content
     assert {example.task for example in train} == {"mood"}
     assert {example.task for example in validation} == {"topic"}
-    with pytest.raises(data.DataError, match=r"'topics' .*topic\b"):
+    with pytest.raises(data.DataError, match=r"'topics'.*did you mean topic\b"):
         data.SupervisedData(
             source=f"instructions:{instructions}", length=80, tokenizer=TOKENIZER,
             hold_out=("topics",),
@@ -226,18 +226,18 @@ def test_other_roles_are_refused_by_name(role):
         {"chosen": [USER, turn], "rejected": [USER, BOT]},
     ):
         kind = data.RewardData if "chosen" in row else data.SupervisedData
-        with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+        with pytest.raises(data.DataError, match=rf"role must .*'{role}'"):
             split_of(kind, [*([] if "chosen" in row else GOOD), row])
-    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+    with pytest.raises(data.DataError, match=rf"role must .*'{role}'"):
         split_of(data.PolicyData, [{"prompt": [turn]}])
     if role != "human":
         turns = [{"from": role, "value": "Hi"}, {"from": "gpt", "value": "Yes"}]
-        with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+        with pytest.raises(data.DataError, match=rf"role must .*'{role}'"):
             split_of(data.SupervisedData, [{"conversations": turns}])
     tokenizer = data.train_tokenizer(["abc"], TOKENIZER)
-    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+    with pytest.raises(data.DataError, match=rf"role must .*'{role}'"):
         data.encode_chat(tokenizer, [USER, turn], add_generation_prompt=True)
-    with pytest.raises(data.DataError, match=rf"role '{role}' is unknown"):
+    with pytest.raises(data.DataError, match=rf"role must .*'{role}'"):
         tokenizer.chat_template.render([turn])
 
 
