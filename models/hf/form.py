@@ -23,6 +23,20 @@ from .tensor_mapping import TensorMapping, WeightsError
 Config = TypeVar("Config", bound=TransformerConfig)
 
 
+def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> dict[str, str]:
+    """Returns the transformers class for each head of a family, the default class first.
+
+    Args:
+      config: The configuration of the family.
+      name: The prefix of the class names, such as "Bert".
+      **renamed: Classes that do not end in `HeadSpec.hf_class_suffix`, by head.
+    """
+    choices = config.__dataclass_fields__["head"].metadata["choices"]
+    # transformers has no value head. Every family has a class without a head.
+    heads = [head for head in (*choices, "none") if head != "causal_lm_with_value"]
+    return {head: name + HEADS[head].hf_class_suffix for head in heads} | renamed
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
     """How one family differs from the others of its kind in Hugging Face's form."""

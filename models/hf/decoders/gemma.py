@@ -2,18 +2,14 @@
 
 from ...decoders.gemma import GemmaConfig
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fields
 
 FORM = DecoderForm(
     config=GemmaConfig,
     model_type="gemma",
-    classes={
-        "causal_lm": "GemmaForCausalLM",
-        "none": "GemmaModel",
-        "sequence_classification": "GemmaForSequenceClassification",
-        "token_classification": "GemmaForTokenClassification",
-    },
+    classes=head_classes(GemmaConfig, "Gemma"),
     fields=ConfigMapping(
         (
             *size_fields(

@@ -3,6 +3,7 @@
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.gemma2 import Gemma2Config
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ..form import head_classes
 from ..generation_config import NAMES
 from ..tensor_mapping import WeightsError
 from .causal_decoder import (
@@ -86,12 +87,7 @@ ACTIVATION = Field(
 FORM = DecoderForm(
     config=Gemma2Config,
     model_type="gemma2",
-    classes={
-        "causal_lm": "Gemma2ForCausalLM",
-        "none": "Gemma2Model",
-        "sequence_classification": "Gemma2ForSequenceClassification",
-        "token_classification": "Gemma2ForTokenClassification",
-    },
+    classes=head_classes(Gemma2Config, "Gemma2"),
     fields=ConfigMapping(
         (
             *size_fields(

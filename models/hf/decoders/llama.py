@@ -2,18 +2,14 @@
 
 from ...decoders.llama import LlamaConfig
 from ..config_mapping import ConfigMapping, Field
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fields
 
 FORM = DecoderForm(
     config=LlamaConfig,
     model_type="llama",
-    classes={
-        "causal_lm": "LlamaForCausalLM",
-        "none": "LlamaModel",
-        "sequence_classification": "LlamaForSequenceClassification",
-        "token_classification": "LlamaForTokenClassification",
-    },
+    classes=head_classes(LlamaConfig, "Llama"),
     fields=ConfigMapping(
         (
             *size_fields(

@@ -3,6 +3,7 @@
 from ....data.common.json_text import JsonObject
 from ...decoders.mistral import MistralConfig
 from ..config_mapping import ConfigMapping, Field, Settings
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fields
 
@@ -16,12 +17,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 FORM = DecoderForm(
     config=MistralConfig,
     model_type="mistral",
-    classes={
-        "causal_lm": "MistralForCausalLM",
-        "none": "MistralModel",
-        "sequence_classification": "MistralForSequenceClassification",
-        "token_classification": "MistralForTokenClassification",
-    },
+    classes=head_classes(MistralConfig, "Mistral"),
     fields=ConfigMapping(
         (
             *size_fields(

@@ -2,18 +2,14 @@
 
 from ...decoders.mixtral import MixtralConfig
 from ..config_mapping import ConfigMapping, Field
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, NORMS, DecoderForm, size_fields
 
 FORM = DecoderForm(
     config=MixtralConfig,
     model_type="mixtral",
-    classes={
-        "causal_lm": "MixtralForCausalLM",
-        "none": "MixtralModel",
-        "sequence_classification": "MixtralForSequenceClassification",
-        "token_classification": "MixtralForTokenClassification",
-    },
+    classes=head_classes(MixtralConfig, "Mixtral"),
     fields=ConfigMapping(
         (
             *size_fields(

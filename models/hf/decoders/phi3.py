@@ -3,6 +3,7 @@
 from ....data.common.json_text import JsonObject
 from ...decoders.phi3 import Phi3Config
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
 
@@ -41,12 +42,7 @@ def _own_fields(config: Phi3Config) -> JsonObject:
 FORM = DecoderForm(
     config=Phi3Config,
     model_type="phi3",
-    classes={
-        "causal_lm": "Phi3ForCausalLM",
-        "none": "Phi3Model",
-        "sequence_classification": "Phi3ForSequenceClassification",
-        "token_classification": "Phi3ForTokenClassification",
-    },
+    classes=head_classes(Phi3Config, "Phi3"),
     fields=ConfigMapping(
         (
             *size_fields(

@@ -2,6 +2,7 @@
 
 from ...decoders.qwen2 import Qwen2Config
 from ..config_mapping import ConfigMapping
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import (
     ATTENTION,
@@ -16,12 +17,7 @@ from .causal_decoder import (
 FORM = DecoderForm(
     config=Qwen2Config,
     model_type="qwen2",
-    classes={
-        "causal_lm": "Qwen2ForCausalLM",
-        "none": "Qwen2Model",
-        "sequence_classification": "Qwen2ForSequenceClassification",
-        "token_classification": "Qwen2ForTokenClassification",
-    },
+    classes=head_classes(Qwen2Config, "Qwen2"),
     fields=ConfigMapping(
         size_fields(
             vocab_size=151_936,

@@ -2,6 +2,7 @@
 
 from ...decoders.qwen3 import Qwen3Config
 from ..config_mapping import ConfigMapping, Field
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import (
     ATTENTION,
@@ -17,12 +18,7 @@ from .causal_decoder import (
 FORM = DecoderForm(
     config=Qwen3Config,
     model_type="qwen3",
-    classes={
-        "causal_lm": "Qwen3ForCausalLM",
-        "none": "Qwen3Model",
-        "sequence_classification": "Qwen3ForSequenceClassification",
-        "token_classification": "Qwen3ForTokenClassification",
-    },
+    classes=head_classes(Qwen3Config, "Qwen3"),
     fields=ConfigMapping(
         (
             *size_fields(

@@ -3,6 +3,7 @@
 from ....data.common.json_text import JsonObject
 from ...decoders.qwen3_moe import Qwen3MoeConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, NORMS, QUERY_KEY_NORMS, DecoderForm, size_fields
 
@@ -22,12 +23,7 @@ def _own_fields(config: Qwen3MoeConfig) -> JsonObject:
 FORM = DecoderForm(
     config=Qwen3MoeConfig,
     model_type="qwen3_moe",
-    classes={
-        "causal_lm": "Qwen3MoeForCausalLM",
-        "none": "Qwen3MoeModel",
-        "sequence_classification": "Qwen3MoeForSequenceClassification",
-        "token_classification": "Qwen3MoeForTokenClassification",
-    },
+    classes=head_classes(Qwen3MoeConfig, "Qwen3Moe"),
     fields=ConfigMapping(
         (
             *size_fields(

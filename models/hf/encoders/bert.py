@@ -2,8 +2,9 @@
 
 from ...encoders.bert import BertConfig
 from ..config_mapping import ConfigMapping, FixedField
+from ..form import head_classes
 from ..generation_config import NAMES
-from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
 # The fields of the pooler come from the library that first wrote these files; nothing reads them.
 IGNORED = NAMES | {

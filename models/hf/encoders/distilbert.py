@@ -2,8 +2,9 @@
 
 from ...encoders.distilbert import DistilBertConfig
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field
+from ..form import head_classes
 from ..generation_config import NAMES
-from .encoder_form import EncoderForm, TokenLogits, head_classes
+from .encoder_form import EncoderForm, TokenLogits
 
 FORM = EncoderForm(
     config=DistilBertConfig,

@@ -3,8 +3,9 @@
 from ....data.common.json_text import JsonObject
 from ...encoders.electra import ElectraConfig
 from ..config_mapping import ConfigMapping, FixedField, Settings, with_defaults
+from ..form import head_classes
 from ..generation_config import NAMES
-from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits, head_classes
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 """The defaults of the transformers class are the sizes of electra-small."""

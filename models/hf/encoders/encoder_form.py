@@ -65,18 +65,6 @@ Rate = tuple[str, float | None]
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
-def head_classes(config: type[EncoderConfig], name: str, **renamed: str) -> dict[str, str]:
-    """Returns the transformers class for each head of a family.
-
-    Args:
-      config: The configuration of the family.
-      name: The prefix of the class names, such as "Bert".
-      **renamed: Classes that do not end in `HeadSpec.hf_class_suffix`, by head.
-    """
-    heads = config.__dataclass_fields__["head"].metadata["choices"]
-    return {head: name + HEADS[head].hf_class_suffix for head in heads} | renamed
-
-
 class TokenLogits(NamedTuple):
     """The tensors of a head that predicts tokens."""
 

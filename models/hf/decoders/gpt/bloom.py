@@ -3,6 +3,7 @@
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.bloom import BloomConfig
 from ...config_mapping import ConfigMapping, Field, Settings
+from ...form import head_classes
 from ...generation_config import NAMES
 from .gpt_form import GPTForm
 
@@ -19,12 +20,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 FORM = GPTForm(
     config=BloomConfig,
     model_type="bloom",
-    classes={
-        "causal_lm": "BloomForCausalLM",
-        "none": "BloomModel",
-        "sequence_classification": "BloomForSequenceClassification",
-        "token_classification": "BloomForTokenClassification",
-    },
+    classes=head_classes(BloomConfig, "Bloom"),
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 250_880),

@@ -6,6 +6,7 @@ from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, HFConfig, Settings
 from ...equivalent_params import as_gpt2
+from ...form import head_classes
 from ...generation_config import NAMES
 from ...registry import HFMapping
 from ...tensor_mapping import TABLE, TABLE_FROM_HEADS, VECTOR, TensorMapping
@@ -64,11 +65,7 @@ def _post_norm(fields: JsonObject, settings: Settings, source: str) -> None:
 OPENAI_GPT = GPTForm(
     **SHARED,
     model_type="openai-gpt",
-    classes={
-        "causal_lm": "OpenAIGPTLMHeadModel",
-        "none": "OpenAIGPTModel",
-        "sequence_classification": "OpenAIGPTForSequenceClassification",
-    },
+    classes=head_classes(GPTConfig, "OpenAIGPT", causal_lm="OpenAIGPTLMHeadModel"),
     fields=ConfigMapping(
         (
             *SIZES,
@@ -96,11 +93,7 @@ OPENAI_GPT = GPTForm(
 GPT2 = GPTForm(
     **SHARED,
     model_type="gpt2",
-    classes={
-        "causal_lm": "GPT2LMHeadModel",
-        "none": "GPT2Model",
-        "sequence_classification": "GPT2ForSequenceClassification",
-    },
+    classes=head_classes(GPTConfig, "GPT2", causal_lm="GPT2LMHeadModel"),
     fields=ConfigMapping(
         (
             *SIZES,

@@ -3,6 +3,7 @@
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neo import GPTNeoConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
+from ...form import head_classes
 from ...generation_config import NAMES
 from ...tensor_mapping import WeightsError
 from .gpt_form import GPTForm
@@ -49,12 +50,7 @@ def _own_fields(config: GPTNeoConfig) -> JsonObject:
 FORM = GPTForm(
     config=GPTNeoConfig,
     model_type="gpt_neo",
-    classes={
-        "causal_lm": "GPTNeoForCausalLM",
-        "none": "GPTNeoModel",
-        "sequence_classification": "GPTNeoForSequenceClassification",
-        "token_classification": "GPTNeoForTokenClassification",
-    },
+    classes=head_classes(GPTNeoConfig, "GPTNeo"),
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 50_257),

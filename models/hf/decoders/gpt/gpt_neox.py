@@ -3,6 +3,7 @@
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neox import GPTNeoXConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ...form import head_classes
 from ...generation_config import NAMES
 from ..rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 from .gpt_form import GPTForm
@@ -31,12 +32,7 @@ def _own_fields(config: GPTNeoXConfig) -> JsonObject:
 FORM = GPTForm(
     config=GPTNeoXConfig,
     model_type="gpt_neox",
-    classes={
-        "causal_lm": "GPTNeoXForCausalLM",
-        "none": "GPTNeoXModel",
-        "sequence_classification": "GPTNeoXForSequenceClassification",
-        "token_classification": "GPTNeoXForTokenClassification",
-    },
+    classes=head_classes(GPTNeoXConfig, "GPTNeoX"),
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 50_432),

@@ -2,6 +2,7 @@
 
 from ....decoders.gpt.gptj import GPTJConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, with_defaults
+from ...form import head_classes
 from ...generation_config import NAMES
 from .gpt import ALIASES, IGNORED, SIZES
 from .gpt_form import GPTForm
@@ -12,11 +13,7 @@ _DEFAULTS |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 FORM = GPTForm(
     config=GPTJConfig,
     model_type="gptj",
-    classes={
-        "causal_lm": "GPTJForCausalLM",
-        "none": "GPTJModel",
-        "sequence_classification": "GPTJForSequenceClassification",
-    },
+    classes=head_classes(GPTJConfig, "GPTJ"),
     fields=ConfigMapping(
         (
             *with_defaults(SIZES, **_DEFAULTS),

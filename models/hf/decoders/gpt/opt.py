@@ -3,6 +3,7 @@
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.opt import OPTConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ...form import head_classes
 from ...generation_config import NAMES
 from ...tensor_mapping import TensorMapping, WeightsError
 from .gpt_form import GPTForm
@@ -50,11 +51,7 @@ class _OPTForm(GPTForm[OPTConfig]):
 FORM = _OPTForm(
     config=OPTConfig,
     model_type="opt",
-    classes={
-        "causal_lm": "OPTForCausalLM",
-        "none": "OPTModel",
-        "sequence_classification": "OPTForSequenceClassification",
-    },
+    classes=head_classes(OPTConfig, "OPT"),
     fields=ConfigMapping(
         (
             Field("vocab_size", "vocab_size", 50_272),
