@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..data.common.errors import UserError
@@ -264,23 +265,17 @@ def _read_peft(
 ) -> Params:
     """Reads the parameters of a base model, with a PEFT adapter merged."""
     targets = by_path(shapes)
-    shapes_of = {path: x.shape for path, x in targets.items()}
-    updates, copies = adapter.updates(model_config(base), config, shapes_of)
-    params = _read_body(base, step, targets)
-    # Some targets start as a copy of another parameter (`PeftAdapter.updates`).
-    params |= {path: params[origin] for path, origin in copies.items() if path not in params}
-    for path, target in targets.items():
-        # An update is added to the base, or replaces it where the base has no such parameter.
-        update = updates.get(path)
-        if path not in params and (update is None or not update.is_whole):
-            raise UserError(
-                f"neither {adapter.folder} nor its base {base} has {path}: give the base that the "
-                "adapter was trained on"
-            )
-        x = params.get(path)
-        x = x if update is None else update.apply(x, target.dtype)
-        params[path] = jax.device_put(x, target.sharding)
-    return nested({path: params[path] for path in targets})
+    base_config = model_config(base)
+    # The host merges tensor by tensor. It cannot read the shards of other processes.
+    is_local = jax.process_count() == 1
+    params = _read_body(base, step, targets if is_local else by_path(target_shapes(create(config))))
+    merged = adapter.merge(base_config, params, config, {p: x.shape for p, x in targets.items()})
+    return nested(
+        {
+            path: jax.device_put(np.asarray(merged[path], target.dtype), target.sharding)
+            for path, target in targets.items()
+        }
+    )
 
 
 @dataclasses.dataclass(frozen=True)

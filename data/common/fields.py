@@ -146,6 +146,8 @@ def expectation(value: Any, hint: object) -> str:
         return "" if value in arguments else f"one of {', '.join(map(str, arguments))}"
     if origin in (tuple, Sequence):
         return _expected_items(value, arguments)
+    if origin is Mapping:
+        return _expected_values(value, arguments[1])
     if hint in _SCALARS:
         return next((name for name, accepts in _SCALARS[hint] if not accepts(value)), "")
     return hint.__name__ if isinstance(hint, type) and not isinstance(value, hint) else ""
@@ -158,6 +160,13 @@ def _expected_items(value: object, arguments: tuple[object, ...]) -> str:
     kinds = itertools.repeat(arguments[0]) if arguments[1:] in ((), (...,)) else arguments
     found = filter(None, map(expectation, value, kinds))
     return next((f"a tuple of values that are {expected}" for expected in found), "")
+
+
+def _expected_values(value: object, kind: object) -> str:
+    if not isinstance(value, Mapping):
+        return "an object"
+    found = filter(None, (expectation(x, kind) for x in value.values()))
+    return next((f"an object with values that are {expected}" for expected in found), "")
 
 
 def _is_number(kind: type) -> Callable[[Any], bool]:

@@ -13,49 +13,44 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import UserError
-from ...data.common.json_text import JsonObject, read_object
+from ...data.common.json_text import read_object
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
 from ..hf.safetensors_files import open_tensors
-from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError
+from ..hf.tensor_mapping import Shape, TensorMapping, TensorRule, WeightsError, rule_tensors
 from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import family_name
 from .lora import nested
-from .peft_fields import (
-    MERGE,
-    USE_PEFT,
-    check_fields,
-    is_saved,
-    is_targeted,
-    scale_of,
-    trained_tokens,
-)
+from .peft_fields import MERGE, USE_PEFT, PeftFields
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 KERNEL, WEIGHT = "/kernel", ".weight"
+FACTORS = {
+    "linear": {"lora_A.weight", "lora_B.weight"},
+    "embedding": {"lora_embedding_A", "lora_embedding_B"},
+}
+"""The names of A and B after a module's name."""
+BIAS = "lora_B.bias"
+ROWS = "token_adapter.trainable_tokens_delta"
 PARTS = re.compile(
-    r"(.+)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]"
-    r"|token_adapter\.trainable_tokens_delta)"
+    rf"(.+)\.({'|'.join(map(re.escape, [*FACTORS['linear'], *FACTORS['embedding'], BIAS, ROWS]))})"
 )
 """Names of tensors that are a part of a change."""
+OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
 MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
 """Parts of names in files, and their names in the modules of transformers 5."""
-OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
 
 Kind: TypeAlias = Literal["tensor", "rows", "bias", "linear", "embedding"]
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def is_peft_folder(folder: Path) -> bool:
@@ -80,37 +75,16 @@ class Edit:
 
     def array(self) -> np.ndarray:
         """Returns the new tensor, or what is added to it, with outputs first."""
+        value = self.value.astype(np.float32)
         if self.b is None:
-            return self.value.astype(np.float32)
-        product = self.b @ self.value.astype(np.float32)
+            return value
+        product = self.b @ value
         return product.T if self.kind == "embedding" else product
 
     def equals(self, other: "Edit") -> bool:
         """Returns whether another edit does the same to the same tensor."""
-        same_kind = {self.kind, other.kind} in ({self.kind}, {"linear", "embedding"})
+        same_kind = self.kind == other.kind or {self.kind, other.kind} == {*FACTORS}
         return same_kind and self.rows == other.rows and np.array_equal(self.array(), other.array())
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """A change of one parameter."""
-
-    sets: list[tuple[tuple[object, ...], np.ndarray]]
-    """Indices and their new values."""
-    added: np.ndarray | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the base's parameter is replaced entirely."""
-        return any(index == () for index, _ in self.sets)
-
-    def apply(self, x: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-        """Returns the new parameter, given the base's, if any."""
-        for index, value in self.sets:
-            value = jnp.asarray(value, dtype)
-            x = value if x is None or index == () else x.at[index].set(value)
-        assert x is not None
-        return x if self.added is None else x + self.added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +92,7 @@ class PeftAdapter:
     """The content of a peft folder."""
 
     folder: Path
-    fields: JsonObject
-    """Its `adapter_config.json`."""
+    fields: PeftFields
     edits: Mapping[str, Sequence[Edit]]
     """The changes of each tensor of the base, by its name."""
 
@@ -130,8 +103,7 @@ class PeftAdapter:
         Raises:
             UserError: It is broken, or its adapter is of a kind that is not supported.
         """
-        fields = read_object(folder / CONFIG)
-        check_fields(fields, folder / CONFIG)
+        fields = PeftFields.read(read_object(folder / CONFIG), folder / CONFIG)
         file = folder / WEIGHTS
         if not file.is_file():
             raise WeightsError(f"{folder} has no {WEIGHTS}: save the adapter as safetensors")
@@ -153,17 +125,13 @@ class PeftAdapter:
         """
         if given is not None:
             return given
-        named, revision = (self.fields.get(x) for x in ("base_model_name_or_path", "revision"))
-        if not named:
+        named, revision = self.fields.base_model_name_or_path, self.fields.revision
+        if not named or revision not in (None, "main"):
             raise UserError(
-                f"{self.folder} does not say what its adapter belongs to: give the base"
+                f"{self.folder / CONFIG}: base_model_name_or_path {named!r}, revision "
+                f"{revision!r}, does not name a model to load: give the folder of the base"
             )
-        if revision not in (None, "main"):
-            raise UserError(
-                f"{self.folder / CONFIG}: revision {revision!r} of {named} is not loaded by its "
-                "name: give the folder of the base"
-            )
-        return str(named)
+        return named
 
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the configuration of the adapted model.
@@ -174,13 +142,13 @@ class PeftAdapter:
             WeightsError: The family has no model that computes the same.
         """
         config = self._with_head(base)
-        if not any(map(self._is_apart, self._shared(config))):
+        if not any(map(self._separates, _shared_names(config))):
             return config
         untied = config
         if getattr(config, "tie_output", False):
             with contextlib.suppress(UserError):
                 untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
-        for names in filter(self._is_apart, self._shared(untied)):
+        for names in filter(self._separates, _shared_names(untied)):
             changed = next(name for name in names if self._own(name))
             others = ", ".join(name for name in names if name != changed)
             product = any(edit.b is not None for edit in self._own(changed))
@@ -191,66 +159,13 @@ class PeftAdapter:
             )
         return untied
 
-    def updates(
-        self, base: TransformerConfig, config: TransformerConfig, shapes: Shapes
-    ) -> tuple[Mapping[str, Update], Mapping[str, str]]:
-        """Returns the updates of parameters, and the copies to make before them.
-
-        Args:
-            base: The configuration of the base.
-            config: The configuration of the adapted model.
-            shapes: The shape of each of its parameters, by path.
-
-        Returns:
-            An update for each changed path; and for each parameter that only the base shares with
-            another one, the path of that other one.
-
-        Raises:
-            WeightsError: A tensor belongs to no parameter, or has another shape.
-        """
-        mapping = module_mapping(config)
-        if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
-            raise WeightsError(
-                f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
-            )
-        paths = {rule.hf: rule.flax[0] for rule in mapping.rules if len(rule.flax) == 1}
-        shared = self._shared(self._with_head(base))
-        self._check_output_bias(shared, {rule.hf for rule in (*mapping.rules, *mapping.ignored)})
-        copies = {
-            paths[other]: paths[names[0]]
-            for names in shared
-            for other in names[1:]
-            if other in paths and names[0] in paths
-        }
-        edits = self._apart(shared, paths.keys())
-        updates: dict[str, Update] = {}
-        used: set[str] = set()
-        for rule in mapping.rules:
-            flax = [shapes[path] for path in rule.flax]
-            for index, (wanted, _) in zip(rule.indices(flax), rule.tensors(flax), strict=True):
-                name = wanted if wanted in edits else mapping.find(wanted, edits.keys())
-                for edit in edits.get(name or "", ()):
-                    self._put(updates, edit, rule, index, name=wanted, shapes=shapes)
-                    used.add(str(name))
-        if unknown := sorted(edits.keys() - used):
-            if self.fields.get("lora_bias") and unknown[0].endswith(".bias"):
-                raise WeightsError(
-                    f"{self.file}: lora_bias True gives {unknown[0]}, for which the base has no "
-                    f"place: {USE_PEFT}"
-                )
-            raise WeightsError(
-                f"{self.file} changes {unknown[0]}, which the base does not have: give the base "
-                "that the adapter was trained on"
-            )
-        return updates, copies
-
     def _with_head(self, base: TransformerConfig) -> TransformerConfig:
         """Returns a base's configuration with the head of the adapter's task."""
-        head = next(
-            (h for h, x in HEADS.items() if x.peft_task == self.fields.get("task_type")), None
-        )
-        if head is None or not HEADS[head].needs_labels or head == base.head:
+        heads = (h for h, x in HEADS.items() if x.peft_task == self.fields.task_type)
+        head = next(heads, base.head)
+        if not HEADS[head].needs_labels or head == base.head:
             return base
+        # The number of labels is the number of rows of the classifier's new matrix.
         probe = base.with_head(head, ("0", "1"))
         part = HEADS[head].own_params[0]
         name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
@@ -262,31 +177,105 @@ class PeftAdapter:
         labels = tuple(f"LABEL_{number}" for number in range(stored[0].shape[0]))
         return base.with_head(head, labels)
 
-    # Tensors that several modules share.
+    def merge(
+        self,
+        base: TransformerConfig,
+        params: Params,
+        config: TransformerConfig,
+        shapes: Mapping[str, Shape],
+    ) -> Params:
+        """Returns the parameters of the adapted model, by path.
 
-    def _shared(self, config: TransformerConfig) -> list[tuple[str, ...]]:
-        """Returns groups of names that share one tensor; the first name has a parameter."""
-        names: dict[str, list[str]] = {}
-        mapping = module_mapping(config)
-        for ignored in mapping.ignored:
-            if ignored.same_as is not None:
-                names.setdefault(ignored.same_as, [ignored.same_as]).append(ignored.hf)
-        return list(map(tuple, names.values()))
+        Args:
+            base: The configuration of the base.
+            params: Its parameters, by path.
+            config: The configuration of the adapted model.
+            shapes: The shape of each of its parameters, by path.
 
-    def _check_output_bias(self, shared: Sequence[Sequence[str]], tensors: Set[str]) -> None:
-        """Rejects trained rows of an embedding that is tied to an output with a bias.
-
-        peft then computes the output without the bias (``TrainableTokensLayer.forward``).
+        Raises:
+            WeightsError: A tensor belongs to no parameter, or has another shape.
         """
-        for first, *others in shared:
-            if not _have_rows([self._own(first)]) or _have_rows(list(map(self._own, others))):
+        mapping = module_mapping(config)
+        if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
+            raise WeightsError(
+                f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
+            )
+        # The tensors of the base. The adapted model may separate what the base shares.
+        shared = _shared_names(self._with_head(base))
+        origins = {name: names[0] for names in shared for name in names}
+        rules = (r for r in module_mapping(base).rules if params.keys() >= {*r.flax})
+        stored = {tensor.name: tensor for rule in rules for tensor in rule_tensors(rule, params)}
+        edits = self._separated(shared, mapping)
+        merged, used = dict(params), set[str]()
+        for rule in mapping.rules:
+            flax = [shapes[path] for path in rule.flax]
+            found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
+            if not any(found) and params.keys() >= {*rule.flax}:
                 continue
-            for bias in (f"{other.removesuffix('weight')}bias" for other in others):
-                if bias in tensors:
-                    raise WeightsError(
-                        f"{self.file}: trainable_token_indices of {first} leave {bias} out of the "
-                        f"output, whose matrix is tied: {USE_PEFT}"
-                    )
+            # Edit each tensor in Hugging Face's form, and split it into the parameters again.
+            tensors: list[np.ndarray] = []
+            for (name, shape), key in zip(rule.tensors(flax), found, strict=True):
+                origin = mapping.find(name, stored.keys()) or origins.get(name, "")
+                tensor = stored[origin].make() if origin in stored else None
+                own = edits.get(key or "", ())
+                tensors.append(self._edited(tensor, own, rule, name=name, shape=shape))
+            inner = [shape[rule.num_stacked :] for shape in flax]
+            for part, (path, shape) in enumerate(zip(rule.flax, flax, strict=True)):
+                parts = [rule.layout.split(tensor, part, inner) for tensor in tensors]
+                merged[path] = np.stack(parts).reshape(shape)
+            used.update(filter(None, found))
+        if unknown := sorted(edits.keys() - used):
+            # `lora_bias` and `bias` of peft also change modules whose base has no bias.
+            remedy = "give the base that the adapter was trained on"
+            raise WeightsError(
+                f"{self.file} changes {unknown[0]}, which the base does not have: "
+                f"{USE_PEFT if unknown[0].endswith('.bias') else remedy}"
+            )
+        return merged
+
+    def _edited(
+        self,
+        tensor: np.ndarray | None,
+        edits: Sequence[Edit],
+        rule: TensorRule,
+        *,
+        name: str,
+        shape: Shape,
+    ) -> np.ndarray:
+        """Returns a tensor of the base, if it has it, with an adapter's edits."""
+        if tensor is None and not any(edit.kind == "tensor" for edit in edits):
+            raise WeightsError(
+                f"neither {self.folder} nor its base has {name}: give the base that the adapter "
+                "was trained on"
+            )
+        is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
+        for edit in edits:
+            change, expected = edit.array(), shape
+            if edit.kind == "embedding" and name.endswith("embed_positions.weight"):
+                raise WeightsError(
+                    f"{self.file} adapts {name}, which peft reads at other positions than the "
+                    "base: train the adapter without it"
+                )
+            if edit.kind == "linear" and is_conv1d:
+                change = change.T
+            if edit.kind == "rows":
+                expected = (len(edit.rows), *shape[1:])
+            if change.shape != expected or max(edit.rows, default=0) >= shape[0]:
+                raise WeightsError(
+                    f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
+                    "the base that the adapter was trained on, with as many tokens"
+                )
+            if tensor is None or edit.kind == "tensor":
+                tensor = change
+            elif edit.kind == "rows":
+                tensor = tensor.copy()
+                tensor[[*edit.rows]] = change
+            else:
+                tensor = tensor + change
+        assert tensor is not None
+        return tensor
+
+    # Tensors that several modules share.
 
     def _written(self, name: str) -> str:
         """Returns the name of a tensor in the adapter, which may lack the prefix of the body."""
@@ -295,151 +284,109 @@ class PeftAdapter:
     def _own(self, name: str) -> Sequence[Edit]:
         return self.edits.get(self._written(name), ())
 
-    def _of_modules(self, names: Sequence[str]) -> list[list[Edit]]:
+    def _by_module(self, names: Sequence[str]) -> list[list[Edit]]:
         """Returns the edits of each of several modules that share one tensor."""
         found = [self._own(name) for name in names]
         # Rows of the first module apply to all, unless another module has rows as well.
-        common_kinds = {"tensor"} if _have_rows(found[1:]) else {"tensor", "rows"}
+        common_kinds = {"tensor"} if any(map(_has_rows, found[1:])) else {"tensor", "rows"}
 
         def is_common(edit: Edit) -> bool:
             return edit.kind in common_kinds and not edit.of_module
 
         common: list[Edit] = []
-        for edit in (edit for edits in found for edit in edits if is_common(edit)):
+        for edit in filter(is_common, (edit for edits in found for edit in edits)):
             if not any(map(edit.equals, common)):
                 common.append(edit)
-        if len(common) > 1:
-            raise WeightsError(
-                f"{self.file} has two values for {' and '.join(names)}, which are one tensor in "
-                f"the base: {MERGE}"
-            )
         return [[*common, *(e for e in edits if not is_common(e))] for edits in found]
 
-    def _is_apart(self, names: Sequence[str]) -> bool:
+    def _separates(self, names: Sequence[str]) -> bool:
         """Returns whether modules that share a tensor in the base no longer share it."""
-        first, *others = self._of_modules(names)
+        first, *others = self._by_module(names)
         return not all(
             len(first) == len(other) and all(map(Edit.equals, first, other)) for other in others
         )
 
-    def _apart(self, shared: Sequence[Sequence[str]], there: Set[str]) -> dict[str, Sequence[Edit]]:
+    def _separated(
+        self, shared: Sequence[Sequence[str]], mapping: TensorMapping
+    ) -> dict[str, Sequence[Edit]]:
         """Returns the edits of each tensor of the adapted model, by its name.
 
         Args:
             shared: The tensors that modules of the base share.
-            there: The tensors of the adapted model.
+            mapping: The tensors of the adapted model.
+
+        Raises:
+            WeightsError: Rows are trained of an embedding that is tied to an output with a bias.
+                peft computes the output without the bias (``TrainableTokensLayer.forward``).
         """
-        grouped = {self._written(name) for names in shared for name in names}
+        names = {rule.hf for rule in mapping.rules}
+        tied = names | {ignored.hf for ignored in mapping.ignored}
+        grouped = {self._written(name) for group in shared for name in group}
         edits = {name: x for name, x in self.edits.items() if name not in grouped}
-        own = {
-            n: x for names in shared for n, x in zip(names, self._of_modules(names), strict=True)
-        }
-        return edits | {name: x for name, x in own.items() if x and name in there}
-
-    # Parameters.
-
-    def _put(
-        self,
-        updates: dict[str, Update],
-        edit: Edit,
-        rule: TensorRule,
-        index: tuple[int, ...],
-        *,
-        name: str,
-        shapes: Shapes,
-    ) -> None:
-        """Adds an edit to the updates of a tensor's parameters."""
-        flax = [shapes[path][rule.num_stacked :] for path in rule.flax]
-        expected = rule.layout.hf_shape(flax)
-        array, is_table = edit.array(), rule.flax[0].endswith("/embedding")
-        if edit.kind in ("linear", "embedding", "rows"):
-            # An output is a linear map whose matrix has the form of an embedding.
-            is_embedding = is_table and "output_embedding" not in rule.flax[0]
-            if edit.kind != "rows" and is_embedding != (edit.kind == "embedding"):
+        for group in shared:
+            by_name = zip(group, self._by_module(group), strict=True)
+            edits |= {name: own for name, own in by_name if own and name in names}
+            first, *others = map(self._own, group)
+            biases = {f"{other.removesuffix('weight')}bias" for other in group[1:]} & tied
+            if biases and _has_rows(first) and not any(map(_has_rows, others)):
                 raise WeightsError(
-                    f"{self.file} has an adapter of another kind for {name}: {MERGE}"
+                    f"{self.file}: trainable_token_indices of {group[0]} leave {min(biases)} out "
+                    f"of the output, whose matrix is tied: {USE_PEFT}"
                 )
-            if edit.kind == "embedding" and name.endswith("embed_positions.weight"):
-                raise WeightsError(
-                    f"{self.file} adapts {name}, which peft reads at other positions than the "
-                    "base: train the adapter without it"
-                )
-            if edit.kind == "linear" and not is_table and not rule.layout.transposed:
-                array = array.T  # Conv1D
-        shape = (len(edit.rows), *expected[1:]) if edit.kind == "rows" else expected
-        if array.shape != shape or max(edit.rows, default=0) >= expected[0]:
-            raise WeightsError(
-                f"{name} in {self.file} is {list(array.shape)}, not {list(shape)}: give the base "
-                "that the adapter was trained on, with as many tokens"
-            )
-        if edit.kind == "rows":
-            update = updates.setdefault(rule.flax[0], Update([]))
-            update.sets.append(((np.asarray(edit.rows),), array))
-            return
-        for part, path in enumerate(rule.flax):
-            value = rule.layout.split(array, part, flax)
-            update = updates.setdefault(path, Update([]))
-            if edit.kind == "tensor":
-                update.sets.append((index, value))
-                continue
-            if update.added is None:
-                updates[path] = update = Update(update.sets, np.zeros(shapes[path], np.float32))
-            assert update.added is not None
-            update.added[index] += value
+        return edits
 
 
 def _edits(
-    fields: JsonObject, tensors: Mapping[str, np.ndarray], file: Path
+    fields: PeftFields, tensors: Mapping[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
     """Yields names of the base's tensors and their edits, new values first."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(PREFIX)
-        if bare == name or (OF_ADAPTER.search(bare) and not PARTS.fullmatch(bare)):
+        part = PARTS.fullmatch(bare)
+        if bare == name or (part is None and OF_ADAPTER.search(bare)):
             raise WeightsError(f"{file} has {name}, which is not supported: {MERGE}")
-        if found := PARTS.fullmatch(bare):
-            parts.setdefault(found[1], {})[found[2]] = tensor
-        else:
-            inner = bare.replace(".base_layer.", ".")
-            module = inner.rpartition(".")[0]
-            of_module = inner == bare and is_saved(fields, module)
-            yield inner, Edit("tensor", tensor, of_module=of_module)
+        if part is not None:
+            parts.setdefault(part[1], {})[part[2]] = tensor
+            continue
+        inner = bare.replace(".base_layer.", ".")
+        saved = inner == bare and fields.is_saved(inner.rpartition(".")[0])
+        yield inner, Edit("tensor", tensor, of_module=saved)
     for module, own in parts.items():
-        rows = own.pop("token_adapter.trainable_tokens_delta", None)
-        if rows is not None:
-            tokens = trained_tokens(fields, module, file)
+        if (rows := own.pop(ROWS, None)) is not None:
+            tokens = fields.trained_tokens(module, len(rows))
             yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)
         if own:
             yield from _products(fields, module, own, file)
 
 
 def _products(
-    fields: JsonObject, module: str, own: dict[str, np.ndarray], file: Path
+    fields: PeftFields, module: str, own: dict[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
     """Yields the product of a module's two factors, and the change of its bias."""
-    kind = "embedding" if "lora_embedding_A" in own else "linear"
-    names = (f"lora_{kind}_A", f"lora_{kind}_B")
-    a, b = (
-        own.get(x) for x in (names if kind == "embedding" else ("lora_A.weight", "lora_B.weight"))
-    )
-    bias = own.get("lora_B.bias")
-    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-        raise WeightsError(f"the adapter of {module} in {file} is not whole: restore it")
-    if len(own) != 2 + (bias is not None):
-        raise WeightsError(f"{file} has two adapters of {module}: restore it")
-    if not is_targeted(fields, module, file.parent / CONFIG):
-        raise WeightsError(
-            f"{file} has an adapter of {module}, which is not among the target_modules of "
-            f"{file.parent / CONFIG}: restore them"
-        )
-    scale = np.float32(scale_of(fields, module, a.shape[0], file.parent / CONFIG))
+    bias = own.pop(BIAS, None)
+    kind = "embedding" if FACTORS["embedding"] & own.keys() else "linear"
+    # The names sort as A and B.
+    a, b, *_ = (*(x for _, x in sorted(own.items())), None, None)
+    if own.keys() != FACTORS[kind] or a is None or b is None or a.shape[:1] != b.shape[1:]:
+        raise WeightsError(f"the adapter of {module} in {file} is not complete: restore it")
+    scale = np.float32(fields.scale(module, a.shape[0]))
     yield f"{module}{WEIGHT}", Edit(kind, a, scale * b.astype(np.float32))
     if bias is not None:
         yield f"{module}.bias", Edit("bias", scale * bias.astype(np.float32))
 
 
-def _have_rows(found: Sequence[Sequence[Edit]]) -> bool:
-    return any(edit.kind == "rows" for edits in found for edit in edits)
+def _has_rows(edits: Sequence[Edit]) -> bool:
+    return any(edit.kind == "rows" for edit in edits)
+
+
+def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:
+    """Returns groups of names that share one tensor; the first name has a parameter."""
+    names: dict[str, list[str]] = {}
+    for ignored in module_mapping(config).ignored:
+        if ignored.same_as is not None:
+            names.setdefault(ignored.same_as, [ignored.same_as]).append(ignored.hf)
+    return [*map(tuple, names.values())]
 
 
 @functools.lru_cache(maxsize=8)
@@ -460,5 +407,5 @@ def module_mapping(config: TransformerConfig) -> TensorMapping:
     )
 
 
-def _zeros(shapes: Shapes) -> Params:
+def _zeros(shapes: Mapping[str, Shape]) -> Params:
     return nested({path: np.broadcast_to(np.float32(0), shape) for path, shape in shapes.items()})

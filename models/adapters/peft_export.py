@@ -18,7 +18,7 @@ from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
 from ..hf.save_weights import write_json
-from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError
+from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError, rule_tensors
 from ..model import Model
 from ..nn.heads import HEADS
 from ..nn.typing import Params
@@ -213,11 +213,8 @@ def _whole_tensors(
     for rule in mapping.rules:
         if not lora.whole.issuperset(rule.flax):
             continue
-        arrays = [flat[path] for path in rule.flax]
-        shapes = [x.shape for x in arrays]
-        for index, (name, _) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
-            own = [x[index] for x in arrays]
-            yield PREFIX + name, np.ascontiguousarray(rule.layout.join(own))
+        for tensor in rule_tensors(rule, flat):
+            yield PREFIX + tensor.name, tensor.make()
 
 
 def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:

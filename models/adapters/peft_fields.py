@@ -1,34 +1,20 @@
-"""The fields of `adapter_config.json`: which adapters are supported, and what they target.
+"""The fields of `adapter_config.json` that determine what an adapter computes.
 
-A field whose value changes what an adapter computes, and an unknown field, is rejected by name
-unless its value shows that it is unused.
+The names of the tensors show the rank, the adapted modules and their layers. A field that changes
+more than that, and an unknown field, is rejected by name unless its value shows that it is unused.
 """
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from ...data.common.json_text import JsonObject, JsonValue
+from ...data.common.errors import UserError
+from ...data.common.fields import Checked, make_record
+from ...data.common.json_text import JsonObject
 from ..hf.tensor_mapping import WeightsError
 
-READ = frozenset(
-    """
-    r target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora
-    modules_to_save layers_to_transform layers_pattern rank_pattern alpha_pattern
-    trainable_token_indices lora_bias ensure_weight_tying init_lora_weights
-    task_type peft_type base_model_name_or_path revision
-    """.split()
-)
-"""Fields that describe the tensors and their targets. All are honored."""
-WITHOUT_EFFECT = frozenset(
-    """
-    auto_mapping peft_version inference_mode megatron_core loftq_config eva_config corda_config
-    lora_ga_config velora_config qalora_group_size runtime_config
-    """.split()
-)
-"""Fields on how an adapter was made, or that have no effect unless another field is set."""
-INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Initializations that leave the base unchanged."""
 MERGE = "merge the adapter with peft (merge_and_unload), and import the model"
 USE_PEFT = "no merged model computes the same: use it with peft"
 CONVERT = (
@@ -43,141 +29,97 @@ REMEDIES = {
     "corda": CONVERT,
 }
 """Remedies by the name of a field, or by the value of `init_lora_weights`; else `MERGE`."""
-TYPES: Mapping[str, tuple[type, ...]] = {
-    "r": (int,),
-    "lora_alpha": (int, float),
-    "use_rslora": (bool,),
-    "lora_bias": (bool,),
-    "ensure_weight_tying": (bool,),
-    "bias": (str,),
-    "target_modules": (str, list, type(None)),
-    "exclude_modules": (str, list, type(None)),
-    "modules_to_save": (list, type(None)),
-    "layers_to_transform": (int, list, type(None)),
-    "layers_pattern": (str, list, type(None)),
-    "rank_pattern": (dict, type(None)),
-    "alpha_pattern": (dict, type(None)),
-    "trainable_token_indices": (list, dict, type(None)),
-    "task_type": (str, type(None)),
-    "base_model_name_or_path": (str, type(None)),
-    "revision": (str, type(None)),
-}
-ITEMS: Mapping[str, tuple[type, ...]] = {
-    "layers_to_transform": (int,),
-    "rank_pattern": (int,),
-    "alpha_pattern": (int, float),
-    "trainable_token_indices": (int, list),
-}
-"""Types of the values in a list or an object; else str."""
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""The values of `init_lora_weights` that leave the base unchanged."""
+UNUSED = frozenset(
+    """
+    r target_modules exclude_modules layers_to_transform layers_pattern rank_pattern lora_bias
+    ensure_weight_tying fan_in_fan_out bias lora_dropout init_lora_weights
+    auto_mapping peft_version inference_mode megatron_core loftq_config eva_config corda_config
+    lora_ga_config velora_config qalora_group_size runtime_config
+    """.split()
+)
+"""Fields that the tensors show, that only affect training, or that need another field."""
 MAX_REPEATS = 5
 """Largest number of repetitions in a regular expression, which bounds the time of a match."""
 
 
-def check_fields(fields: JsonObject, file: Path) -> None:
-    """Raises WeightsError for an adapter that is more than products, biases and whole modules."""
-    if fields.get("peft_type") != "LORA":
-        raise WeightsError(f"{file} is of the type {fields.get('peft_type')!r}: only LORA is read")
-    for name, value in fields.items():
-        _check_type(name, value, file)
-        if name in READ | WITHOUT_EFFECT or not value:
-            continue
-        remedy = REMEDIES.get(name, MERGE)
-        raise WeightsError(f"{file}: {name} {value!r} is not supported: {remedy}")
-    initial = fields.get("init_lora_weights", True)
-    if initial not in INITIAL:
-        remedy = REMEDIES.get(str(initial), MERGE)
-        raise WeightsError(f"{file}: init_lora_weights {initial!r} is not supported: {remedy}")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PeftFields(Checked):
+    """The fields of `adapter_config.json` that are read."""
+
+    peft_type: Literal["LORA"]
+    lora_alpha: int | float = 8
+    use_rslora: bool = False
+    alpha_pattern: Mapping[str, int | float] | None = None
+    """`lora_alpha` of some modules, by regular expressions for the ends of their names."""
+    modules_to_save: tuple[str, ...] | None = None
+    """Ends of the names of modules that the adapter replaces with a copy."""
+    trainable_token_indices: tuple[int, ...] | Mapping[str, Sequence[int]] | None = None
+    """Rows of the embedding that are trained, or rows of several modules by their names."""
+    task_type: str | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+
+    @classmethod
+    def read(cls, stored: JsonObject, file: Path) -> "PeftFields":
+        """Returns the fields of a file's content.
+
+        Raises:
+            WeightsError: A field is not supported, or has a wrong type.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name, value in stored.items():
+            if value and name not in known | UNUSED:
+                remedy = REMEDIES.get(name, MERGE)
+                raise WeightsError(f"{file}: {name} {value!r} is not supported: {remedy}")
+        initial = stored.get("init_lora_weights", True)
+        if initial not in INITIAL:
+            remedy = REMEDIES.get(str(initial), MERGE)
+            raise WeightsError(f"{file}: init_lora_weights {initial!r} is not supported: {remedy}")
+        try:
+            fields = make_record(cls, {n: x for n, x in stored.items() if n in known})
+            for pattern in fields.alpha_pattern or ():
+                _check_pattern(pattern)
+        except UserError as error:
+            raise WeightsError(f"{file}: {error}") from None
+        return fields
+
+    def scale(self, module: str, rank: int) -> float:
+        """Returns the factor of the product of a module's adapter."""
+        patterns = (self.alpha_pattern or {}).items()
+        alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
+        return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
+
+    def trained_tokens(self, module: str, num_rows: int) -> tuple[int, ...]:
+        """Returns the tokens whose rows of a module are trained.
+
+        Raises:
+            WeightsError: The field does not name as many tokens as the module has trained rows.
+        """
+        stored = self.trainable_token_indices or ()
+        if isinstance(stored, Mapping):
+            stored = next((x for name, x in stored.items() if module.endswith(name)), ())
+        if len(stored) != num_rows or min(stored, default=0) < 0:
+            raise WeightsError(
+                f"trainable_token_indices must name the {num_rows} trained tokens of {module}, "
+                f"got {stored!r}: restore adapter_config.json"
+            )
+        return tuple(stored)
+
+    def is_saved(self, module: str) -> bool:
+        """Returns whether the adapter replaces a module of the base with a copy."""
+        return any(module.endswith(end) for end in self.modules_to_save or ())
 
 
-def _check_type(name: str, value: JsonValue, file: Path) -> None:
-    types = TYPES.get(name)
-    if types is None:
-        return
-    items = [*value.values()] if isinstance(value, dict) else value
-    valid = _is_of(value, types)
-    if valid and isinstance(items, list):
-        valid = all(_is_of(item, ITEMS.get(name, (str,))) for item in items)
-    if not valid:
-        raise WeightsError(f"{file}: {name} {value!r} is of a wrong type: restore it")
-
-
-def _is_of(value: object, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and (type(value) is not bool or bool in types)
-
-
-def scale_of(fields: JsonObject, module: str, rank: int, file: Path) -> float:
-    """Returns the factor of the product of a module's adapter."""
-    patterns = fields.get("alpha_pattern") or {}
-    assert isinstance(patterns, dict)
-    found = [x for key, x in patterns.items() if _matches(rf"(.*\.)?({key})", module, key, file)]
-    alpha = found[0] if found else fields.get("lora_alpha", 8)
-    assert isinstance(alpha, int | float)
-    return alpha / (rank**0.5 if fields.get("use_rslora") else rank)
-
-
-def trained_tokens(fields: JsonObject, module: str, file: Path) -> tuple[int, ...]:
-    """Returns the tokens whose rows of a module are trained."""
-    stored = fields.get("trainable_token_indices")
-    if isinstance(stored, dict):
-        stored = next((x for name, x in stored.items() if module.endswith(name)), None)
-    listed = stored if isinstance(stored, list) else []
-    tokens = tuple(x for x in listed if type(x) is int and x >= 0)
-    if not listed or len(tokens) != len(listed):
-        raise WeightsError(
-            f"{file}: trainable_token_indices does not name the tokens of {module}: restore it"
-        )
-    return tokens
-
-
-def is_saved(fields: JsonObject, module: str) -> bool:
-    """Returns whether the adapter replaces a module of the base with a copy."""
-    return any(module.endswith(str(end)) for end in _listed(fields, "modules_to_save"))
-
-
-def is_targeted(fields: JsonObject, module: str, file: Path) -> bool:
-    """Returns whether peft adapts a module, which its tensors alone do not show."""
-    excluded = fields.get("exclude_modules")
-    if excluded and _is_named(excluded, module, file):
-        return False
-    targets = fields.get("target_modules")
-    # If weights are kept tied, peft also adapts the modules that share them.
-    if targets is None or targets == "all-linear" or fields.get("ensure_weight_tying"):
-        return True
-    if not _is_named(targets, module, file):
-        return False
-    layers = fields.get("layers_to_transform")
-    # A module listed by its full name is adapted regardless of the layers.
-    is_whole = isinstance(targets, str) or module in _listed(fields, "target_modules")
-    if is_whole or layers is None or layers == []:
-        return True
-    patterns = _listed(fields, "layers_pattern") or [r"[^.]*"]
-    for pattern in patterns:
-        pattern = str(pattern)
-        if found := _matches(rf"(?:^|.*?\.){pattern}\.(\d+)\..*", module, pattern, file):
-            return int(found[1]) in (layers if isinstance(layers, list) else [layers])
-    return False
-
-
-def _is_named(names: JsonValue, module: str, file: Path) -> bool:
-    if isinstance(names, str):
-        return _matches(names, module, names, file) is not None
-    assert isinstance(names, list)
-    return any(f".{module}".endswith(f".{name}") for name in names)
-
-
-def _listed(fields: JsonObject, name: str) -> list[JsonValue]:
-    value = fields.get(name) or []
-    return value if isinstance(value, list) else [value]
-
-
-def _matches(pattern: str, module: str, written: str, file: Path) -> re.Match[str] | None:
-    """Matches a whole name, after checking that the expression cannot take long."""
-    if re.search(r"\)[*+{]", written) or len(re.findall(r"[*+{]", written)) > MAX_REPEATS:
-        raise WeightsError(
-            f"{file}: {written!r} repeats too often: name the modules, or use up to {MAX_REPEATS} "
-            "repetitions and none of a group"
+def _check_pattern(pattern: str) -> None:
+    """Checks that a regular expression is valid and cannot take long."""
+    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > MAX_REPEATS:
+        raise UserError(
+            f"alpha_pattern {pattern!r} repeats too often: name the modules, or use up to "
+            f"{MAX_REPEATS} repetitions and none of a group"
         )
     try:
-        return re.fullmatch(pattern, module)
+        re.compile(pattern)
     except re.error as error:
-        raise WeightsError(f"{file}: {written!r} is not a regular expression ({error})") from None
+        raise UserError(f"alpha_pattern {pattern!r} is not valid ({error})") from None

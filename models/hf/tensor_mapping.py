@@ -531,14 +531,22 @@ def export_tensors(
             f"the tensor mapping and the model do not have the same parameters: {names}"
         )
 
-    def make(rule: TensorRule, index: tuple[int, ...]) -> np.ndarray:
-        arrays = [np.asarray(params[path][index]) for path in rule.flax]
-        return np.ascontiguousarray(rule.layout.join(arrays))
-
     for rule in mapping.rules:
-        shapes = [params[path].shape for path in rule.flax]
-        for index, (name, shape) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
-            yield ExportedTensor(name, shape, functools.partial(make, rule, index))
+        yield from rule_tensors(rule, params)
     for ignored in mapping.ignored:
         if ignored.exported and ignored.value is not None:
             yield ExportedTensor(ignored.hf, ignored.value().shape, ignored.value)
+
+
+def rule_tensors(
+    rule: TensorRule, params: Mapping[str, HostOrDeviceArray]
+) -> Iterator[ExportedTensor]:
+    """Yields the tensors of a rule, given the parameters by their paths."""
+
+    def make(index: tuple[int, ...]) -> np.ndarray:
+        arrays = [np.asarray(params[path][index]) for path in rule.flax]
+        return np.ascontiguousarray(rule.layout.join(arrays))
+
+    shapes = [params[path].shape for path in rule.flax]
+    for index, (name, shape) in zip(rule.indices(shapes), rule.tensors(shapes), strict=True):
+        yield ExportedTensor(name, shape, functools.partial(make, index))

