@@ -1,8 +1,8 @@
 """The base class of a family's Hugging Face form; each kind of model derives from `Form`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from ...data.common.json_text import JsonObject
 from ..config import TransformerConfig
@@ -141,3 +141,26 @@ class Form(Generic[Config]):
         )
         fields |= {} if self.own_fields is None else self.own_fields(config)
         return fields | (labels_to_hf(config.labels) if HEADS[head].needs_labels else {})
+
+
+def join_forms(
+    forms: Sequence[Form[Config]], form_of: Callable[[Config], Form[Config]], **more: Any
+) -> HFMapping[Config]:
+    """Returns the record of a family that has several model types in transformers.
+
+    Args:
+      forms: The forms of the model types.
+      form_of: Returns the form of a configuration.
+      **more: Further fields of the record.
+    """
+    by_type = {form.model_type: form for form in forms}
+    return HFMapping(
+        model_types=tuple(by_type),
+        config_from_hf=lambda hf_config, source: by_type[
+            str(hf_config["model_type"])
+        ].config_from_hf(hf_config, source),
+        config_to_hf=lambda config: form_of(config).config_to_hf(config),
+        tensor_mapping=lambda config: form_of(config).tensor_mapping(config),
+        generation_defaults={name: form.generation_defaults for name, form in by_type.items()},
+        **more,
+    )

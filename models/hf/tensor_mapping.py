@@ -357,7 +357,8 @@ def _check_ignored(
     """Yields the names of ignored tensors, and records those that are not redundant."""
     names = tensors.shapes().keys()
     for ignored in mapping.ignored:
-        patterns = ignored.hf, ignored.hf.removeprefix(mapping.prefix)
+        bare = ignored.hf.removeprefix(mapping.prefix)
+        patterns = bare, mapping.prefix + bare
         for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
             yield name
             tied = None if ignored.same_as is None else mapping.find(ignored.same_as, names)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from flax.traverse_util import flatten_dict
 from flaxzoo import models
-from flaxzoo.models.hf.encoder_decoders import bart
+from flaxzoo.models.hf.encoder_decoders.bart import MAPPING
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 from safetensors.numpy import load_file, save_file
@@ -257,7 +257,7 @@ def test_a_source_and_an_output_of_older_untied_files(tmp_path):
 
 
 def config_of(name="bart", **fields):
-    return bart.config_from_hf({"model_type": name, **FIELDS, **fields}, "config.json")
+    return MAPPING.config_from_hf({"model_type": name, **FIELDS, **fields}, "config.json")
 
 
 LABELS = {"architectures": ["BartForSequenceClassification"]}
@@ -308,14 +308,17 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations(name):
-    found = bart.config_from_hf({"model_type": "bart", **PUBLISHED[name]}, "config.json")
+    found = MAPPING.config_from_hf({"model_type": "bart", **PUBLISHED[name]}, "config.json")
     preset = models.preset(name)
     assert (found.feed_forward_dim, found.decoder) == (
         preset.d_ff or 4 * preset.d_model,
         found.decoder,
     )
-    written = bart.config_to_hf(found)
-    assert written == {**bart.config_to_hf(preset), "architectures": written["architectures"]}
+    written = MAPPING.config_to_hf(found)
+    assert written == {
+        **MAPPING.config_to_hf(preset),
+        "architectures": written["architectures"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -333,7 +336,7 @@ def test_what_transformers_lacks_is_refused_by_name(fields):
     config = models.preset("bart-base")
     config = type(config)(**{**config.__dict__, **fields})
     with pytest.raises(WeightsError, match="bart has no"):
-        bart.config_to_hf(config)
+        MAPPING.config_to_hf(config)
 
 
 @pytest.mark.parametrize("name", ["bart", "mbart"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from flaxzoo import models
-from flaxzoo.models.hf.decoders.gpt import gpt
+from flaxzoo.models.hf.decoders.gpt.gpt import MAPPING
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 
@@ -65,10 +65,10 @@ OPENAI = {
 @pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
 def test_published_configurations_are_the_presets(name, fields):
     expected = models.preset(name)
-    assert gpt.config_from_hf(fields, "here") == expected
+    assert MAPPING.config_from_hf(fields, "here") == expected
     bare = {"model_type": fields["model_type"]}  # everything else is their library's default
-    assert gpt.config_from_hf(bare, "here") == expected
-    assert gpt.config_from_hf(gpt.config_to_hf(models.preset(name)), "here") == expected
+    assert MAPPING.config_from_hf(bare, "here") == expected
+    assert MAPPING.config_from_hf(MAPPING.config_to_hf(models.preset(name)), "here") == expected
 
 
 @pytest.mark.parametrize(("name", "fields"), [("gpt", OPENAI), ("gpt2", GPT2)])
@@ -82,19 +82,19 @@ def test_other_names_and_fields_of_searches(name, fields):
     renamed = {aliases.get(field, field): value for field, value in fields.items()}
     searched = {"max_length": 20, "do_sample": False, "num_beams": 1, "temperature": 1.0}
     expected = models.preset(name)
-    assert gpt.config_from_hf(renamed | searched, "here") == expected
+    assert MAPPING.config_from_hf(renamed | searched, "here") == expected
     smaller = renamed | {"num_hidden_layers": 3}
-    assert gpt.config_from_hf(smaller, "here") == dataclasses.replace(expected, num_layers=3)
-    assert gpt.config_from_hf(fields | {"num_hidden_layers": None}, "here") == expected
+    assert MAPPING.config_from_hf(smaller, "here") == dataclasses.replace(expected, num_layers=3)
+    assert MAPPING.config_from_hf(fields | {"num_hidden_layers": None}, "here") == expected
     message = "here: num_hidden_layers 3 is another name of n_layer, which is 12: take the wrong"
     with pytest.raises(WeightsError, match=message):
-        gpt.config_from_hf(fields | {"num_hidden_layers": 3}, "here")
+        MAPPING.config_from_hf(fields | {"num_hidden_layers": 3}, "here")
 
 
 @pytest.mark.parametrize("name", ["gpt2-medium", "gpt2-large", "gpt2-xl"])
 def test_a_preset_is_written(name):
     config = models.preset(name)
-    assert gpt.config_from_hf(gpt.config_to_hf(config), "here") == config
+    assert MAPPING.config_from_hf(MAPPING.config_to_hf(config), "here") == config
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_preset_is_written(name):
 )
 def test_refused_by_name(fields, message):
     with pytest.raises(WeightsError, match=message):
-        gpt.config_from_hf(fields, "here")
+        MAPPING.config_from_hf(fields, "here")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_refused_by_name(fields, message):
 def test_what_they_cannot_say(name, changes, message):
     config = dataclasses.replace(models.preset(name), **changes)
     with pytest.raises(WeightsError, match=message):
-        gpt.config_to_hf(config)
+        MAPPING.config_to_hf(config)
 
 
 SIZES = {"vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}

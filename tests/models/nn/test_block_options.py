@@ -268,10 +268,10 @@ def test_an_odd_size_cannot_be_rotated():
 @pytest.mark.parametrize(
     ("family", "to_hf"),
     [
-        ("gpt", hf_gpt.config_to_hf),
+        ("gpt", hf_gpt.MAPPING.config_to_hf),
         ("llama", hf_llama.FORM.config_to_hf),
         ("bert", hf_bert.FORM.config_to_hf),
-        ("transformer", hf_marian.config_to_hf),
+        ("transformer", hf_marian.MAPPING.config_to_hf),
     ],
 )
 def test_what_transformers_does_not_have_is_refused_by_name(family, to_hf):

@@ -4,12 +4,11 @@ from typing import Any
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
-from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, HFConfig, Settings
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
 from ...equivalent_params import as_gpt2
-from ...form import head_classes
+from ...form import head_classes, join_forms
 from ...generation_config import NAMES
-from ...registry import HFMapping
-from ...tensor_mapping import TABLE, TABLE_FROM_HEADS, VECTOR, TensorMapping
+from ...tensor_mapping import TABLE, TABLE_FROM_HEADS, VECTOR
 from .gpt_form import GPTForm
 
 SIZES = (
@@ -114,34 +113,8 @@ GPT2 = GPTForm(
     body={"position_embedding": "wpe", "final_norm": "ln_f"},
     generation_defaults={"bos_token_id": 50256, "eos_token_id": 50256},
 )
-FORMS = {form.model_type: form for form in (OPENAI_GPT, GPT2)}
-
-
-def form_of(config: GPTConfig) -> GPTForm[GPTConfig]:
-    """Returns the form of a configuration; the two families differ in the position of norms."""
-    return OPENAI_GPT if config.norm_position == "post" else GPT2
-
-
-def config_from_hf(hf_config: HFConfig, source: str) -> GPTConfig:
-    """Converts the content of a `config.json`; see `Form`."""
-    return FORMS[str(hf_config["model_type"])].config_from_hf(hf_config, source)
-
-
-def config_to_hf(config: GPTConfig) -> JsonObject:
-    """Converts a configuration to the content of a `config.json`; see `Form`."""
-    return form_of(config).config_to_hf(config)
-
-
-def tensor_mapping(config: GPTConfig) -> TensorMapping:
-    """Returns the tensors of a model with its head."""
-    return form_of(config).tensor_mapping(config)
-
-
-MAPPING = HFMapping(
-    model_types=tuple(FORMS),
-    config_from_hf=config_from_hf,
-    config_to_hf=config_to_hf,
-    tensor_mapping=tensor_mapping,
+MAPPING = join_forms(
+    (GPT2, OPENAI_GPT),
+    lambda config: OPENAI_GPT if config.norm_position == "post" else GPT2,
     to_hf_equivalent=as_gpt2,
-    generation_defaults={name: form.generation_defaults for name, form in FORMS.items()},
 )

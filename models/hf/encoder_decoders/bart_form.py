@@ -1,0 +1,252 @@
+"""The Hugging Face form shared by BART, mBART, Marian and Pegasus.
+
+A family states its differences in a `BartForm`: fields, classes, positions, the place of norms. In
+transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its norms.
+"""
+
+import dataclasses
+import functools
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from ....data.common.json_text import JsonObject
+from ...encoder_decoders.transformer import EncoderDecoderConfig
+from ...nn.heads import HEADS
+from ...nn.positions import sinusoidal_positions
+from ..config_mapping import (
+    ACTIVATIONS,
+    Field,
+    FixedField,
+    HFConfig,
+    Settings,
+    settings_from_hf,
+)
+from ..form import Form
+from ..generation_config import NAMES
+from ..tensor_mapping import (
+    ROW,
+    IgnoredTensor,
+    TensorMapping,
+    TensorRule,
+    WeightsError,
+    embedding,
+    layer_rules,
+    linear,
+    lm_head,
+    norm,
+)
+
+Config = TypeVar("Config", bound=EncoderDecoderConfig)
+
+SIZES = (
+    Field("d_model", "d_model", 1024),
+    Field("max_position_embeddings", "max_length", 1024),
+    Field("encoder_layers", "num_layers", 12),
+    Field("encoder_attention_heads", "num_heads", 16),
+    Field("encoder_ffn_dim", "d_ff", 4096),
+    Field("decoder_layers", "num_decoder_layers", 12),
+    Field("decoder_attention_heads", "decoder_num_heads", 16),
+    Field("decoder_ffn_dim", "decoder_d_ff", 4096),
+    Field("activation_function", "activation", "gelu", ACTIVATIONS),
+    Field("scale_embedding", "scale_embedding", False),
+    Field("dropout", "dropout_rate", 0.1),
+    Field("attention_dropout", "attention_dropout_rate", 0.0),
+    Field("activation_dropout", "activation_dropout_rate", 0.0),
+    # Layer dropout only affects training, but fine-tuning here would not apply it.
+    FixedField("encoder_layerdrop", (0.0,)),
+    FixedField("decoder_layerdrop", (0.0,)),
+    FixedField("is_encoder_decoder", (True,)),
+    FixedField("is_decoder", (False,)),
+    FixedField("do_blenderbot_90_layernorm", (False,)),
+)
+# Logits always had a bias, and `classif_dropout` is obsolete.
+IGNORED = NAMES | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
+
+PREFIX = "model."
+# Parts of a layer: the path here, and the name in transformers.
+LAYER = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "feed_forward/up": "fc1",
+    "feed_forward/down": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+}
+CROSS = {
+    "cross_attention/query": "encoder_attn.q_proj",
+    "cross_attention/key": "encoder_attn.k_proj",
+    "cross_attention/value": "encoder_attn.v_proj",
+    "cross_attention/output": "encoder_attn.out_proj",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+}
+STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
+TABLES = ("decoder.embed_tokens", "encoder.embed_tokens")
+# Before transformers 5 source and target could share an embedding without a tied output.
+SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
+# safetensors keeps one name per tied tensor, alphabetically first, so accept any.
+SHARED_NAMES = (("shared", TABLES[0]), TABLES)
+# Parts of heads whose names in transformers differ from a BERT's: the path here, and the name.
+HEAD_MAPS = {
+    "sequence_classification": {
+        "pooler": "classification_head.dense",
+        "head/classifier": "classification_head.out_proj",
+    },
+}
+
+
+def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField, ...]:
+    """Returns the fields that were written when one class implemented several families."""
+    return (
+        FixedField("normalize_before", (pre_norm,)),
+        FixedField("add_final_layer_norm", (pre_norm,)),
+        FixedField("normalize_embedding", (learned_positions,)),
+        FixedField("static_position_embeddings", (not learned_positions,)),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BartForm(Form[Config], Generic[Config]):
+    """How one family differs from the others in Hugging Face's form.
+
+    `classes` has the class with logits, which have a bias, as "seq2seq_lm", and the class without
+    as "none".
+    """
+
+    settings: Settings
+    """Settings that a `config.json` does not contain."""
+    learned_positions: bool
+    """Whether positions are learned and embeddings normalized; else positions are a constant."""
+
+    def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
+        """Converts the content of a `config.json`; see `Form`."""
+        fields = dict(hf_config)
+        own = self.read_own_settings(fields, source)
+        settings = settings_from_hf(self.fields, fields, source) | self.settings | own
+        # A model with a separate output matrix does not share embeddings.
+        settings.setdefault("share_embeddings", True)
+        settings["share_embeddings"] &= settings.setdefault("tie_output", True)
+        head = self.read_head(fields, settings, source)
+        # Labels and answers depend on two special tokens, whose default is 2.
+        if head not in ("none", "seq2seq_lm"):
+            settings["head"] = head
+            settings["start_id"] = _token_id(fields, "decoder_start_token_id", source)
+            settings["end_id"] = _token_id(fields, "eos_token_id", source)
+        return self.config(**settings, output_bias=head == "seq2seq_lm")
+
+    def written_head(self, config: Config) -> str:
+        """Returns the head of the class that a model is exported as."""
+        without_logits = config.head == "seq2seq_lm" and not config.output_bias
+        return "none" if without_logits else config.head
+
+    def config_to_hf(self, config: Config) -> JsonObject:
+        """Converts a configuration to the content of a `config.json`; see `Form`.
+
+        The ids of special tokens are left out, because they belong to the tokenizer, except the
+        ones that labels and answers depend on.
+        """
+        decoder, halves = config.decoder, (config, config.decoder)
+        fixed: dict[str, tuple[object, ...]] = {
+            "attention_bias": (True,),
+            "norm_eps": (1e-5,),
+            "positions_at": ("input",),
+            "encoder_causal": (False,),
+            **{name: (value,) for name, value in self.settings.items()},
+        }
+        # Only Marian has a field for a separate source embedding with a tied output.
+        if not config.tie_output:
+            fixed["share_embeddings"] = (False,)
+        elif self.learned_positions and config.output_bias:
+            fixed["share_embeddings"] = (True,)
+        if self.learned_positions:
+            fixed["source_vocab_size"] = (None, config.vocab_size)
+        for name, size in (("d_k", "key_dim"), ("d_v", "value_dim")):
+            if any(getattr(half, size) != half.head_dim for half in halves):
+                fixed[name] = (None,)
+        # Write all sizes of both halves.
+        explicit = {
+            "d_ff": config.feed_forward_dim,
+            "num_decoder_layers": decoder.num_layers,
+            "decoder_num_heads": decoder.num_heads,
+            "decoder_d_ff": decoder.feed_forward_dim,
+        }
+        return self.write_fields(config, self.written_head(config), fixed=fixed, explicit=explicit)
+
+    def tensor_mapping(self, config: Config) -> TensorMapping:
+        """Returns the tensors of a model with its head."""
+        prefix = "" if self.written_head(config) == "none" else PREFIX
+        shared = f"{prefix}shared"
+        source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
+        # Older files store a version number of the embeddings.
+        ignored = [IgnoredTensor(f"{prefix}{side}.version") for side in STACKS]
+        # Embeddings: one for source and target, or one each.
+        if config.share_embeddings:
+            tokens, legacy_names = shared, SHARED_NAMES
+            rules = [*embedding("token_embedding", shared)]
+            ignored += [
+                IgnoredTensor(f"{name}.weight", same_as=f"{shared}.weight")
+                for name in (source, target)
+            ]
+        else:
+            tokens = target
+            legacy_names = () if config.tie_output and config.output_bias else SEPARATE_NAMES
+            rules = [*embedding("source_embedding", source), *embedding("token_embedding", target)]
+            # Files store a shared table although models with two embeddings never use it.
+            zeros = functools.partial(np.zeros, (config.vocab_size, config.d_model), np.float32)
+            exported = self.learned_positions
+            ignored.append(
+                IgnoredTensor(f"{shared}.weight", value=zeros, exported=exported, checked=False)
+            )
+        # The output projection, tied to the target embedding or separate; or another head.
+        if config.head == "seq2seq_lm":
+            output, aliases = lm_head(tokens if config.tie_output else None)
+            rules, ignored = rules + output, ignored + aliases
+            if config.tie_output:
+                last = TABLES[1] if config.share_embeddings else TABLES[0]
+                legacy_names = (*legacy_names, (f"{PREFIX}{last}", "lm_head"))
+            if config.output_bias:
+                rules.append(TensorRule(("output_bias",), "final_logits_bias", ROW))
+        else:
+            parts = {f"head/{part}": name for part, name in HEADS[config.head].hf_tensors.items()}
+            for part, name in HEAD_MAPS.get(config.head, parts).items():
+                rules += linear(part, name)
+        for side, names in STACKS.items():
+            half, half_rules = self._half(config, side, f"{prefix}{side}")
+            ignored += half
+            rules += half_rules
+            rules += layer_rules(f"{side}/layers", f"{prefix}{side}.layers.{{i}}", names)
+        return TensorMapping(tuple(rules), tuple(ignored), PREFIX, legacy_names)
+
+    def _half(
+        self, config: Config, side: str, name: str
+    ) -> tuple[list[IgnoredTensor], list[TensorRule]]:
+        """Returns the tensors of the encoder or decoder around its layers."""
+        ignored, rules = list[IgnoredTensor](), list[TensorRule]()
+        pre_norm = config.norm_position == "pre"
+        if self.learned_positions:
+            rules += embedding(f"{side}/position_embedding", f"{name}.embed_positions")
+            rules += norm(f"{side}/embedding_norm", f"{name}.layernorm_embedding")
+        else:
+            # Positions are a constant, which only Pegasus files must contain.
+            positions = functools.partial(
+                sinusoidal_positions, config.max_length, config.d_model, layout="halves"
+            )
+            table = f"{name}.embed_positions.weight"
+            ignored.append(IgnoredTensor(table, value=positions, exported=pre_norm))
+        if pre_norm:
+            rules += norm(f"{side}/final_norm", f"{name}.layer_norm")
+        return ignored, rules
+
+
+def _token_id(fields: HFConfig, name: str, source: str) -> int:
+    value = fields.get(name, 2)
+    if type(value) is not int:
+        raise WeightsError(f"{source}: {name} {value!r} is not supported: only one token's id")
+    return value
