@@ -37,7 +37,7 @@ from .folder import (
 )
 from .huggingface import HuggingFaceTokenizer
 from .sentencepiece import ModelProto, SentencePieceTokenizer, parse_model
-from .sentencepiece_export import merges_by_id, transformers_backend
+from .sentencepiece_model import merges_by_id, transformers_backend
 
 # The names of special tokens, used if the files state neither a class nor a model.
 _USUAL_NAMES = {

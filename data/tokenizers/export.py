@@ -34,7 +34,7 @@ from .frame import CONFIG, BatchSettings, Frame, Side
 from .huggingface import HuggingFaceTokenizer, frame_of
 from .marian import MarianTokenizer
 from .sentencepiece import SentencePieceTokenizer
-from .sentencepiece_export import obstacle, sentencepiece_backend
+from .sentencepiece_model import obstacle, sentencepiece_backend
 from .sentinels import SentinelTokenizer
 
 # Files that `save` writes; `tokenizer.json` is made from them.

@@ -10,7 +10,7 @@ import sentencepiece
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.tokenizers.export import export_tokenizer
 from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer, parse_model
-from flaxzoo.data.tokenizers.sentencepiece_export import obstacle, sentencepiece_backend
+from flaxzoo.data.tokenizers.sentencepiece_model import obstacle, sentencepiece_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -50,7 +50,7 @@ def equally_probable(ours, a, b):
     """Whether a unigram model gives two splits of one text the same score in float32.
 
     Sentencepiece adds scores in float32, the exported tokenizer in float64, so they may choose
-    different ones of such splits (`data/tokenizers/sentencepiece_export.py`).
+    different ones of such splits (`data/tokenizers/sentencepiece_model.py`).
     """
     if not isinstance(ours, SentencePieceTokenizer) or ours.kind != "sentencepiece-unigram":
         return False
