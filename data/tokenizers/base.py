@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..chat_templates.chat_template import (
     LECTURES,
@@ -21,11 +21,10 @@ from ..common.errors import DataError
 from ..common.json_text import optional_object
 from .frame import CONFIG, BatchSettings, Frame
 
-JsonObject = dict[str, Any]
-"""A JSON object as it was read."""
-
 END_OF_TEXT = "<|endoftext|>"
 """The only special token of most vocabularies trained here; marks both ends of a document."""
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that represents a space in pieces."""
 
 
 @dataclass(frozen=True)
@@ -263,12 +262,23 @@ class Tokenizer(ABC):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers; see ``export_tokenizer``."""
-        from .export import export_tokenizer
+        """Writes the files for transformers; ``load_tokenizer`` loads an equal tokenizer from them.
 
-        return export_tokenizer(
-            self, folder, closing=closing, padding_side=padding_side, max_length=max_length
-        )
+        Args:
+          folder: The folder of the files; created if it is missing.
+          closing: Whether texts are the input of an encoder-decoder; see ``source_frame``.
+          padding_side: The side to pad, unless the tokenizer's folder states it. If None, it
+            depends on the vocabulary.
+          max_length: The model's maximum number of tokens. If None, it is unlimited.
+
+        Returns:
+          A line for the log that names the files and the differences between the two libraries.
+
+        Raises:
+          DataError: The tokenizer has no form for transformers, ``closing`` is given and the
+            vocabulary has no end token, or the folder cannot be written.
+        """
+        raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes one text; see ``encode_with_offsets``."""
@@ -341,19 +351,3 @@ def check_unicode(text: str) -> None:
             f"the text is not valid Unicode: lone surrogate {text[error.start]!r} at character "
             f"{error.start}; pass it as UTF-8"
         ) from None
-
-
-def read_json(path: Path, content: bytes | None = None) -> object:
-    """Reads a JSON file of a tokenizer.
-
-    Args:
-      path: The file.
-      content: The bytes of the file if they have been read already.
-
-    Raises:
-      DataError: The file is not UTF-8 or not JSON.
-    """
-    try:
-        return json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}): fetch it again") from None

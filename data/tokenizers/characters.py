@@ -6,16 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
+import tokenizers
+from tokenizers import AddedToken, decoders, models
+
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import END_OF_TEXT, SpecialIds, Tokenizer, printable
+from .base import END_OF_TEXT, SpecialIds, printable
+from .export import ExportedTokenizer
 
 UNKNOWN = "<unk>"
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _NUM_SPECIAL = 2
 
 
-class CharacterTokenizer(Tokenizer):
+class CharacterTokenizer(ExportedTokenizer):
     """Gives each character an id, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
 
     A character that was not in the training text becomes ``<unk>``, which decodes to U+FFFD.
@@ -90,6 +94,17 @@ class CharacterTokenizer(Tokenizer):
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes ``characters.json``."""
         write_file(Path(folder) / "characters.json", self._json())
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """See ``ExportedTokenizer``; BPE without merges, whose pieces are the characters."""
+        pieces = [END_OF_TEXT, UNKNOWN, *self.characters]
+        ids = {piece: id for id, piece in enumerate(pieces)}
+        backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
+        # Decode the unknown token to U+FFFD, as `decode` does.
+        unknown = decoders.Replace(UNKNOWN, UNKNOWN_CHARACTER)
+        backend.decoder = decoders.Sequence([unknown, decoders.Fuse()])
+        backend.add_special_tokens([AddedToken(END_OF_TEXT)])
+        return backend
 
     def _json(self) -> bytes:
         content = {"kind": self.kind, "characters": self.characters}

@@ -18,221 +18,203 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import models, processors
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
-from .base import END_OF_TEXT, Tokenizer
-from .characters import UNKNOWN, UNKNOWN_CHARACTER, CharacterTokenizer
+from .base import Tokenizer
 from .families import FIXED_TYPES
-from .frame import CONFIG, BatchSettings, Frame, Side
-from .huggingface import HuggingFaceTokenizer, frame_of
-from .marian import MarianTokenizer
-from .sentencepiece import SentencePieceTokenizer
-from .sentencepiece_model import obstacle, sentencepiece_backend
-from .sentinels import SentinelTokenizer
+from .folder import library_errors
+from .frame import CONFIG, BatchSettings, Frame, Layout, Side
 
 # Files that `save` writes; `tokenizer.json` is made from them.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
+# How the texts and ids of an exported tokenizer of a kind may differ.
+_DIFFERENCES = {
+    "sentencepiece-unigram": "of two ways to split a text whose scores agree in seven digits (as "
+    "in 'hahaha', or in lines of more than about 16,000 characters) it may choose the other"
+}
+_NO_ID = 2**32 - 1
 
 
-def export_tokenizer(
-    tokenizer: Tokenizer,
-    folder: str | PathLike[str],
-    *,
-    closing: bool = False,
-    padding_side: Side | None = None,
-    max_length: int | None = None,
-) -> str:
-    """Writes a tokenizer for transformers; ``load_tokenizer`` loads an equal one from the files.
+@dataclass(frozen=True)
+class Export:
+    """The files of a tokenizer for transformers, in addition to those of ``Tokenizer.save``.
 
-    Args:
-      tokenizer: The tokenizer.
-      folder: The folder of the files; created if it is missing.
-      closing: Whether texts are the input of an encoder-decoder, see ``Tokenizer.source_frame``.
-      padding_side: The side to pad, unless the tokenizer's folder states it. If None, it depends on
-        the vocabulary.
-      max_length: The model's maximum number of tokens. If None, it is unlimited.
+    Attributes:
+      note: A line for the log.
+      files: The contents by file name.
+      config: The fields of ``tokenizer_config.json``; if empty, the file is not written.
+      settings: The batch settings, unless the tokenizer's folder states others.
+    """
 
-    Returns:
-      A line for the log that names the files and the differences between the two libraries.
+    note: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    settings: BatchSettings = BatchSettings()
+
+
+class ExportedTokenizer(Tokenizer):
+    """A tokenizer that can be written for transformers."""
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """Returns a new equal tokenizer of the ``tokenizers`` library.
+
+        Its special tokens are marked as special. The export sets its template.
+
+        Raises:
+          DataError: The library has no such tokenizer.
+        """
+        raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
+
+    def export_without_backend(self) -> Export | None:
+        """Returns the files of a tokenizer that the library cannot express exactly.
+
+        Returns:
+          The files, or None if ``backend`` encodes and decodes exactly as this tokenizer.
+        """
+        return None
+
+    def transformers_config(self) -> dict[str, object]:
+        """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
+        # The unknown token represents text, so it must not be skipped with the special tokens.
+        roles = {role: id for role, id in asdict(self.special_ids).items() if role != "unk"}
+        return {f"{role}_token": self.token(id) for role, id in roles.items() if id is not None}
+
+    def export(
+        self,
+        folder: str | PathLike[str],
+        *,
+        closing: bool = False,
+        padding_side: Side | None = None,
+        max_length: int | None = None,
+    ) -> str:
+        """See ``Tokenizer``."""
+        folder = Path(folder)
+        frame = self.source_frame if closing else self.frame
+        self.save(folder)
+        # Write no tokenizer.json rather than one that encodes differently.
+        export = self.export_without_backend()
+        if export is None:
+            settings = self.batch_settings or self._usual_settings(closing, padding_side)
+            fixed = optional_object(folder / "config.json").get("model_type") in FIXED_TYPES
+            export = self._export_backend(frame, settings, keeps_class=fixed)
+            kept = [name for name in _KEPT if (folder / name).is_file()]
+            export = replace(export, note=", ".join([*kept, export.note]))
+        for name, content in export.files.items():
+            write_file(folder / name, content)
+        if export.config:
+            settings = self.batch_settings or export.settings
+            limit = {} if max_length is None else {"model_max_length": max_length}
+            config = {**export.config, **settings.fields(), **limit}
+            write_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        return f"tokenizer: {export.note}"
+
+    def _usual_settings(self, closing: bool, padding_side: Side | None) -> BatchSettings:
+        """Returns the settings of a vocabulary that was trained here."""
+        special = self.special_ids
+        # Encoders have a mask or [CLS]; the other vocabularies belong to models that continue text.
+        continues_text = not closing and special.mask is None and special.cls is None
+        return BatchSettings(
+            padding_side=padding_side or ("left" if continues_text else "right"),
+            # A chat template writes the names of special tokens, and a user writes the names of
+            # sentinels. Both must become these tokens.
+            split_special_tokens=special.mask is None
+            and self.own_chat_template is None
+            and not self.sentinels,
+            token_types=any(map(any, self.frame.pair.mark_types)),
+        )
+
+    def _export_backend(
+        self, frame: Frame, settings: BatchSettings, *, keeps_class: bool
+    ) -> Export:
+        """Makes ``tokenizer.json`` with the template of a frame, and its older formats.
+
+        Args:
+          frame: The special tokens around texts.
+          settings: The batch settings.
+          keeps_class: Whether to state that transformers must not replace the tokenizer's class by
+            the class of the model.
+        """
+        backend = self.backend()
+        _set_template(backend, frame)
+        files = {"tokenizer.json": backend.to_str(pretty=True)}
+        if self.kind == "byte-bpe":
+            files |= _byte_level_files(backend)
+        plain = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        config = plain | self.transformers_config()
+        if "eos_token" in config:
+            config.setdefault("pad_token", config["eos_token"])
+        if keeps_class:
+            config["auto_map"] = {"AutoTokenizer": [None, None]}
+        named = "names of special tokens in a text are these tokens (text in flaxzoo)"
+        differences = [
+            None if settings.split_special_tokens else named,
+            _DIFFERENCES.get(self.kind),
+        ]
+        exceptions = ", and ".join(filter(None, differences))
+        note = "transformers gives the same ids and texts"
+        return Export(
+            f"{', '.join(files)}; {note}" + (f", except that {exceptions}" if exceptions else ""),
+            {name: content.encode() for name, content in files.items()},
+            config,
+            settings,
+        )
+
+
+def frame_of(backend: tokenizers.Tokenizer) -> Frame:
+    """Reads the frame that the library's post-processor gives to one text and to two.
 
     Raises:
-      DataError: The end token is requested and the vocabulary has none, or the folder cannot be
-        written.
+      DataError: The post-processor fails, puts its texts in another order, or repeats one.
     """
-    folder = Path(folder)
-    frame = tokenizer.source_frame if closing else tokenizer.frame
-    limit = {} if max_length is None else {"model_max_length": max_length}
-    # transformers reads Marian's and T5's sentencepiece files with separate classes.
-    if isinstance(tokenizer, MarianTokenizer):
-        return _export_marian(tokenizer, folder, limit)
-    tokenizer.save(folder)
-    # Write no tokenizer.json rather than one that encodes differently.
-    if isinstance(tokenizer, SentencePieceTokenizer) and (reason := obstacle(tokenizer.model)):
-        return (
-            "tokenizer: sentencepiece.model unchanged, and no tokenizer.json for transformers: "
-            f"{reason}, which the tokenizers library cannot express exactly"
-        )
-    base = tokenizer.base if isinstance(tokenizer, SentinelTokenizer) else None
-    if isinstance(base, SentencePieceTokenizer) and obstacle(base.model):
-        return _export_t5(tokenizer, base.model, folder, limit)
-    backend = _backend(tokenizer)
-    _set_template(backend, frame)
-    files = {"tokenizer.json": backend.to_str(pretty=True), **_older_files(tokenizer, backend)}
-    config = _config(tokenizer, closing=closing, padding_side=padding_side) | limit
-    if optional_object(folder / "config.json").get("model_type") in FIXED_TYPES:
-        # Otherwise transformers would read the vocabulary with the model's class of tokenizer.
-        config["auto_map"] = {"AutoTokenizer": [None, None]}
-    for name, content in (files | {CONFIG: json.dumps(config, indent=2) + "\n"}).items():
-        write_file(folder / name, content.encode())
-    kept = [name for name in _KEPT if (folder / name).is_file()]
-    line = _exactness(tokenizer, splits=bool(config.get("split_special_tokens")))
-    return f"tokenizer: {', '.join([*kept, *files])}; {line}"
-
-
-def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        return tokenizer.backend()
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        return sentencepiece_backend(tokenizer.model)
-    if isinstance(tokenizer, CharacterTokenizer):
-        return _characters(tokenizer)
-    if isinstance(tokenizer, SentinelTokenizer):
-        backend = _backend(tokenizer.base)
-        # Added tokens get ascending ids, and sentinels count down from the last id.
-        for id in reversed(tokenizer.sentinels):
-            name, takes_blanks = tokenizer.token(id), not tokenizer.adds_end
-            token = AddedToken(name, normalized=False, lstrip=takes_blanks)
-            backend.add_special_tokens([token])
-        return backend
-    raise DataError(f"a {tokenizer.kind} tokenizer cannot be written for transformers")
-
-
-def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
-    """Makes a BPE model without merges, whose pieces are the single characters."""
-    pieces = [END_OF_TEXT, UNKNOWN, *tokenizer.characters]
-    ids = {piece: id for id, piece in enumerate(pieces)}
-    backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
-    # Decode the unknown token to U+FFFD, as `CharacterTokenizer` does.
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(UNKNOWN, UNKNOWN_CHARACTER), decoders.Fuse()]
-    )
-    backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT)])
-    return backend
+    # Encode two texts of one token, whose ids no special token has, and read what is around them.
+    texts = {"a": _NO_ID - 1, "b": _NO_ID}
+    probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
+    if backend.post_processor is not None:
+        probe.post_processor = backend.post_processor
+    with library_errors("the template of this tokenizer fails: correct its post_processor"):
+        one, two = probe.encode("a"), probe.encode("a", "b")
+    ids = list(texts.values())
+    single = Layout.read(one.ids, one.type_ids, ids[:1])
+    return Frame(single, Layout.read(two.ids, two.type_ids, ids))
 
 
 def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
     """Gives a tokenizer the template of a frame, unless it already has it."""
     own = frame_of(backend)
-    wanted = frame.single, frame.pair
-    if [layout.marks for layout in wanted] == [own.single.marks, own.pair.marks]:
+    if (frame.single.marks, frame.pair.marks) == (own.single.marks, own.pair.marks):
         return
-    # Write each layout as a template: its special tokens around $A and $B.
-    single, pair = (
-        [
-            part
-            for text, marks in zip(("", "$A", "$B"), layout.marks, strict=False)
-            for part in ([text] if text else []) + [backend.id_to_token(id) for id in marks]
-        ]
-        for layout in wanted
-    )
-    used = {id for layout in wanted for marks in layout.marks for id in marks}
+    marks = sum(frame.single.marks + frame.pair.marks, ())
+    named = {id: str(backend.id_to_token(id)) for id in marks}
+
+    def written(layout: Layout) -> list[str]:
+        before, *after = ([named[id] for id in marks] for marks in layout.marks)
+        texts = zip(("$A", "$B"), after, strict=False)
+        return [*before, *(part for text, marks in texts for part in (text, *marks))]
+
     backend.post_processor = processors.TemplateProcessing(
-        single=single,
-        pair=pair,
-        special_tokens=[(backend.id_to_token(id), id) for id in sorted(used)],
+        single=written(frame.single),
+        pair=written(frame.pair),
+        special_tokens=[(name, id) for id, name in sorted(named.items())],
     )
 
 
-def _older_files(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> dict[str, str]:
+def _byte_level_files(backend: tokenizers.Tokenizer) -> dict[str, str]:
     """Returns ``vocab.json`` and ``merges.txt``, the older format of a byte-level vocabulary."""
-    if tokenizer.kind != "byte-bpe":
-        return {}
     ids = backend.get_vocab(with_added_tokens=True)
     merges = json.loads(backend.to_str())["model"]["merges"]
-    lines = ["#version: 0.2", *map(" ".join, merges), ""]
-    ordered = dict(sorted(ids.items(), key=lambda item: item[1]))
     return {
-        "vocab.json": json.dumps(ordered, ensure_ascii=False),
-        "merges.txt": "\n".join(lines),
+        "vocab.json": json.dumps(dict(sorted(ids.items(), key=lambda x: x[1])), ensure_ascii=False),
+        "merges.txt": "\n".join(["#version: 0.2", *map(" ".join, merges), ""]),
     }
-
-
-def _config(tokenizer: Tokenizer, *, closing: bool, padding_side: Side | None) -> dict[str, object]:
-    special = tokenizer.special_ids
-    named: dict[str, object] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        named |= tokenizer.transformers_config()
-    else:
-        # The unknown token represents text, so it must not be skipped with the special tokens.
-        roles = {"bos": special.bos, "eos": special.eos, "pad": special.pad}
-        roles |= {"cls": special.cls, "sep": special.sep, "mask": special.mask}
-        named |= {f"{r}_token": tokenizer.token(id) for r, id in roles.items() if id is not None}
-    if "eos_token" in named:
-        named.setdefault("pad_token", named["eos_token"])
-    settings = tokenizer.batch_settings or _usual_settings(tokenizer, closing, padding_side)
-    return named | settings.fields()
-
-
-def _usual_settings(
-    tokenizer: Tokenizer, closing: bool, padding_side: Side | None
-) -> BatchSettings:
-    """Returns the settings of a vocabulary that was trained here."""
-    special, pair = tokenizer.special_ids, tokenizer.frame.pair
-    # Encoders have a mask or [CLS]; the other vocabularies belong to models that continue text.
-    continues_text = not closing and special.mask is None and special.cls is None
-    return BatchSettings(
-        padding_side=padding_side or ("left" if continues_text else "right"),
-        # A chat template writes the names of special tokens, and a user writes the names of
-        # sentinels. Both must become these tokens.
-        split_special_tokens=special.mask is None
-        and tokenizer.own_chat_template is None
-        and not tokenizer.sentinels,
-        token_types=any(map(any, pair.mark_types)),
-    )
-
-
-def _export_marian(tokenizer: MarianTokenizer, folder: Path, limit: dict[str, int]) -> str:
-    tokenizer.save(folder)
-    settings = tokenizer.batch_settings or BatchSettings(split_special_tokens=True)
-    config = tokenizer.config | {"tokenizer_class": "MarianTokenizer"} | settings.fields()
-    write_file(folder / CONFIG, (json.dumps(config | limit, indent=2) + "\n").encode())
-    files = ", ".join(sorted(name for name in tokenizer.files if name != CONFIG))
-    if tokenizer.special_ids == tokenizer.target.special_ids:
-        return f"tokenizer: {files}; transformers gives the same ids and texts"
-    return (
-        f"tokenizer: {files}; transformers gives the same ids and texts for sources; for "
-        "targets it uses the special tokens of sources, which differ"
-    )
-
-
-def _export_t5(tokenizer: Tokenizer, model: bytes, folder: Path, limit: dict[str, int]) -> str:
-    """Writes the files of a T5, whose class makes the rest of its vocabulary itself."""
-    settings = tokenizer.batch_settings or BatchSettings()
-    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(tokenizer.sentinels), **limit}
-    config |= settings.fields()
-    write_file(folder / "spiece.model", model)
-    write_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-    return "tokenizer: spiece.model; transformers' T5Tokenizer gives the same ids and texts"
-
-
-def _exactness(tokenizer: Tokenizer, *, splits: bool) -> str:
-    differences: list[str] = []
-    if not splits:
-        differences.append("names of special tokens in a text are these tokens (text in flaxzoo)")
-    if tokenizer.kind == "sentencepiece-unigram":
-        differences.append(
-            "of two ways to split a text whose scores agree in seven digits (as in 'hahaha', or in "
-            "lines of more than about 16,000 characters) it may choose the other"
-        )
-    exceptions = f", except that {', and '.join(differences)}" if differences else ""
-    return f"transformers gives the same ids and texts{exceptions}"

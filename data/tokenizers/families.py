@@ -8,7 +8,7 @@ from a ``tokenizer.json``, and applies its settings there as well.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import tokenizers
 from tokenizers import (
@@ -21,13 +21,10 @@ from tokenizers import (
     processors,
 )
 
-from ..common.errors import DataError, suggest
-from .folder import Settings, Token, name_of
+from ..common.errors import DataError
+from .base import END_OF_TEXT, SPACE
+from .folder import Folder, Settings, Token, name_of
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character that represents a space in pieces."""
-
-_END = "<|endoftext|>"
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,8 +42,6 @@ LANGUAGES_50 = LANGUAGES_25 + tuple(
     """.split()
 )
 
-Scores = Sequence[tuple[str, float]]
-
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -62,7 +57,7 @@ class Vocabulary:
 
     ids: Mapping[str, int] = field(default_factory=dict)
     merges: Sequence[tuple[str, str]] = ()
-    scores: Scores = ()
+    scores: Sequence[tuple[str, float]] = ()
     charsmap: bytes | None = None
     controls: Sequence[AddedToken] | None = None
 
@@ -73,23 +68,105 @@ def _as_stated(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 
 def _controls(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    stated = settings.tokens("additional_special_tokens")
-    return list((stated if vocabulary.controls is None else vocabulary.controls) or [])
+    if vocabulary.controls is not None:
+        return list(vocabulary.controls)
+    return settings.tokens("additional_special_tokens")
+
+
+Template: TypeAlias = Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor | None]
+"""Makes the template of a tokenizer that has all of its special tokens."""
+
+
+def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
+    id = backend.token_to_id(name)
+    assert id is not None, name  # all special tokens were added before
+    return name, id
+
+
+def _layout(single: str, pair: str) -> Template:
+    """Makes a template from layouts of one text and of two, such as ``cls_token:0 $A:0``.
+
+    ``$A`` and ``$B`` are the texts; other words are settings that name special tokens. A number is
+    the token type.
+    """
+
+    def template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
+        parts = [part.partition(":") for part in pair.split()]
+        names = {role: settings.named(role) for role, *_ in parts if not role.startswith("$")}
+
+        def written(layout: str) -> list[str]:
+            parts = (part.partition(":") for part in layout.split())
+            return [names.get(role, role) + colon + type for role, colon, type in parts]
+
+        ids = [_with_id(backend, name) for name in dict.fromkeys(names.values())]
+        return processors.TemplateProcessing(
+            single=written(single), pair=written(pair), special_tokens=ids
+        )
+
+    return template
+
+
+def _stated_template(
+    backend: tokenizers.Tokenizer, settings: Settings
+) -> processors.PostProcessor | None:
+    """Returns the template of ``tokenizer.json`` unless begin and end tokens are requested."""
+    if {"add_bos_token", "add_eos_token"}.isdisjoint(settings.values):
+        return backend.post_processor
+    return _plain_template(backend, settings)
+
+
+def _plain_template(
+    backend: tokenizers.Tokenizer, settings: Settings
+) -> processors.PostProcessor | None:
+    """Makes the template that ``add_bos_token`` and ``add_eos_token`` request."""
+    roles = [r for r in ("bos_token", "eos_token") if settings.flag(f"add_{r}", False)]
+    present = [role for role in roles if settings.token(role) is not None]
+    begin, end = ([role] * (role in present) for role in ("bos_token", "eos_token"))
+    one, other = (
+        " ".join(f"{part}:{type}" for part in (*begin, text, *end))
+        for type, text in enumerate(("$A", "$B"))
+    )
+    return _layout(one, f"{one} {other}")(backend, settings)
+
+
+def _roberta_template(
+    backend: tokenizers.Tokenizer, settings: Settings
+) -> processors.PostProcessor:
+    begin, end = settings.named("cls_token"), settings.named("sep_token")
+    return processors.RobertaProcessing(
+        _with_id(backend, end),
+        _with_id(backend, begin),
+        settings.flag("trim_offsets", True),
+        settings.flag("add_prefix_space", False),
+    )
+
+
+def _language_layout(languages: tuple[str, ...], single: str, pair: str) -> Template:
+    """Makes a template with the language ``src_lang`` of a text."""
+    known: object = Literal[languages]  # pyright: ignore
+
+    def template(
+        backend: tokenizers.Tokenizer, settings: Settings
+    ) -> processors.PostProcessor | None:
+        values = {**settings.values, "src_lang": settings.get("src_lang", known, "en_XX")}
+        return _layout(single, pair)(backend, dataclasses.replace(settings, values=values))
+
+    return template
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A class of tokenizers."""
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     """Its names in transformers, without ``Fast``."""
     model_types: tuple[str, ...] = ()
     """The model types that use this class unless their files state another."""
-    model: Literal["BPE", "Unigram", "WordPiece"]
+    model: Literal["BPE", "Unigram", "WordPiece"] = "BPE"
     """The kind of vocabulary."""
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     """The files of a vocabulary without ``tokenizer.json``."""
-    tokens: Mapping[str, Token | None]
+    tokens: Mapping[str, Token | None] = field(default_factory=dict)
     """The special tokens of roles that the files do not state."""
     backend: Callable[[Vocabulary, Settings], tokenizers.Tokenizer]
     """Makes the tokenizer without its added tokens and its template."""
@@ -97,51 +174,29 @@ class Family:
     """Renumbers the pieces of a sentencepiece file as the family does."""
     extra: Callable[[Vocabulary, Settings], list[Token]] = _controls
     """Returns the special tokens without a role, if no ``extra_special_tokens`` are stated."""
-    template: Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor] | None = None
-    """Makes the template. If None, it is in ``tokenizer.json`` or adds begin and end on request."""
+    template: Template = _stated_template
+    """Makes the template."""
     plain_specials: bool = False
     """Whether special tokens lose the other properties that the files give them."""
     every_byte: bool = True
     """Whether each byte must have a piece in ``vocab.json``."""
 
 
-def plain_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    """Makes the template that ``add_bos_token`` and ``add_eos_token`` request."""
-    front = _edge(settings, "bos_token", "add_bos_token")
-    back = _edge(settings, "eos_token", "add_eos_token")
-    names = [*front, *back]
-    return processors.TemplateProcessing(
-        single=[*(f"{n}:0" for n in front), "$A:0", *(f"{n}:0" for n in back)],
-        pair=[
-            *(f"{n}:0" for n in front),
-            "$A:0",
-            *(f"{n}:0" for n in back),
-            *(f"{n}:1" for n in front),
-            "$B:1",
-            *(f"{n}:1" for n in back),
-        ],
-        special_tokens=[(name, _id(backend, name)) for name in dict.fromkeys(names)],
-    )
+def _tokenizer(
+    model: models.Model,
+    normalizer: normalizers.Normalizer | None,
+    pre_tokenizer: pre_tokenizers.PreTokenizer,
+    decoder: decoders.Decoder,
+) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizer
+    backend.decoder = decoder
+    return backend
 
 
-def _edge(settings: Settings, role: str, request: str) -> tuple[str, ...]:
-    wanted = settings.flag(request, False) and settings.token(role) is not None
-    return (settings.named(role),) if wanted else ()
-
-
-def _id(backend: tokenizers.Tokenizer, name: str) -> int:
-    id = backend.token_to_id(name)
-    assert id is not None, name  # all special tokens were added before
-    return id
-
-
-def _template(
-    backend: tokenizers.Tokenizer, single: list[str], pair: list[str]
-) -> processors.PostProcessor:
-    names = dict.fromkeys(n.rsplit(":", 1)[0] for n in pair if not n.startswith(("$A", "$B")))
-    return processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=[(name, _id(backend, name)) for name in names]
-    )
+def _pairs(vocabulary: Vocabulary, **options: str | bool) -> models.BPE:
+    return models.BPE(dict(vocabulary.ids), list(vocabulary.merges), **options)
 
 
 # BERT: WordPiece.
@@ -154,159 +209,105 @@ def _bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
             f"{settings.file}: unk_token {unknown!r} is not in the vocabulary: name one of its "
             "pieces"
         )
-    backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary.ids), unk_token=unknown))
-    # If `strip_accents` is None, the library strips accents whenever it lowercases.
-    accents = "strip_accents"
-    backend.normalizer = normalizers.BertNormalizer(
+    normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.flag("tokenize_chinese_chars", True),
-        strip_accents=None
-        if settings.values.get(accents) is None
-        else settings.flag(accents, False),
+        # If None, the library strips accents whenever it lowercases.
+        strip_accents=settings.get("strip_accents", bool),
         lowercase=settings.flag("do_lower_case", True),
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
+    model = models.WordPiece(dict(vocabulary.ids), unk_token=unknown)
+    splitting = pre_tokenizers.BertPreTokenizer()
+    return _tokenizer(model, normalizer, splitting, decoders.WordPiece(prefix="##"))
 
 
-def _bert_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    begin, end = settings.named("cls_token"), settings.named("sep_token")
-    single = [f"{begin}:0", "$A:0", f"{end}:0"]
-    return _template(backend, single, [*single, "$B:1", f"{end}:1"])
+# BPE: GPT-2's alphabet of bytes, and GPT's characters.
 
 
-# GPT-2 and the families with its alphabet of bytes.
+def _byte_level(
+    normalizer: normalizers.Normalizer | None = None, words: str | None = None
+) -> Callable[[Vocabulary, Settings], tokenizers.Tokenizer]:
+    """Returns a backend; ``words`` is the pattern of words, GPT-2's if None."""
 
+    def backend(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
+        prefix = settings.flag("add_prefix_space", False)
+        alphabet = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=words is None)
+        splitting: pre_tokenizers.PreTokenizer = alphabet
+        if words is not None:
+            first = pre_tokenizers.Split(Regex(words), "isolated")
+            splitting = pre_tokenizers.Sequence([first, alphabet])
+        return _tokenizer(_pairs(vocabulary), normalizer, splitting, decoders.ByteLevel())
 
-def _byte_pairs(
-    vocabulary: Vocabulary, splitting: pre_tokenizers.PreTokenizer
-) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary.ids), list(vocabulary.merges)))
-    backend.pre_tokenizer = splitting
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _gpt2(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    prefix = settings.flag("add_prefix_space", False)
-    return _byte_pairs(vocabulary, pre_tokenizers.ByteLevel(add_prefix_space=prefix))
-
-
-def _roberta_template(
-    backend: tokenizers.Tokenizer, settings: Settings
-) -> processors.PostProcessor:
-    begin, end = settings.named("cls_token"), settings.named("sep_token")
-    return processors.RobertaProcessing(
-        (end, _id(backend, end)),
-        (begin, _id(backend, begin)),
-        settings.flag("trim_offsets", True),
-        settings.flag("add_prefix_space", False),
-    )
-
-
-def _gpt_neox(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    backend = _gpt2(vocabulary, settings)
-    backend.normalizer = normalizers.NFC()
-    return backend
-
-
-def _qwen2(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    prefix = settings.flag("add_prefix_space", False)
-    words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated")
-    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
-    backend = _byte_pairs(vocabulary, pre_tokenizers.Sequence([words, alphabet]))
-    backend.normalizer = normalizers.NFC()
     return backend
 
 
 def _openai_gpt(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    model = models.BPE(
-        dict(vocabulary.ids),
-        list(vocabulary.merges),
-        unk_token=settings.named("unk_token"),
-        end_of_word_suffix="</w>",
-    )
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    return backend
+    unknown = settings.named("unk_token")
+    model = _pairs(vocabulary, unk_token=unknown, end_of_word_suffix="</w>")
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitting = pre_tokenizers.BertPreTokenizer()
+    return _tokenizer(model, normalizer, splitting, decoders.BPEDecoder(suffix="</w>"))
 
 
-# Llama and Gemma: BPE over characters, with bytes for those that no piece has.
+# Llama and Gemma: BPE over characters, and bytes for characters that are not pieces.
 
-
-def _fallback_pairs(vocabulary: Vocabulary, unknown: str | None) -> tokenizers.Tokenizer:
-    model = models.BPE(
-        dict(vocabulary.ids),
-        list(vocabulary.merges),
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    return tokenizers.Tokenizer(model)
+_FALLS_BACK = {"fuse_unk": True, "byte_fallback": True}
+_SPACES_AND_BYTES = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    backend = _fallback_pairs(vocabulary, None)
     prefix = settings.flag("add_prefix_space", True)
     # Legacy: a space before each part between added tokens, not only before the first.
     scheme = "always" if settings.flag("legacy", False) else "first"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+    splitting = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
     )
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    backend.decoder = decoders.Sequence([*steps, *strip])
-    return backend
+    strip = [decoders.Strip(content=" ", left=1)] * prefix
+    decoder = decoders.Sequence([*_SPACES_AND_BYTES, *strip])
+    return _tokenizer(_pairs(vocabulary, **_FALLS_BACK), None, splitting, decoder)
 
 
 def _gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    backend = _fallback_pairs(vocabulary, settings.named("unk_token"))
-    backend.normalizer = normalizers.Replace(" ", SPACE)
+    model = _pairs(vocabulary, unk_token=settings.named("unk_token"), **_FALLS_BACK)
+    normalizer = normalizers.Replace(" ", SPACE)
     # The normalizer leaves no space to split at; transformers has this step as well.
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return backend
+    splitting = pre_tokenizers.Split(" ", "merged_with_previous")
+    return _tokenizer(model, normalizer, splitting, decoders.Sequence(_SPACES_AND_BYTES))
 
 
 # T5, Pegasus and mBART: unigram models.
 
 
 def _unigrams(
-    vocabulary: Vocabulary, unknown: int, rules: list[normalizers.Normalizer]
+    vocabulary: Vocabulary,
+    unknown: int,
+    rules: Sequence[normalizers.Normalizer],
+    *,
+    splits_words: bool = False,
 ) -> tokenizers.Tokenizer:
     """Makes a unigram tokenizer that puts a space before each text."""
-    backend = tokenizers.Tokenizer(models.Unigram(list(vocabulary.scores), unknown))
-    if rules:
-        backend.normalizer = normalizers.Sequence(rules)
-    words = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
-    backend.pre_tokenizer = words
-    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
-    return backend
-
-
-def _split_at_whitespace(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    words = backend.pre_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
-    return backend
+    metaspace = {"replacement": SPACE, "prepend_scheme": "always", "split": True}
+    splitting: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace(**metaspace)
+    if splits_words:
+        splitting = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), splitting])
+    return _tokenizer(
+        models.Unigram(list(vocabulary.scores), unknown),
+        normalizers.Sequence(list(rules)) if rules else None,
+        splitting,
+        decoders.Metaspace(**metaspace),
+    )
 
 
 def _charsmap(vocabulary: Vocabulary) -> list[normalizers.Normalizer]:
-    found = vocabulary.charsmap
-    return [normalizers.Precompiled(found)] if found else []
+    return [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
 
 
-def _one_space() -> normalizers.Normalizer:
-    return normalizers.Replace(Regex(" {2,}"), " ")
+_ONE_SPACE = normalizers.Replace(Regex(" {2,}"), " ")
 
 
 def _t5(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     del settings
-    return _split_at_whitespace(_unigrams(vocabulary, 2, _charsmap(vocabulary)))
+    return _unigrams(vocabulary, 2, _charsmap(vocabulary), splits_words=True)
 
 
 def _sentinels(settings: Settings) -> list[str]:
@@ -331,20 +332,14 @@ def _t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     return stated if known else [*stated, *sentinels]
 
 
-def _t5_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    end = settings.named("eos_token")
-    return _template(backend, ["$A", end], ["$A", end, "$B", end])
-
-
 def _pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     name = settings.named("unk_token")
     # The id depends on the number of reserved tokens before it.
     ids = [id for id, piece in enumerate(vocabulary.scores) if piece == (name, 0.0)]
     if not ids:
         raise DataError(f"{settings.file.parent}: the vocabulary has no {name}: fetch it again")
-    unknown = ids[0]
     rules = _charsmap(vocabulary) or [normalizers.Replace(Regex(r"\n"), " ")]
-    return _unigrams(vocabulary, unknown, [*rules, _one_space()])
+    return _unigrams(vocabulary, ids[0], [*rules, _ONE_SPACE])
 
 
 def _with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
@@ -365,21 +360,14 @@ def _pegasus_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     return [*of_sentences, *(f"<unk_{n}>" for n in range(2, settings.number("offset", 103)))]
 
 
-def _pegasus_template(
-    backend: tokenizers.Tokenizer, settings: Settings
-) -> processors.PostProcessor:
-    end = settings.named("eos_token")
-    return _template(backend, ["$A", end], ["$A", "$B", end])
-
-
 def _mbart(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     del settings  # transformers does not normalize the text of mBART
-    return _split_at_whitespace(_unigrams(vocabulary, 3, []))
+    return _unigrams(vocabulary, 3, [], splits_words=True)
 
 
 def _mbart50(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     del settings
-    return _unigrams(vocabulary, 3, [*_charsmap(vocabulary), _one_space()])
+    return _unigrams(vocabulary, 3, [*_charsmap(vocabulary), _ONE_SPACE])
 
 
 def _as_fairseq(
@@ -404,28 +392,6 @@ def _mbart50_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     return [*_controls(vocabulary, settings), *LANGUAGES_50]
 
 
-def _source_language(settings: Settings, languages: tuple[str, ...]) -> str:
-    language = settings.text("src_lang", "en_XX")
-    if language not in languages:
-        raise DataError(
-            f"{settings.file}: src_lang {language!r} is not a language of the model: "
-            f"{suggest(language, list(languages))}"
-        )
-    return language
-
-
-def _mbart_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    end = [settings.named("eos_token"), _source_language(settings, LANGUAGES_25)]
-    return _template(backend, ["$A", *end], ["$A", "$B", *end])
-
-
-def _mbart50_template(
-    backend: tokenizers.Tokenizer, settings: Settings
-) -> processors.PostProcessor:
-    language, end = _source_language(settings, LANGUAGES_50), settings.named("eos_token")
-    return _template(backend, [language, "$A", end], [language, "$A", "$B", end])
-
-
 _BYTE_FILES = ("vocab.json", "merges.txt")
 _ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _ROBERTA = {**_ENDS, "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>"}
@@ -436,23 +402,19 @@ BERT = Family(
     model_types=("bert", "distilbert", "electra", "mobilebert"),
     model="WordPiece",
     files=("vocab.txt",),
-    tokens={
-        "unk_token": "[UNK]",
-        "sep_token": "[SEP]",
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "mask_token": "[MASK]",
-    },
+    tokens={f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
     backend=_bert,
-    template=_bert_template,
+    template=_layout(
+        "cls_token:0 $A:0 sep_token:0", "cls_token:0 $A:0 sep_token:0 $B:1 sep_token:1"
+    ),
 )
+_END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), END_OF_TEXT)
 GPT2 = Family(
     classes=("GPT2Tokenizer",),
     model_types=("gpt2", "gpt_neo", "gptj", "opt"),
-    model="BPE",
     files=_BYTE_FILES,
-    tokens={"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": None},
-    backend=_gpt2,
+    tokens={**_END, "pad_token": None},
+    backend=_byte_level(),
 )
 T5 = Family(
     classes=("T5Tokenizer",),
@@ -463,7 +425,7 @@ T5 = Family(
     backend=_t5,
     rearranged=_with_sentinels,
     extra=_t5_extra,
-    template=_t5_template,
+    template=_layout("$A eos_token", "$A eos_token $B eos_token"),
 )
 FAMILIES = (
     BERT,
@@ -475,37 +437,30 @@ FAMILIES = (
             "MvpTokenizer",
         ),
         model_types=("roberta", "bart"),
-        model="BPE",
         files=_BYTE_FILES,
         tokens={**_ROBERTA, "mask_token": "<mask>"},
-        backend=_gpt2,
+        backend=_byte_level(),
         template=_roberta_template,
     ),
     Family(
         classes=("GPTNeoXTokenizer",),
         model_types=("gpt_neox",),
-        model="BPE",
         files=_BYTE_FILES,
-        tokens={
-            **{"unk_token": _END, "bos_token": _END, "eos_token": _END},
-            "pad_token": "<|padding|>",
-        },
-        backend=_gpt_neox,
-        template=plain_template,
+        tokens={**_END, "pad_token": "<|padding|>"},
+        backend=_byte_level(normalizers.NFC()),
+        template=_plain_template,
     ),
     Family(
         classes=("Qwen2Tokenizer",),
         model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-        model="BPE",
         files=_BYTE_FILES,
-        tokens={"unk_token": _END, "bos_token": None, "eos_token": _END, "pad_token": _END},
-        backend=_qwen2,
+        tokens={**_END, "bos_token": None, "pad_token": END_OF_TEXT},
+        backend=_byte_level(normalizers.NFC(), _QWEN2_WORDS),
         plain_specials=True,
     ),
     Family(
         classes=("OpenAIGPTTokenizer",),
         model_types=("openai-gpt",),
-        model="BPE",
         files=_BYTE_FILES,
         tokens={"unk_token": "<unk>"},
         backend=_openai_gpt,
@@ -513,7 +468,6 @@ FAMILIES = (
     ),
     Family(
         classes=("LlamaTokenizer", "Phi3Tokenizer"),
-        model="BPE",
         files=("tokenizer.model",),
         tokens=_ENDS,
         backend=_llama,
@@ -521,12 +475,8 @@ FAMILIES = (
     Family(
         classes=("GemmaTokenizer",),
         model_types=("gemma", "gemma2", "gemma3", "gemma3_text"),
-        model="BPE",
         files=("tokenizer.model",),
-        tokens={
-            **{"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"},
-            **{"pad_token": "<pad>", "mask_token": "<mask>"},
-        },
+        tokens={f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")},
         backend=_gemma,
     ),
     Family(
@@ -534,14 +484,11 @@ FAMILIES = (
         model_types=("pegasus",),
         model="Unigram",
         files=("spiece.model",),
-        tokens={
-            **{"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
-            "mask_token": "<mask_2>",
-        },
+        tokens={**T5.tokens, "mask_token": "<mask_2>"},
         backend=_pegasus,
         rearranged=_with_masks,
         extra=_pegasus_extra,
-        template=_pegasus_template,
+        template=_layout("$A eos_token", "$A $B eos_token"),
     ),
     Family(
         classes=("MBartTokenizer",),
@@ -552,7 +499,9 @@ FAMILIES = (
         backend=_mbart,
         rearranged=_as_fairseq(LANGUAGES_25, "bos_token"),
         extra=_mbart_extra,
-        template=_mbart_template,
+        template=_language_layout(
+            LANGUAGES_25, "$A eos_token src_lang", "$A $B eos_token src_lang"
+        ),
     ),
     Family(
         classes=("MBart50Tokenizer",),
@@ -562,36 +511,32 @@ FAMILIES = (
         backend=_mbart50,
         rearranged=_as_fairseq(LANGUAGES_50, "cls_token"),
         extra=_mbart50_extra,
-        template=_mbart50_template,
+        template=_language_layout(
+            LANGUAGES_50, "src_lang $A eos_token", "src_lang $A $B eos_token"
+        ),
     ),
 )
 
+_BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+_BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 # Models that use `tokenizer.json` or `tokenizer.model` unchanged, whatever class is stated.
 _GENERIC_TYPES = ("mistral", "mixtral", "phi3")
 FIXED_TYPES = ("qwen2",)
 """Models whose class replaces the stated class, unless there is an ``auto_map``."""
 
 
-def family_of(
-    model_type: str | None, class_name: str | None, *, is_byte_level: bool, keeps_class: bool
-) -> Family | None:
+def family_of(folder: Folder) -> Family | None:
     """Returns the family of a folder as ``AutoTokenizer`` chooses it.
-
-    Args:
-      model_type: The family of the model, or None if it is not stated.
-      class_name: The class of the tokenizer, or None if it is not stated.
-      is_byte_level: Whether the folder's ``tokenizer.json`` has an alphabet of bytes.
-      keeps_class: Whether a stated class always applies.
 
     Returns:
       The family, or None to use ``tokenizer.json`` or ``tokenizer.model`` unchanged.
     """
-    of_type = next((f for f in FAMILIES if model_type in f.model_types), None)
-    of_class = next((f for f in FAMILIES if class_name in f.classes), None)
-    if keeps_class and class_name is not None:
-        return of_class
-    if model_type in _GENERIC_TYPES or (is_byte_level and class_name == "LlamaTokenizer"):
+    model_type, class_name = folder.model_type, folder.class_name
+    if folder.keeps_class and class_name is not None:
+        return _BY_CLASS.get(class_name)
+    # Some byte-level vocabularies state LlamaTokenizer, whose class would split them wrongly.
+    if model_type in _GENERIC_TYPES or (class_name == "LlamaTokenizer" and folder.is_byte_level):
         return None
     if class_name is None or model_type in FIXED_TYPES:
-        return of_type
-    return of_class
+        return _BY_TYPE.get(str(model_type))
+    return _BY_CLASS.get(class_name)

@@ -7,28 +7,55 @@ transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 ``tokenizer.json`` override ``added_tokens.json``.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken
 
 from ..common.errors import DataError
+from ..common.fields import Range, expectation
 from ..common.files import file_lines
 from ..common.json_text import optional_object
-from .base import JsonObject, read_json
+from .frame import CONFIG
 
-CONFIG = "tokenizer_config.json"
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object as it was read."""
+Token: TypeAlias = str | AddedToken
 TOKENIZER_JSON = "tokenizer.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The settings that name special tokens. transformers adds the tokens in this order."""
-Token: TypeAlias = str | AddedToken
 MOST_IDS = 2**22
 """Upper bound of ids: several times the largest published vocabulary."""
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""The properties of an added token."""
 
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_Id = Annotated[int, Range(least=0, below=MOST_IDS)]
+_NumTokens = Annotated[int, Range(least=0, below=2**16)]
+_ADDED_TOKEN = {"content": str, **dict.fromkeys(FLAGS, bool | None)}
+_EXTRA = ("additional_special_tokens", "extra_special_tokens")
+# Settings that would change the ids and are not implemented: the supported values, and a remedy.
+_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "fast_tokenizer_files": (
+        (None, [], [TOKENIZER_JSON]),
+        f"rename the file to use {TOKENIZER_JSON}",
+    ),
+    "fix_mistral_regex": ((None, False), f"correct the pre_tokenizer in {TOKENIZER_JSON}"),
+}
+
+
+def checked(value: Any, hint: object, file: Path, name: str) -> Any:
+    """Returns a value of a file after checking it against a type; see ``fields.expectation``.
+
+    Raises:
+      DataError: The value has another type, or is out of the type's range.
+    """
+    if expected := expectation(value, hint):
+        raise DataError(f"{file}: {name} must be {expected}, got {value!r}: correct it")
+    return value
 
 
 @dataclass(frozen=True)
@@ -45,39 +72,26 @@ class Settings:
     values: Mapping[str, object]
     stated: Mapping[str, object]
 
-    def over(self, tokens: Mapping[str, Token | None]) -> "Settings":
-        """Returns the settings with default tokens for roles that the files do not state."""
-        return Settings(self.file, {**tokens, **self.values}, self.stated)
+    def over(self, defaults: Mapping[str, object]) -> "Settings":
+        """Returns the settings with default values for settings that are missing."""
+        return Settings(self.file, {**defaults, **self.values}, self.stated)
+
+    def get(self, name: str, hint: object, default: Any = None) -> Any:
+        """Returns a setting of a type; the default if it is missing or null."""
+        value = self.values.get(name)
+        return default if value is None else checked(value, hint, self.file, name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a Boolean setting; null means the default."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
+        """Returns a Boolean setting; the default if it is missing or null."""
+        return self.get(name, bool, default)
 
     def number(self, name: str, default: int) -> int:
-        """Returns a number of tokens of the vocabulary."""
-        value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**16:
-            raise self._wrong(name, "a number of tokens below 65536")
-        return value
+        """Returns a number of tokens of the vocabulary; the default if it is missing or null."""
+        return self.get(name, _NumTokens, default)
 
-    def text(self, name: str, default: str) -> str:
-        """Returns a string setting; null means the default."""
-        value = self.values.get(name)
-        if not isinstance(value, str | None):
-            raise self._wrong(name, "a string")
-        return default if value is None else value
-
-    def token(self, name: str) -> Token | None:
+    def token(self, role: str) -> Token | None:
         """Returns a special token, or None."""
-        value = self.values.get(name)
-        if not isinstance(value, str | AddedToken | None):
-            raise self._wrong(name, "a token")
-        return value
+        return self.get(role, Token)
 
     def named(self, role: str) -> str:
         """Returns the name of a special token that the tokenizer needs.
@@ -85,23 +99,11 @@ class Settings:
         Raises:
           DataError: There is no such token.
         """
-        token = self.token(role)
-        if token is None:
-            raise self._wrong(role, "a token, which this class of tokenizer needs")
-        return name_of(token)
+        return name_of(checked(self.values.get(role), Token, self.file, role))
 
-    def tokens(self, name: str) -> list[Token] | None:
-        """Returns a list of tokens; None if the setting is missing or null."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(t, str | AddedToken) for t in value):
-            raise self._wrong(name, "a list of tokens")
-        return list(value)
-
-    def _wrong(self, name: str, expected: str) -> DataError:
-        value = self.values.get(name)
-        return DataError(f"{self.file}: {name} {value!r} is not {expected}: correct this setting")
+    def tokens(self, name: str) -> list[Token]:
+        """Returns a list of tokens; an empty one if the setting is missing or null."""
+        return list(self.get(name, tuple[Token, ...], ()))
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Folder:
     """The content of the files of a folder.
 
     Attributes:
-      place: The folder.
+      path: The folder.
       model_type: The family of the model in the folder; None if no file states it.
       class_name: The class of the tokenizer in transformers, without ``Fast``; None if no file
         states it.
@@ -122,7 +124,7 @@ class Folder:
       content: The content of ``tokenizer.json``; empty if there is none.
     """
 
-    place: Path
+    path: Path
     model_type: str | None
     class_name: str | None
     keeps_class: bool
@@ -131,49 +133,51 @@ class Folder:
     added: Mapping[int, AddedToken]
     content: JsonObject
 
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a step of ``tokenizer.json`` has an alphabet of bytes."""
+        return '"ByteLevel"' in json.dumps(self.content)
 
-def read_folder(place: Path, file: Path | None) -> Folder:
+
+def read_folder(path: Path, file: Path | None) -> Folder:
     """Reads the files that state a tokenizer, except for vocabularies in older formats.
 
     Args:
-      place: The folder.
+      path: The folder.
       file: The ``tokenizer.json`` to read; None if there is none.
 
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
-    config_file = place / CONFIG
+    config_file = path / CONFIG
     values = optional_object(config_file)
-    model = optional_object(place / "config.json")
+    model = optional_object(path / "config.json")
     content = {} if file is None else optional_object(file)
-    # Refuse settings that would change the ids and are not implemented.
-    versions = values.get("fast_tokenizer_files")
-    if versions not in (None, [], [TOKENIZER_JSON]):
-        raise DataError(
-            f"{config_file}: fast_tokenizer_files {versions!r} is not supported: rename the file "
-            f"to use {TOKENIZER_JSON}, and remove the setting"
-        )
-    if values.get("fix_mistral_regex") is True:
-        raise DataError(
-            f"{config_file}: fix_mistral_regex True is not supported: correct the pre_tokenizer "
-            f"in {TOKENIZER_JSON}, and remove the setting"
-        )
+    for name, (supported, remedy) in _UNSUPPORTED.items():
+        if (value := values.get(name)) not in supported:
+            raise DataError(
+                f"{config_file}: {name} {value!r} is not supported: {remedy}, and remove the "
+                "setting"
+            )
     class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class")
-    model_type = model.get("model_type")
-    for name, value in (("tokenizer_class", class_name), ("model_type", model_type)):
-        if not isinstance(value, str | None):
-            raise DataError(f"{place}: {name} {value!r} is not a string: correct this setting")
+    class_name = checked(class_name, str | None, path, "tokenizer_class")
+    model_type = checked(model.get("model_type"), str | None, path, "model_type")
     readers = values.get("auto_map")
     readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
-    if file is not None:  # then the template of this file decides
+    if content:  # then the template of this file decides
         values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
     _check_extra(values, config_file)
     # transformers 5 renamed this setting.
-    if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
-        values["extra_special_tokens"] = values.pop("additional_special_tokens")
-    added = _added_tokens(place, values, content)
+    if _EXTRA[0] in values and not values.get(_EXTRA[1]):
+        values[_EXTRA[1]] = values.pop(_EXTRA[0])
+    if "added_tokens_decoder" not in values:
+        _merge_special_tokens_map(values, path / "special_tokens_map.json")
+    added = {
+        checked(id, _Id, source, f"the id of {name}"): token
+        for source, name, id, token in _added_tokens(path, values, content)
+    }
     settings = {
-        name: _settled(value, config_file, name, is_token=name.endswith("_token"))
+        name: _with_tokens(value, config_file, name, is_token=name.endswith("_token"))
         for name, value in values.items()
         if name != "added_tokens_decoder"
     }
@@ -184,9 +188,9 @@ def read_folder(place: Path, file: Path | None) -> Folder:
         if isinstance(token, str | AddedToken):
             settings[role] = by_name.get(name_of(token), token)
     return Folder(
-        place=place,
-        model_type=cast("str | None", model_type),
-        class_name=None if class_name is None else str(class_name).removesuffix("Fast"),
+        path=path,
+        model_type=model_type,
+        class_name=class_name and class_name.removesuffix("Fast"),
         keeps_class=readers is not None,
         is_stated=class_name is not None or model_type is not None,
         settings=Settings(config_file, settings, settings),
@@ -197,80 +201,72 @@ def read_folder(place: Path, file: Path | None) -> Folder:
 
 def _check_extra(values: JsonObject, file: Path) -> None:
     """Checks that special tokens without a role are a list, or an object of names and tokens."""
-    for name in ("additional_special_tokens", "extra_special_tokens"):
+    for name in _EXTRA:
         extra = values.get(name) or []
         tokens = [*extra.values()] if isinstance(extra, dict) else extra
-        if not isinstance(tokens, list) or not all(isinstance(t, str | dict) for t in tokens):
-            raise DataError(
-                f"{file}: {name} {extra!r} is not a list of tokens: correct this setting"
-            )
+        checked(tokens, tuple[str | dict, ...], file, name)
 
 
-def _added_tokens(place: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
-    """Returns the added tokens; merges an older ``special_tokens_map.json`` into ``values``."""
-    added: dict[int, AddedToken] = {}
-    config = place / CONFIG
+def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
+    """Overrides settings by those of ``special_tokens_map.json``, the older format."""
+    for name, value in optional_object(file).items():
+        if name == "extra_special_tokens" and isinstance(value, list):
+            before = values.get(name) or []
+            values[name] = [*before, *(token for token in value if token not in before)]
+        else:
+            is_token = isinstance(value, dict)
+            values[name] = _with_tokens(value, file, name, is_token=is_token, special=True)
+    _check_extra(values, file)
+
+
+def _added_tokens(
+    path: Path, values: JsonObject, content: JsonObject
+) -> Iterator[tuple[Path, str, object, AddedToken]]:
+    """Yields the file, the name in it, the id and the added token; later ones override earlier."""
     # The newer format states all added tokens and replaces the older files.
     if "added_tokens_decoder" in values:
-        stated = values["added_tokens_decoder"]
-        if not isinstance(stated, dict):
-            raise DataError(f"{config}: added_tokens_decoder is not an object: fetch it again")
+        file = path / CONFIG
+        stated = checked(values["added_tokens_decoder"], dict, file, "added_tokens_decoder")
         for id, token in stated.items():
             name = f"added_tokens_decoder[{id!r}]"
             number = int(id) if id.isdecimal() and len(id) < 20 else id
-            added[checked_id(number, config, name)] = _token(token, config, name)
-        return added
-    # Older format: each file overrides the files that are read before it.
-    special = place / "special_tokens_map.json"
-    for name, value in optional_object(special).items():
-        is_list = name == "extra_special_tokens" and isinstance(value, list)
-        before = values.get(name) if is_list else None
-        values[name] = (
-            [*(before or []), *(token for token in value if token not in (before or []))]
-            if is_list
-            else _settled(value, special, name, is_token=isinstance(value, dict), special=True)
-        )
-    _check_extra(values, special)
+            yield file, name, number, _token(token, file, name)
+        return
     names = {str(values[role]) for role in ROLES if values.get(role)}
     names |= {str(token) for token in values.get("extra_special_tokens") or []}
-    file = place / "added_tokens.json"
+    file = path / "added_tokens.json"
     for name, id in optional_object(file).items():
-        is_special = name in names
-        added[checked_id(id, file, name)] = AddedToken(
-            name, normalized=not is_special, special=is_special
-        )
-    tokens = content.get("added_tokens") or []
-    if not isinstance(tokens, list):
-        raise DataError(f"{place / TOKENIZER_JSON}: added_tokens is not a list: fetch it again")
+        special = name in names
+        yield file, name, id, AddedToken(name, normalized=not special, special=special)
+    file = path / TOKENIZER_JSON
+    tokens = checked(content.get("added_tokens") or [], list, file, "added_tokens")
     for number, token in enumerate(tokens):
         name = f"added_tokens[{number}]"
-        read = _token(token, place / TOKENIZER_JSON, name)
-        added[checked_id(token.get("id"), place / TOKENIZER_JSON, name)] = read
-    return added
+        added = _token(token, file, name)
+        yield file, name, token.get("id"), added
 
 
-def _settled(
+def _with_tokens(
     value: object, file: Path, name: str, *, is_token: bool = False, special: bool | None = None
 ) -> object:
     """Returns a setting with objects that describe tokens replaced by ``AddedToken``."""
     if isinstance(value, dict) and (is_token or value.get("__type") == "AddedToken"):
         return _token(value, file, name, special=special)
     if isinstance(value, dict):
-        return {key: _settled(item, file, f"{name}[{key!r}]") for key, item in value.items()}
+        return {key: _with_tokens(item, file, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list):
         is_token = name.endswith("special_tokens")
-        return [_settled(item, file, name, is_token=is_token, special=special) for item in value]
+        return [_with_tokens(x, file, name, is_token=is_token, special=special) for x in value]
     return value
 
 
-def _token(value: object, file: Path, name: str, *, special: bool | None = None) -> AddedToken:
-    flags = {f: value.get(f) for f in _FLAGS} if isinstance(value, dict) else {}
-    content = value.get("content") if isinstance(value, dict) else None
-    if not isinstance(content, str) or not all(isinstance(v, bool | None) for v in flags.values()):
-        raise DataError(f"{file}: {name} {value!r} is not an added token: correct this setting")
-    if special is not None:
-        flags["special"] = special
-    return AddedToken(content, **{k: v for k, v in flags.items() if v is not None})
+def _token(value: Any, file: Path, name: str, *, special: bool | None = None) -> AddedToken:
+    fields = checked(value, dict, file, name)
+    for field, hint in _ADDED_TOKEN.items():
+        checked(fields.get(field), hint, file, f"{name}.{field}")
+    flags = {flag: fields.get(flag) for flag in FLAGS}
+    flags |= {} if special is None else {"special": special}
+    return AddedToken(fields["content"], **{k: v for k, v in flags.items() if v is not None})
 
 
 def name_of(token: Token) -> str:
@@ -278,24 +274,15 @@ def name_of(token: Token) -> str:
     return token if isinstance(token, str) else token.content
 
 
-def checked_id(id: object, file: Path, name: str) -> int:
-    """Checks an id.
+def check_ids(ids: Mapping[str, object], file: Path) -> None:
+    """Checks the ids of a vocabulary.
 
     Raises:
-      DataError: It is not a whole number in ``[0, MOST_IDS)``.
+      DataError: An id is not a whole number in ``[0, MOST_IDS)``.
     """
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < MOST_IDS:
-        raise DataError(
-            f"{file}: the id {id!r} of {name} is not a number below {MOST_IDS}: fetch it again"
-        )
-    return id
-
-
-def check_ids(ids: Mapping[str, object], file: Path) -> None:
-    """Checks the ids of a vocabulary; see ``checked_id``."""
     for piece, id in ids.items():
         if type(id) is not int or not 0 <= id < MOST_IDS:
-            checked_id(id, file, repr(piece))
+            checked(id, _Id, file, f"the id of {piece!r}")
 
 
 @contextmanager
@@ -319,26 +306,14 @@ def library_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what} ({reason})") from None
 
 
-def read_ids(file: Path, *, every_byte: bool) -> dict[str, int]:
+def read_ids(file: Path) -> dict[str, int]:
     """Reads a JSON object from piece to id.
-
-    Args:
-      file: The file.
-      every_byte: Whether each of the 256 bytes must have a piece.
 
     Raises:
       DataError: The file is not a vocabulary.
     """
-    ids = read_json(file)
-    if not isinstance(ids, dict):
-        raise DataError(f"{file} is not a vocabulary: expected a JSON object of piece to id")
+    ids = optional_object(file)
     check_ids(ids, file)
-    missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
-    if every_byte and missing:  # the library would silently drop such bytes
-        raise DataError(
-            f"{file} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 bytes "
-            "have no piece"
-        )
     return ids
 
 
@@ -370,13 +345,15 @@ def read_pieces(file: Path) -> dict[str, int]:
     """Reads BERT's ``vocab.txt``: one piece per line; the id is the number of the line from 0.
 
     Raises:
-      DataError: A piece occurs twice.
+      DataError: A piece occurs twice. Empty lines may repeat.
     """
-    pieces = [line.rstrip() for _, _, line in file_lines(file)]
-    ids = {piece: id for id, piece in enumerate(pieces)}
-    if len(ids) != len(pieces):
-        twice = next(piece for id, piece in enumerate(pieces) if ids[piece] != id)
-        # Empty lines may repeat.
-        if twice:
-            raise DataError(f"{file} has the piece {twice!r} twice: fetch it again")
+    ids: dict[str, int] = {}
+    for _, number, line in file_lines(file):
+        piece = line.rstrip()
+        if piece and piece in ids:
+            raise DataError(
+                f"{file} line {number} repeats the piece {piece!r} of line {ids[piece] + 1}: "
+                "fetch it again"
+            )
+        ids[piece] = number - 1
     return ids

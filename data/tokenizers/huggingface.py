@@ -24,14 +24,14 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..common.atomic_io import write_file
-from .base import JsonObject, SpecialIds, Tokenizer, check_unicode, clean_up, printable
-from .folder import library_errors
+from .base import SpecialIds, check_unicode, clean_up, printable
+from .export import ExportedTokenizer, frame_of
+from .folder import JsonObject, library_errors
 from .frame import Frame, Layout
 from .sentinels import sentinels_among, started_by_padding
 
 _BERT = "BertTokenizer"
 _LONGEST_WORD = 100
-_NO_ID = 2**32 - 1
 _FAILED = "this tokenizer fails on the text: shorten the text, or correct tokenizer.json"
 
 _CLEANING = {
@@ -44,7 +44,7 @@ WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of WordPiece vocabularies trained here, in the order of their ids."""
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(ExportedTokenizer):
     """A tokenizer of the ``tokenizers`` library."""
 
     def __init__(
@@ -296,24 +296,6 @@ def _stable(content: str, read: JsonObject) -> str:
         rounded = np.asarray(scores, np.float64).astype(np.float32).tolist()
     read["model"]["vocab"] = list(zip(pieces, rounded, strict=True))
     return json.dumps(read)
-
-
-def frame_of(backend: tokenizers.Tokenizer) -> Frame:
-    """Reads the frame that the library's post-processor gives to one text and to two.
-
-    Raises:
-      DataError: The post-processor fails, puts its texts in another order, or repeats one.
-    """
-    # Encode two texts of one token, whose ids no special token has, and read what is around them.
-    texts = {"a": _NO_ID - 1, "b": _NO_ID}
-    probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
-    if backend.post_processor is not None:
-        probe.post_processor = backend.post_processor
-    with library_errors("the template of this tokenizer fails: correct its post_processor"):
-        one, two = probe.encode("a"), probe.encode("a", "b")
-    ids = list(texts.values())
-    single = Layout.read(one.ids, one.type_ids, ids[:1])
-    return Frame(single, Layout.read(two.ids, two.type_ids, ids))
 
 
 def _marked(

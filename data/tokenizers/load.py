@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..chat_templates.chat_template import find_template
 from ..common.errors import DataError
-from .base import Tokenizer, read_json
+from ..common.json_text import optional_object
+from .base import Tokenizer
 from .frame import BatchSettings
 
 
@@ -44,7 +45,7 @@ def _load_vocabulary(path: Path) -> Tokenizer:
         from .marian import MODELS, MarianTokenizer
 
         if any((path / name).is_file() for name in MODELS):
-            return MarianTokenizer.from_folder(path)
+            return MarianTokenizer(path)
         path = _file_in(path)
     elif not path.is_file():
         raise DataError(
@@ -59,16 +60,15 @@ def _load_vocabulary(path: Path) -> Tokenizer:
 def _load_file(path: Path) -> Tokenizer:
     files = (path,)
     if path.suffix == ".json" and path.name != "tokenizer.json":
-        content = read_json(path)
-        if isinstance(content, dict) and content.get("kind") == "characters":
+        content = optional_object(path)
+        if content.get("kind") == "characters":
             from .characters import CharacterTokenizer
 
             return CharacterTokenizer.from_json(content, path)
         # An object of integers is a vocabulary, and its merges are in another file.
-        values = list(content.values()) if isinstance(content, dict) else []
-        if values and isinstance(values[0], int):
+        if isinstance(next(iter(content.values()), None), int):
             files = (path, _partner(path, _PAIRS))
-        elif not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        elif not isinstance(content.get("model"), dict):
             raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
     elif path.suffix == ".bpe" or path.name.endswith("merges.txt"):
         pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)

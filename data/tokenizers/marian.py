@@ -16,33 +16,31 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import (
-    JsonObject,
-    SpecialIds,
-    Tokenizer,
-    check_unicode,
-    clean_up,
-    printable,
-    read_json,
-)
-from .folder import MOST_IDS
-from .frame import Frame, Layout
-from .sentencepiece import SPACE, load_processor, widen_bytes
+from ..common.json_text import optional_object
+from .base import SPACE, SpecialIds, check_unicode, clean_up, printable
+from .export import Export, ExportedTokenizer
+from .folder import CONFIG, JsonObject, name_of, read_folder, read_ids
+from .frame import BatchSettings, Frame, Layout
+from .sentencepiece import load_processor, widen_bytes
 
 MODELS = ("source.spm", "target.spm")
 """The files that show that a folder has Marian's tokenizer."""
 
 _VOCABULARIES = ("vocab.json", "target_vocab.json")
-_CONFIG = "tokenizer_config.json"
-_SPECIALS = "special_tokens_map.json"
-_ADDED = "added_tokens.json"
-_USUAL_NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+_FILES = (*MODELS, *_VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json")
+_DIFFERENCE_OF_TARGETS = (
+    " for sources; for targets it uses the special tokens of sources, which differ"
+)
+_USUAL_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-class MarianTokenizer(Tokenizer):
+class MarianTokenizer(ExportedTokenizer):
     """The tokenizer of the source language; ``target`` is the tokenizer of the target language.
 
     The template adds ``</s>`` at the end. No token begins a text: the decoder was trained to start
@@ -51,63 +49,65 @@ class MarianTokenizer(Tokenizer):
 
     kind = "marian"
 
-    def __init__(self, files: Mapping[str, bytes], folder: Path, is_target: bool = False) -> None:
-        """Makes the tokenizer of one side; ``from_folder`` reads the files.
-
-        Args:
-          files: The bytes of the folder's files by name.
-          folder: The folder, for messages.
-          is_target: Whether this is the tokenizer of the target language.
-
-        Raises:
-          DataError: See ``from_folder``.
-        """
-        self.files = files
-        self.config = config = _read_object(files, _CONFIG, folder)
-        if options := config.get("sp_model_kwargs"):
-            raise DataError(
-                f"{folder / _CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
-            )
-        own = is_target and bool(config.get("separate_vocabs"))
-        self._processor, self._joiner = (
-            load_processor(_present(files, name, folder), folder / name)
-            for name in (MODELS[is_target], MODELS[own])
-        )
-        # With a shared vocabulary transformers decodes both sides with the source's model.
-        self._ids = _read_vocabulary(files, _VOCABULARIES[own], folder)
-        self._pieces = {id: piece for piece, id in self._ids.items()}
-        names = _names_of_specials(files, config, folder)
-        self._special = {*names.values(), *_other_specials(files, config, folder)}
-        if missing := sorted(self._special - self._ids.keys()):
-            raise DataError(
-                f"{folder / _VOCABULARIES[own]} has no {' and no '.join(missing)}, which the files "
-                "beside it name as special tokens: fetch all of them again"
-            )
-        _check_added(files, config, folder, self._special)
-        self._unknown, self._end = names["unk"], names["eos"]
-        self._cleans = bool(config.get("clean_up_tokenization_spaces"))
-        roles = {role: self._ids[name] for role, name in names.items()}
-        self.special_ids = SpecialIds(**roles, bos=roles["pad"])
-        self.vocab_size = max(self._pieces) + 1
-        self.fingerprint = _fingerprint(
-            files, is_target, own, sorted(self._special), self.special_ids, self._cleans
-        )
-        # The target tokenizer's target is itself, which ends the recursion.
-        self._target = self if is_target else MarianTokenizer(files, folder, is_target=True)
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> "MarianTokenizer":
+    def __init__(self, folder: Path, is_target: bool = False) -> None:
         """Loads ``source.spm``, ``target.spm``, ``vocab.json`` and their configuration.
 
         ``target_vocab.json`` is read if ``tokenizer_config.json`` sets ``separate_vocabs``.
+
+        Args:
+          folder: The folder of the files.
+          is_target: Whether this is the tokenizer of the target language.
 
         Raises:
           DataError: A file is missing or damaged, a special token has no id, or a setting of
             the configuration is not supported.
         """
-        names = (*MODELS, *_VOCABULARIES, _CONFIG, _SPECIALS, _ADDED)
-        files = {n: (folder / n).read_bytes() for n in names if (folder / n).is_file()}
-        return cls(files, folder)
+        content = read_folder(folder, None)
+        settings = content.settings.over(_USUAL_NAMES)
+        if options := settings.values.get("sp_model_kwargs"):
+            raise DataError(
+                f"{folder / CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
+            )
+        own = is_target and settings.flag("separate_vocabs", False)
+        vocabulary = folder / _VOCABULARIES[own]
+        for file in (*(folder / name for name in MODELS), vocabulary):
+            if not file.is_file():
+                raise DataError(f"{file} is missing from Marian's tokenizer: fetch it, too")
+        self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
+        self._config: JsonObject = optional_object(folder / CONFIG)
+        # With a shared vocabulary transformers decodes both sides with the source's model.
+        self._processor, self._joiner = (
+            load_processor(self._files[name], folder / name)
+            for name in (MODELS[is_target], MODELS[own])
+        )
+        self._ids = read_ids(vocabulary)
+        self._pieces = {id: piece for piece, id in self._ids.items()}
+        if len(self._pieces) != len(self._ids):
+            raise DataError(f"{vocabulary} gives one id to two pieces: fetch it again")
+        names = {role: settings.named(role) for role in _USUAL_NAMES}
+        self._special = {*names.values(), *_other_specials(settings.values)}
+        if missing := sorted(self._special - self._ids.keys()):
+            raise DataError(
+                f"{vocabulary} has no {' and no '.join(missing)}, which other files of the folder "
+                "name as special tokens: fetch all of them again"
+            )
+        # Marian's vocabulary has all tokens, so an added token must be one of them.
+        for token in content.added.values():
+            if token.content not in self._special:
+                raise DataError(
+                    f"{folder}: the added token {token.content!r} of a Marian is not supported: "
+                    "remove it, or give it to the vocabulary and to extra_special_tokens"
+                )
+        self._unknown, self._end = names["unk_token"], names["eos_token"]
+        self._cleans = settings.flag("clean_up_tokenization_spaces", False)
+        ids = {role.removesuffix("_token"): self._ids[name] for role, name in names.items()}
+        self.special_ids = SpecialIds(**ids, bos=ids["pad"])
+        self.vocab_size = max(self._pieces) + 1
+        self.fingerprint = _fingerprint(
+            self._files, is_target, own, sorted(self._special), self.special_ids, self._cleans
+        )
+        # The target tokenizer's target is itself, which ends the recursion.
+        self._target = self if is_target else MarianTokenizer(folder, is_target=True)
 
     @property
     def target(self) -> "MarianTokenizer":
@@ -159,8 +159,19 @@ class MarianTokenizer(Tokenizer):
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes the files of both sides as they were."""
-        for name, content in self.files.items():
+        for name, content in self._files.items():
             write_file(Path(folder) / name, content)
+
+    def export_without_backend(self) -> Export:
+        """See ``ExportedTokenizer``; transformers' class reads the same files."""
+        files = ", ".join(sorted(self._files.keys() - {CONFIG}))
+        differs = self.special_ids != self.target.special_ids
+        return Export(
+            f"{files}; transformers gives the same ids and texts"
+            + differs * _DIFFERENCE_OF_TARGETS,
+            config={**self._config, "tokenizer_class": "MarianTokenizer"},
+            settings=BatchSettings(split_special_tokens=True),
+        )
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         """Returns the ids of the language code, if there is one, and of the pieces."""
@@ -178,80 +189,12 @@ def _language_and_text(text: str) -> tuple[str, str]:
     return (text[:end], text[end:]) if end > 1 else ("", text)
 
 
-def _present(files: Mapping[str, bytes], name: str, folder: Path) -> bytes:
-    if name not in files:
-        raise DataError(f"{folder / name} is missing from Marian's tokenizer: fetch it, too")
-    return files[name]
-
-
-def _read_object(files: Mapping[str, bytes], name: str, folder: Path) -> JsonObject:
-    """Reads a JSON file; returns an empty object if it is missing."""
-    content = read_json(folder / name, files[name]) if name in files else {}
-    if not isinstance(content, dict):
-        raise DataError(f"{folder / name} is not a JSON object: fetch it again")
-    return content
-
-
-def _read_vocabulary(files: Mapping[str, bytes], name: str, folder: Path) -> dict[str, int]:
-    _present(files, name, folder)
-    ids = _read_object(files, name, folder)
-    wrong = [piece for piece, id in ids.items() if type(id) is not int or not 0 <= id < MOST_IDS]
-    if wrong or len(set(ids.values())) != len(ids):
-        fault = f"{wrong[0]!r} has the id {ids[wrong[0]]!r}" if wrong else "two pieces have one id"
-        raise DataError(f"{folder / name} is not a vocabulary: {fault}; fetch it again")
-    return ids
-
-
-def _stated(files: Mapping[str, bytes], config: JsonObject, folder: Path) -> JsonObject:
-    if "added_tokens_decoder" in config:
-        return config
-    return {**config, **_read_object(files, _SPECIALS, folder)}  # the older of the two files
-
-
-def _names_of_specials(
-    files: Mapping[str, bytes], config: JsonObject, folder: Path
-) -> dict[str, str]:
-    stated = _stated(files, config, folder)
-    return {
-        role: _content(stated.get(f"{role}_token") or usual, f"{role}_token", folder)
-        for role, usual in _USUAL_NAMES.items()
-    }
-
-
-def _other_specials(files: Mapping[str, bytes], config: JsonObject, folder: Path) -> list[str]:
+def _other_specials(values: Mapping[str, object]) -> set[str]:
     """Returns the names of the special tokens that Marian gives no role."""
-    stated = _stated(files, config, folder)
-    extra = stated.get("extra_special_tokens") or stated.get("additional_special_tokens") or []
-    if not isinstance(extra, list | dict):
-        raise DataError(f"{folder / _CONFIG}: {extra!r} is not a list of tokens: correct it")
-    named = [v for k, v in stated.items() if k.endswith("_token") and isinstance(v, str | dict)]
-    tokens = [*(extra.values() if isinstance(extra, dict) else extra), *named]
-    return [_content(token, "extra_special_tokens", folder) for token in tokens]
-
-
-def _check_added(
-    files: Mapping[str, bytes], config: JsonObject, folder: Path, special: set[str]
-) -> None:
-    """Checks that all added tokens are special tokens of the vocabulary."""
-    decoder = config.get("added_tokens_decoder", {})
-    if not isinstance(decoder, dict):
-        raise DataError(f"{folder / _CONFIG}: added_tokens_decoder is not an object: fetch it")
-    older = {} if "added_tokens_decoder" in config else _read_object(files, _ADDED, folder)
-    names = [*older, *(_content(t, "added_tokens_decoder", folder) for t in decoder.values())]
-    for name in names:
-        if name not in special:
-            raise DataError(
-                f"{folder}: the added token {name!r} of a Marian is not supported: remove it, or "
-                "give it to the vocabulary and to extra_special_tokens"
-            )
-
-
-def _content(token: object, name: str, folder: Path) -> str:
-    """Returns the text of a special token, which may be given as an object with properties."""
-    content = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(content, str):
-        raise DataError(f"{folder / _CONFIG}: {name} {token!r} is not a token: correct it")
-    return content
+    extra: Any = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+    others = extra.values() if isinstance(extra, dict) else extra
+    named = (value for name, value in values.items() if name.endswith("_token"))
+    return {name_of(token) for token in (*others, *named) if isinstance(token, str | AddedToken)}
 
 
 def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:

@@ -6,75 +6,35 @@ Decoding restores the text exactly, except U+2581, which sentencepiece uses for 
 """
 
 import hashlib
-import importlib
 import itertools
 import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
 
 import sentencepiece
+import tokenizers
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import END_OF_TEXT, SpecialIds, Tokenizer, check_unicode, printable
-
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character that represents a space in pieces."""
+from .base import END_OF_TEXT, SPACE, SpecialIds, check_unicode, printable
+from .export import Export, ExportedTokenizer
+from .sentencepiece_model import (
+    CONTROL,
+    USER_DEFINED,
+    ModelProto,
+    obstacle,
+    parse_model,
+    sentencepiece_backend,
+)
 
 # Longer texts, in characters, are split at line feeds; float32 scores are still exact enough here.
 _LONG = 4096
-_CONTROL, _USER_DEFINED = 3, 4  # types of pieces: never matched in text, and always matched
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-class Piece(Protocol):
-    """A piece of a model: its text, its type as the format numbers them, and its score."""
-
-    piece: str
-    type: int
-    score: float
-
-
-class TrainerSpec(Protocol):
-    """The settings that a model was trained with."""
-
-    model_type: int
-    unk_id: int
-    unk_piece: str
-    bos_id: int
-    bos_piece: str
-    eos_id: int
-    eos_piece: str
-    unk_surface: str
-    byte_fallback: bool
-    treat_whitespace_as_suffix: bool
-
-
-class NormalizerSpec(Protocol):
-    """The rules that a model applies to text."""
-
-    name: str
-    precompiled_charsmap: bytes
-    add_dummy_prefix: bool
-    remove_extra_whitespaces: bool
-    escape_whitespaces: bool
-
-
-class ModelProto(Protocol):
-    """The content of a ``.model`` file; only the fields that are used."""
-
-    @property
-    def pieces(self) -> Sequence[Piece]: ...  # noqa: D102
-
-    trainer_spec: TrainerSpec
-    normalizer_spec: NormalizerSpec
-    denormalizer_spec: NormalizerSpec
-
-
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(ExportedTokenizer):
     """A tokenizer from a sentencepiece model.
 
     A model file has no template, so ``add_special_tokens`` adds nothing; for T5, append
@@ -103,9 +63,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._splits_lines = _splits_lines(proto)
         # Control and user-defined pieces except white space: the id, and whether it is special.
         self._named = {
-            piece.piece: (id, piece.type == _CONTROL)
+            piece.piece: (id, piece.type == CONTROL)
             for id, piece in enumerate(proto.pieces)
-            if piece.type in (_CONTROL, _USER_DEFINED) and piece.piece.strip(f"{SPACE} \n\t\r")
+            if piece.type in (CONTROL, USER_DEFINED) and piece.piece.strip(f"{SPACE} \n\t\r")
         }
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
 
@@ -182,6 +142,21 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer``; writes ``sentencepiece.model``."""
         write_file(Path(folder) / "sentencepiece.model", self.model)
 
+    def backend(self) -> tokenizers.Tokenizer:
+        """See ``ExportedTokenizer``."""
+        return sentencepiece_backend(parse_model(self.model))
+
+    def export_without_backend(self) -> Export | None:
+        """See ``ExportedTokenizer``."""
+        reason = obstacle(parse_model(self.model))
+        if reason is None:
+            return None
+        return Export(
+            "sentencepiece.model unchanged, and no tokenizer.json for transformers: "
+            f"{reason}, which the tokenizers library cannot express exactly",
+            {"sentencepiece.model": self.model},
+        )
+
     def _parts(self, text: str) -> list[str]:
         """Splits a long text after its line feeds, where the model splits it in any case.
 
@@ -226,19 +201,11 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     )
 
 
-def parse_model(model: bytes) -> ModelProto:
-    """Parses a ``.model`` file: its pieces, and the settings of its training."""
-    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    proto = messages.ModelProto()
-    proto.ParseFromString(model)
-    return proto
-
-
 def _splits_lines(proto: ModelProto) -> bool:
     """Returns whether lines are encoded independently, as by the models trained here."""
     rules = proto.normalizer_spec
     with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
-    return with_line_feed == [("\n", _USER_DEFINED)] and not (
+    return with_line_feed == [("\n", USER_DEFINED)] and not (
         rules.precompiled_charsmap or rules.add_dummy_prefix or rules.remove_extra_whitespaces
     )
 

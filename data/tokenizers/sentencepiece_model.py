@@ -20,33 +20,82 @@ them.
 ``tokenizer.model``.
 """
 
+import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from ..common.errors import DataError
-from .sentencepiece import SPACE, ModelProto, Piece, parse_model
+from .base import SPACE
 
-# Types of pieces and of models, as the format numbers them.
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_UNIGRAM, _BPE = 1, 2
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+"""Types of pieces. Control pieces are never found in text, and user-defined ones always are."""
+_UNIGRAM, _BPE = 1, 2  # types of models
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
 # Trying all splits of a piece takes quadratic time, so longer pieces are refused.
 _LONGEST_PIECE = 4096
 
 
-def obstacle(model: bytes) -> str | None:
-    """Returns why a model has no exact counterpart in the library; None if it has one.
+class Piece(Protocol):
+    """A piece of a model: its text, its type as the format numbers them, and its score."""
 
-    Args:
-      model: The bytes of a ``.model`` file.
-    """
-    proto = parse_model(model)
+    piece: str
+    type: int
+    score: float
+
+
+class TrainerSpec(Protocol):
+    """The settings that a model was trained with."""
+
+    model_type: int
+    unk_id: int
+    unk_piece: str
+    bos_id: int
+    bos_piece: str
+    eos_id: int
+    eos_piece: str
+    unk_surface: str
+    byte_fallback: bool
+    treat_whitespace_as_suffix: bool
+
+
+class NormalizerSpec(Protocol):
+    """The rules that a model applies to text."""
+
+    name: str
+    precompiled_charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+
+
+class ModelProto(Protocol):
+    """The content of a ``.model`` file; only the fields that are used."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...  # noqa: D102
+
+    trainer_spec: TrainerSpec
+    normalizer_spec: NormalizerSpec
+    denormalizer_spec: NormalizerSpec
+
+
+def parse_model(model: bytes) -> ModelProto:
+    """Parses a ``.model`` file: its pieces, and the settings of its training."""
+    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = messages.ModelProto()
+    proto.ParseFromString(model)
+    return proto
+
+
+def obstacle(proto: ModelProto) -> str | None:
+    """Returns why a model has no exact counterpart in the library; None if it has one."""
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
-    # Each reason with whether it applies; `export_tokenizer` prints the first one that does.
+    # Each reason with whether it applies; the export prints the first one that does.
     reasons = {
         "it is neither a unigram nor a BPE model": trainer.model_type not in (_UNIGRAM, _BPE),
         f"it normalizes text ({rules.name or 'by its own rules'})": rules.precompiled_charsmap,
@@ -55,7 +104,7 @@ def obstacle(model: bytes) -> str | None:
         "it drops repeated spaces": rules.remove_extra_whitespaces,
         "it does not mark spaces": not rules.escape_whitespaces,
         "it marks spaces after words": trainer.treat_whitespace_as_suffix,
-        "it has unused pieces": any(piece.type == _UNUSED for piece in proto.pieces),
+        "it has unused pieces": any(piece.type == UNUSED for piece in proto.pieces),
         "user-defined pieces are longer than a character or part of others": _are_parts(
             proto.pieces
         ),
@@ -64,16 +113,15 @@ def obstacle(model: bytes) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
+def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-      model: The bytes of a ``.model`` file without an ``obstacle``.
+      proto: A model without an ``obstacle``.
 
     Returns:
       The tokenizer. Its special tokens are the control pieces.
     """
-    proto = parse_model(model)
     trainer, pieces = proto.trainer_spec, proto.pieces
     unigram = trainer.model_type == _UNIGRAM
     backend = tokenizers.Tokenizer(_unigrams(proto) if unigram else _byte_pairs(proto))
@@ -91,24 +139,24 @@ def sentencepiece_backend(model: bytes) -> tokenizers.Tokenizer:
             decoders.Fuse(),
         ]
     )
-    backend.add_tokens([AddedToken(p.piece, normalized=False) for p in _of(pieces, _USER_DEFINED)])
-    backend.add_special_tokens([AddedToken(p.piece) for p in _of(pieces, _CONTROL)])
+    backend.add_tokens([AddedToken(p.piece, normalized=False) for p in _of(pieces, USER_DEFINED)])
+    backend.add_special_tokens([AddedToken(p.piece) for p in _of(pieces, CONTROL)])
     return backend
 
 
 def _unigrams(proto: ModelProto) -> models.Unigram:
-    worst = min((p.score for p in _of(proto.pieces, _NORMAL)), default=0.0)
+    worst = min((p.score for p in _of(proto.pieces, NORMAL)), default=0.0)
     # So low that the best split of a text never includes such a piece.
     never = _NEVER * min(worst, -1.0)
     vocabulary = [
-        (p.piece, p.score if p.type in (_NORMAL, _USER_DEFINED) else never) for p in proto.pieces
+        (p.piece, p.score if p.type in (NORMAL, USER_DEFINED) else never) for p in proto.pieces
     ]
     spec = proto.trainer_spec
     return models.Unigram(vocabulary, spec.unk_id, byte_fallback=spec.byte_fallback)
 
 
 def _byte_pairs(proto: ModelProto) -> models.BPE:
-    scores = {p.piece: p.score for p in _of(proto.pieces, _NORMAL)}
+    scores = {p.piece: p.score for p in _of(proto.pieces, NORMAL)}
     merges = [
         (-score, middle, piece[:middle], piece[middle:])
         for piece, score in scores.items()
@@ -132,14 +180,14 @@ def _characters_without_text(pieces: Iterable[Piece]) -> set[str]:
     """Returns the characters that occur only in pieces that are not text."""
     text, rest = set[str](), set[str]()
     for piece in pieces:
-        (text if piece.type in (_NORMAL, _USER_DEFINED) else rest).update(piece.piece)
+        (text if piece.type in (NORMAL, USER_DEFINED) else rest).update(piece.piece)
     return rest - text
 
 
 def _are_parts(pieces: Iterable[Piece]) -> bool:
     """Returns whether a user-defined piece is longer than a character or part of a text piece."""
-    own = {piece.piece for piece in _of(pieces, _USER_DEFINED)}
-    text = {character for piece in _of(pieces, _NORMAL) for character in piece.piece}
+    own = {piece.piece for piece in _of(pieces, USER_DEFINED)}
+    text = {character for piece in _of(pieces, NORMAL) for character in piece.piece}
     return any(len(piece) > 1 or piece in text for piece in own)
 
 
@@ -147,7 +195,7 @@ def _splits_unknown(proto: ModelProto) -> bool:
     """Returns whether splitting a text, as the library does, changes what is unknown."""
     if proto.trainer_spec.model_type != _UNIGRAM:
         return False
-    pieces = {piece.piece for piece in _of(proto.pieces, _NORMAL)}
+    pieces = {piece.piece for piece in _of(proto.pieces, NORMAL)}
     if any(character not in pieces for piece in pieces for character in piece):
         return True
     return not proto.trainer_spec.byte_fallback and bool(_characters_without_text(proto.pieces))
@@ -173,7 +221,7 @@ def transformers_backend(
         renamed = {id: name for id, name in names.items() if name not in kept}
         pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
     types = [piece.type for piece in proto.pieces]
-    own = [piece for piece, kind in zip(pieces, types, strict=True) if kind == _USER_DEFINED]
+    own = [piece for piece, kind in zip(pieces, types, strict=True) if kind == USER_DEFINED]
     if is_bpe:
         model: models.Model = _pairs_by_score(proto, pieces, is_whole=bool(own))
     else:
@@ -223,7 +271,7 @@ def _pairs_by_score(proto: ModelProto, pieces: list[str], *, is_whole: bool) -> 
     rank = {
         name: (-piece.score, id)
         for id, (name, piece) in enumerate(zip(pieces, proto.pieces, strict=True))
-        if piece.type == _NORMAL
+        if piece.type == NORMAL
     }
     merges = [
         (*rank[piece], left, right)

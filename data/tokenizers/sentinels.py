@@ -15,10 +15,14 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
+import tokenizers
+from tokenizers import AddedToken
+
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
-from .base import SpecialIds, Tokenizer
+from .base import SPACE, SpecialIds, Tokenizer
+from .export import Export, ExportedTokenizer
 from .frame import Frame
 
 FILE = "sentinels.json"
@@ -26,10 +30,9 @@ FILE = "sentinels.json"
 NUMBER = 100
 """The number of sentinels of every published T5."""
 NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # represents a space in pieces
 
 
-class SentinelTokenizer(Tokenizer):
+class SentinelTokenizer(ExportedTokenizer):
     """A tokenizer extended by sentinels after its last token.
 
     If the vocabulary has no token that starts a text, targets start with padding, and the template
@@ -150,13 +153,40 @@ class SentinelTokenizer(Tokenizer):
             if not skip_special_tokens or id not in skipped
         ]
         # Drop the space that was added before the text.
-        first = [piece.replace(_SPACE, "") for piece in pieces[:1]]
-        return "".join([*first, *(piece.replace(_SPACE, " ") for piece in pieces[1:])])
+        first = [piece.replace(SPACE, "") for piece in pieces[:1]]
+        return "".join([*first, *(piece.replace(SPACE, " ") for piece in pieces[1:])])
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""
         first = self.base.vocab_size
         return self.base.token(id) if id < first else f"<extra_id_{self.vocab_size - 1 - id}>"
+
+    @property
+    def _exported(self) -> ExportedTokenizer:
+        if not isinstance(self.base, ExportedTokenizer):
+            raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
+        return self.base
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """See ``ExportedTokenizer``."""
+        backend = self._exported.backend()
+        # Added tokens get ascending ids, and sentinels count down from the last id.
+        names = map(self.token, reversed(self.sentinels))
+        options = {"normalized": False, "lstrip": not self.adds_end}
+        backend.add_special_tokens([AddedToken(name, **options) for name in names])
+        return backend
+
+    def export_without_backend(self) -> Export | None:
+        """See ``ExportedTokenizer``; the class of T5 makes the rest of its vocabulary itself."""
+        base = self._exported.export_without_backend()
+        if base is None:
+            return None
+        (model,) = base.files.values()
+        return Export(
+            "spiece.model; transformers' T5Tokenizer gives the same ids and texts",
+            {"spiece.model": model},
+            {"tokenizer_class": "T5Tokenizer", "extra_ids": self.number},
+        )
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
         """See ``Tokenizer``; writes the files of the base and ``sentinels.json``."""

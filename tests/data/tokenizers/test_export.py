@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import sentencepiece
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
-from flaxzoo.data.tokenizers.export import export_tokenizer
-from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer, parse_model
-from flaxzoo.data.tokenizers.sentencepiece_model import obstacle, sentencepiece_backend
+from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from flaxzoo.data.tokenizers.sentencepiece_model import (
+    obstacle,
+    parse_model,
+    sentencepiece_backend,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -42,7 +45,7 @@ def theirs(ours, tmp_path_factory):
 
 
 def exported(tokenizer, folder, **settings):
-    export_tokenizer(tokenizer, folder, **settings)
+    tokenizer.export(folder, **settings)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -90,7 +93,7 @@ def test_any_text(ours, theirs, text):
 
 
 def test_it_is_read_here_as_before(ours, tmp_path):
-    line = export_tokenizer(ours, tmp_path, max_length=77)
+    line = ours.export(tmp_path, max_length=77)
     assert line.startswith("tokenizer: ")
     assert "\n" not in line
     named = line.removeprefix("tokenizer: ").split(";")[0].split(", ")
@@ -139,15 +142,15 @@ def test_texts_for_a_translator_get_an_end_token(kind, prose, tmp_path):
 
 
 def test_wordpieces_get_no_end_token(prose, tmp_path):
-    with pytest.raises(DataError, match="wordpiece tokenizer has no token that ends a text"):
-        export_tokenizer(train_tokenizer(prose, CONFIGS["cased"]), tmp_path, closing=True)
+    with pytest.raises(DataError, match="wordpiece"):
+        train_tokenizer(prose, CONFIGS["cased"]).export(tmp_path, closing=True)
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_marian_as_it_was(separate, prose, tmp_path):
     models = [train_model(prose, size) for size in (300, 400)]
     ours = load_tokenizer(write_folder(tmp_path / "m", models, separate))
-    line = export_tokenizer(ours, tmp_path / "out", closing=True, max_length=99)
+    line = ours.export(tmp_path / "out", closing=True, max_length=99)
     assert line.endswith("vocab.json; transformers gives the same ids and texts")
     theirs = theirs_of(tmp_path / "out")
     assert theirs.model_max_length == 99
@@ -225,7 +228,7 @@ PAIRS = {"model_type": "bpe"}
         ({"control_symbols": ["[MASK]", "<x>"], "pad_id": 3}, None),
         ({"user_defined_symbols": ["e", "\t"]}, None),
         ({"user_defined_symbols": ["<sep>"]}, "longer than a character or part of others"),
-        ({"normalization_rule_name": "nmt_nfkc"}, r"normalizes text \(nmt_nfkc\)"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
         ({"add_dummy_prefix": True}, "a space before each text"),
         ({"remove_extra_whitespaces": True}, "drops repeated spaces"),
         ({"treat_whitespace_as_suffix": True}, "marks spaces after words"),
@@ -236,17 +239,16 @@ PAIRS = {"model_type": "bpe"}
 )
 def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):
     ours = SentencePieceTokenizer(foreign(prose, **options))
-    line = export_tokenizer(ours, tmp_path)
+    line = ours.export(tmp_path)
     assert (tmp_path / "sentencepiece.model").read_bytes() == ours.model
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
     if reason is None:
-        assert obstacle(ours.model) is None
+        assert obstacle(parse_model(ours.model)) is None
         theirs = AutoTokenizer.from_pretrained(tmp_path)
         texts = [*NASTY, *(line for text in prose[:20] for line in text.split("\n"))]
         assert differences(ours, theirs, texts) == (0, 0)
     else:
-        with pytest.raises(AssertionError, match=reason):
-            raise AssertionError(line)
+        assert reason in line
         assert "no tokenizer.json for transformers" in line
         assert not (tmp_path / "tokenizer.json").exists()
 
@@ -257,7 +259,7 @@ def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):
 def test_names_of_no_text_are_text_whatever_characters_are_known(text):
     """The library's unigrams find any piece in text: ours not those that are no text."""
     ours = SentencePieceTokenizer(foreign([text] * 9, control_symbols=["<|endoftext|>"]))
-    backend = sentencepiece_backend(ours.model)
+    backend = sentencepiece_backend(parse_model(ours.model))
     backend.encode_special_tokens = True
     for spelled in ("<|endoftext|>", "a<0x0A>b", "<unk>", "<0xFF><|endoftext|><0x00>", "x|>"):
         assert backend.encode(spelled).ids == ours.encode(spelled)
@@ -281,7 +283,7 @@ def test_long_texts_are_split_at_line_feeds(prose):
 
 
 def test_config_says_what_is_special(prose, tmp_path):
-    export_tokenizer(train_tokenizer(prose, CONFIGS["unigram"]), tmp_path)
+    train_tokenizer(prose, CONFIGS["unigram"]).export(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config == {
         "tokenizer_class": "PreTrainedTokenizerFast",

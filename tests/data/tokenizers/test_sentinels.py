@@ -114,5 +114,5 @@ def test_a_vocabulary_trained_here(tmp_path):
 def test_damaged_numbers_of_sentinels_are_named(folder, tmp_path, extra):
     (tmp_path / "spiece.model").write_bytes((folder / "spiece.model").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": extra}))
-    with pytest.raises(DataError, match=f"extra_ids {extra!r} is not a number of tokens"):
+    with pytest.raises(DataError, match=rf"extra_ids .*{extra}"):
         load_tokenizer(tmp_path)

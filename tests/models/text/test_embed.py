@@ -14,7 +14,6 @@ import torch
 from flaxzoo import data, models, train
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
-from flaxzoo.data.tokenizers.export import export_tokenizer
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
@@ -49,7 +48,7 @@ def body(request, tmp_path_factory):
     if request.param == "bert":
         wordpiece(PIECES, lowercase=False).save(folder)
     else:  # which adds no special tokens
-        export_tokenizer(CharacterTokenizer.train([*TEXTS, "query :"]), folder)
+        CharacterTokenizer.train([*TEXTS, "query :"]).export(folder)
     return folder
 
 
