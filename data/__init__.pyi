@@ -101,7 +101,6 @@ from .tasks.translation import encode_source as encode_source
 from .tasks.translation import start_and_end as start_and_end
 from .tokenizers.base import SpecialIds as SpecialIds
 from .tokenizers.base import Tokenizer as Tokenizer
-from .tokenizers.export import export_tokenizer as export_tokenizer
 from .tokenizers.load import load_tokenizer as load_tokenizer
 from .tokenizers.subwords import MergeRound as MergeRound
 from .tokenizers.subwords import fewest_pieces as fewest_pieces
