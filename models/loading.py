@@ -5,13 +5,10 @@ A run folder contains a `config.json`, whose "model" entry defines the model, an
 different `config.json`, which names the family, and safetensors files.
 """
 
-import contextlib
 import dataclasses
-import re
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +17,30 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..data.common.errors import UserError
 from ..data.common.fields import make_record
-from ..data.common.json_text import JsonObject, read_object
+from ..data.common.json_text import JsonObject
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
 from .adapters.peft import PeftAdapter, is_peft_folder
-from .checksums import CHECKSUMS_FILE, find_damage
+from .checksums import find_damage
 from .config import Execution, TransformerConfig
 from .hf.load_weights import config_of_folder, read_weights
 from .hub import local_folder
 from .init import parameter_shapes
 from .nn.typing import Params, PyTree
 from .registry import config_from_dict, create
-
-CONFIG_FILE = "config.json"
-CHECKPOINTS = "checkpoints"
-PARAMS = "params"
-TOKENIZER = "tokenizer"
-IMPORTED_FROM = "imported_from"
-"""Key in the `config.json` of a run: the folder that was imported."""
-READINGS = 5
-"""Number of attempts to read the newest checkpoint while training removes old ones."""
-
-T = TypeVar("T")
+from .run_files import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    PARAMS,
+    CheckpointRemoved,
+    check_run,
+    is_foreign,
+    naming_writer,
+    object_field,
+    read_config,
+    read_fields,
+    read_step,
+)
 
 
 def load(
@@ -118,81 +117,6 @@ def model_config(folder: Path) -> TransformerConfig:
     described = object_field(check_run(fields, folder), "model", folder)
     with naming_writer(fields, folder):
         return config_from_dict(described)
-
-
-@contextlib.contextmanager
-def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
-    """Adds the path, the writer and the remedy to an error about the content of a `config.json`.
-
-    Args:
-        fields: The content of the file.
-        folder: The folder of the file.
-
-    Raises:
-        UserError: The block raises one.
-    """
-    try:
-        yield
-    except UserError as error:
-        own, writer = version("flaxzoo"), fields.get("flaxzoo")
-        if writer is None:
-            remedy = f"it does not name the flaxzoo that wrote it, and this is {own}: restore it"
-        elif writer == own:
-            remedy = f"this version, flaxzoo {own}, wrote it: restore it"
-        else:
-            remedy = f"flaxzoo {writer} wrote it, and this is {own}: use flaxzoo {writer}"
-        raise UserError(f"{Path(folder) / CONFIG_FILE}: {error}; {remedy}") from error
-
-
-def is_foreign(fields: JsonObject) -> bool:
-    """Returns whether a `config.json` is in Hugging Face's form."""
-    return "model_type" in fields
-
-
-def chosen_step(folder: Path, step: int | None) -> int | None:
-    """Returns the step of the requested checkpoint, or the newest step of a run.
-
-    Args:
-      folder: A run folder, or one in Hugging Face's form.
-      step: The requested step, if any.
-
-    Returns:
-      The step, or None for a folder in Hugging Face's form, which has no steps.
-
-    Raises:
-      FileNotFoundError: The run has no such checkpoint.
-      UserError: A step is requested from a folder that has none.
-    """
-    if is_foreign(read_fields(folder)):
-        if step is not None:
-            raise UserError(f"{folder} has one model and no steps: leave step {step} out")
-        return None
-    return newest_step(folder) if step is None else check_step(folder, step)
-
-
-class CheckpointRemoved(UserError):
-    """A checkpoint that training removed while it was read."""
-
-
-def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -> T:
-    """Reads a checkpoint of a run that may be training, which removes old ones.
-
-    Args:
-      folder: A run folder, or one in Hugging Face's form.
-      step: The requested step. If None, the newest checkpoint that can be read completely.
-      read: Called with a result of `chosen_step`.
-
-    Raises:
-      CheckpointRemoved: The requested checkpoint was removed during the read.
-    """
-    for _ in range(READINGS - 1):
-        try:
-            return read(chosen_step(folder, step))
-        # The newest checkpoint may have changed: choose again, unless the caller chose the step.
-        except CheckpointRemoved:
-            if step is not None:
-                raise
-    return read(chosen_step(folder, step))
 
 
 def read_params(
@@ -412,126 +336,3 @@ def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
                 f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} there "
                 f"and {sizes[1]} in the model: restore either"
             )
-
-
-def read_config(folder: str | Path) -> JsonObject:
-    """Reads the `config.json` of a run folder.
-
-    Raises:
-      FileNotFoundError: The folder is not a run.
-      UserError: Its `config.json` is broken, or not one of flaxzoo.
-    """
-    return check_run(read_fields(folder), folder)
-
-
-def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
-    """Returns the content of a `config.json`, after checking that it belongs to a run.
-
-    Raises:
-      UserError: It does not.
-    """
-    if not {"model", "train"} <= fields.keys():
-        kind = "is in Hugging Face's form"
-        if not is_foreign(fields):
-            kind = "is neither of flaxzoo nor of Hugging Face, whose files have a model_type"
-        raise UserError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
-    return fields
-
-
-def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObject:
-    """Returns an object in the `config.json` of a folder.
-
-    Args:
-      fields: The content of the file.
-      name: The name of the field.
-      folder: The folder, for messages.
-
-    Raises:
-      UserError: The field is not an object.
-    """
-    value = fields[name]
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{Path(folder) / CONFIG_FILE}: {name} {value!r} is not an object: restore it"
-        )
-    return value
-
-
-def read_fields(folder: str | Path) -> JsonObject:
-    """Reads the `config.json` of any folder with a model.
-
-    Raises:
-      FileNotFoundError: There is none.
-      UserError: It is broken.
-    """
-    file = Path(folder) / CONFIG_FILE
-    if not file.is_file():
-        if is_peft_folder(Path(folder)):
-            raise UserError(
-                f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
-                "import, or give it to models.load"
-            )
-        path = Path(folder)
-        what = "is no folder" if path.exists() else "does not exist"
-        if path.is_dir():
-            what = "has no config.json"
-        raise FileNotFoundError(
-            f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder in "
-            "Hugging Face's form"
-        )
-    return read_object(file)
-
-
-def steps(folder: str | Path) -> list[int]:
-    """Returns the steps of a run's checkpoints, in ascending order.
-
-    A checkpoint gets its name when it is complete. Empty folders are not counted.
-    """
-    return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
-
-
-def numbered(folder: str | Path) -> list[int]:
-    """Returns the numbers that name folders among a run's checkpoints, in ascending order."""
-    checkpoints = Path(folder) / CHECKPOINTS
-    if not checkpoints.is_dir():
-        return []
-    names = (path.name for path in checkpoints.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
-
-
-def _holds_checkpoint(folder: Path, step: int) -> bool:
-    """Returns whether a numbered folder has a part of a checkpoint, damaged or not."""
-    checkpoint = folder / CHECKPOINTS / str(step)
-    params = checkpoint / PARAMS
-    # Training may remove the checkpoint at this moment.
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return (checkpoint / CHECKSUMS_FILE).is_file() or any(params.iterdir())
-    return False
-
-
-def newest_step(folder: str | Path) -> int:
-    """Returns the step of the newest checkpoint.
-
-    Raises:
-      FileNotFoundError: There is none yet.
-    """
-    found = steps(folder)
-    if not found:
-        empty = ", ".join(f"{CHECKPOINTS}/{number}" for number in numbered(folder))
-        note = f" ({empty} holds none)" if empty else ""
-        raise FileNotFoundError(
-            f"{folder} has no checkpoint yet{note}: let the run reach its first"
-        )
-    return found[-1]
-
-
-def check_step(folder: str | Path, step: int) -> int:
-    """Returns `step`, after checking that its checkpoint exists.
-
-    Raises:
-      FileNotFoundError: It does not; the message names the existing checkpoints.
-    """
-    if step not in steps(folder):
-        kept = ", ".join(map(str, steps(folder))) or "none"
-        raise FileNotFoundError(f"{folder} has no checkpoint of step {step}: it has {kept}")
-    return step

@@ -37,6 +37,7 @@ ORDER = {
         {"decoding", "stablehlo"},
         {"hf"},
         {"adapters"},
+        {"run_files"},
         {"loading", "token_log_probs"},
         {"finite"},
         {"text"},

@@ -13,8 +13,9 @@ from ..encoders.encoder import EncoderConfig
 from ..hf.generation_config import GENERATION, generation_arguments, stored_request
 from ..hf.save import check_vocabulary
 from ..hub import local_folder
-from ..loading import TOKENIZER, is_foreign, model_config, read_fields
+from ..loading import model_config
 from ..nn.heads import HEADS
+from ..run_files import TOKENIZER, is_foreign, read_fields
 
 PADDING_ROWS = 1024
 """Published embeddings are padded by at most about this many rows (phi-2: 943)."""

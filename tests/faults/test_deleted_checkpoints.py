@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flaxzoo.models.loading import steps
+from flaxzoo.models.run_files import steps
 from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
 
 from ..train.engine.test_checkpoint import assert_same, make_state, shapes_of

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from flaxzoo.models.loading import steps
+from flaxzoo.models.run_files import steps
 from flaxzoo.train.engine import stop_signals
 
 from ..integration.test_stopped_processes import command, one_device

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from flaxzoo.models.loading import newest_step
+from flaxzoo.models.run_files import newest_step
 
 from ..integration.test_stopped_processes import command, last_step, one_device
 from ..support.run_folders import write_text

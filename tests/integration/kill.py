@@ -51,7 +51,7 @@ import sentencepiece  # noqa: E402, F401
 import tensorboardX.summary  # noqa: E402, F401
 import tokenizers  # noqa: E402, F401
 from flaxzoo.data.sources import local_dataset  # noqa: E402, F401
-from flaxzoo.models.loading import steps  # noqa: E402
+from flaxzoo.models.run_files import steps  # noqa: E402
 from flaxzoo.train.engine import train as training  # noqa: E402
 from support.objective_runs import RUNS, write_sources  # noqa: E402
 from support.run_folders import assert_same, everything, lines  # noqa: E402

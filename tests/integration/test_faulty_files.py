@@ -13,7 +13,7 @@ import pytest
 from flaxzoo import train
 from flaxzoo.data import DataError
 from flaxzoo.data.sources.load_documents import load_documents
-from flaxzoo.models.loading import steps
+from flaxzoo.models.run_files import steps
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import start
 from flaxzoo.train.runs.metrics_log import MetricsLog

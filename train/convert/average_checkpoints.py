@@ -12,16 +12,10 @@ from ...models.adapters.base import BASE
 from ...models.config import TransformerConfig
 from ...models.finite import check_finite
 from ...models.hf.sentence_embedding import IN_RUN
-from ...models.loading import (
-    TOKENIZER,
-    model_config,
-    read_config,
-    read_params,
-    steps,
-    target_shapes,
-)
+from ...models.loading import model_config, read_params, target_shapes
 from ...models.nn.typing import Params
 from ...models.registry import create
+from ...models.run_files import TOKENIZER, read_config, steps
 from ..runs.params_only_run import AVERAGED_STEPS, check_not_existing, make_params_only_run
 
 

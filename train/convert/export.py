@@ -24,16 +24,10 @@ from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hub import local_folder
-from ...models.loading import (
-    CONFIG_FILE,
-    IMPORTED_FROM,
-    chosen_step,
-    is_foreign,
-    load_adapters,
-    read_fields,
-)
+from ...models.loading import load_adapters
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Params
+from ...models.run_files import CONFIG_FILE, IMPORTED_FROM, chosen_step, is_foreign, read_fields
 from ...models.stablehlo import export_forward, input_names
 from ...models.text.folder import generation_defaults
 from ..config import TrainConfig

@@ -15,9 +15,10 @@ from ...models.hf.sentence_embedding import (
     read_embedding_settings,
 )
 from ...models.hub import local_folder
-from ...models.loading import IMPORTED_FROM, is_foreign, load, read_fields
+from ...models.loading import load
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
+from ...models.run_files import IMPORTED_FROM, is_foreign, read_fields
 from ...models.text.folder import beam_search_defaults, generation_defaults, vocabulary_note
 from ..config import to_dict
 from ..runs.load_run import config_of_model, open_run

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...data.common.json_text import JsonObject
-from ...models.loading import IMPORTED_FROM
 from ...models.nn.heads import HEADS
 from ...models.registry import family_name
+from ...models.run_files import IMPORTED_FROM
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
 from ..runs.custom import CUSTOM
 from ..runs.metrics_log import read_metrics

@@ -20,7 +20,7 @@ from orbax.checkpoint import checkpoint_managers
 from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
-from ...models.loading import CHECKPOINTS, PARAMS, numbered, steps
+from ...models.run_files import CHECKPOINTS, PARAMS, numbered, steps
 from ..state import TrainState
 
 DataState = dict[str, Any]

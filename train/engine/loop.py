@@ -11,7 +11,7 @@ from ...data.chat.policy import PolicyExamples
 from ...data.common.errors import StepNotTaken
 from ...data.common.progress import Progress
 from ...data.dataset import counted
-from ...models.loading import CHECKPOINTS
+from ...models.run_files import CHECKPOINTS
 from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices
 from ..losses.eval_step import Evaluation, evaluate

@@ -16,8 +16,8 @@ from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...data.dataset import counted
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
-from ...models.loading import CONFIG_FILE, TOKENIZER, steps
 from ...models.registry import create
+from ...models.run_files import CONFIG_FILE, TOKENIZER, steps
 from ..config import TrainConfig, objective_of
 from ..distributed.multiprocess import barrier, is_primary, primary_first
 from ..losses.objective import Objective

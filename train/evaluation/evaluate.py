@@ -17,9 +17,9 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.request import GenerationRequest
 from ...models.finite import check_outputs, load_finite
 from ...models.hub import local_folder
-from ...models.loading import read_fields
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
+from ...models.run_files import read_fields
 from ...models.text.folder import beam_search_defaults
 from ...models.text.translate import TextTranslator, note_of_empty
 from ..config import TrainConfig, objective_of

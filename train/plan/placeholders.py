@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...models.loading import CONFIG_FILE, model_config
+from ...models.loading import model_config
+from ...models.run_files import CONFIG_FILE
 from ..config import TrainConfig, check_length, in_steps
 from ..engine.policy_update import update_config
 from ..objectives.online import OnlineConfig

@@ -14,7 +14,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration that `train.config.to_dict` wrote.
 
     Raises:
-        UserError: A field is missing or unknown. `naming_writer` of models/loading.py adds the
+        UserError: A field is missing or unknown. `naming_writer` of models/run_files.py adds the
             file and the version of flaxzoo that wrote it to the message.
     """
     # The class of these sections depends on their content; `make_record` reads the others.

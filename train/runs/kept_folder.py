@@ -8,7 +8,7 @@ from pathlib import Path
 from orbax.checkpoint.utils import TMP_DIR_SUFFIX
 
 from ...data.common.errors import RunError
-from ...models.loading import CHECKPOINTS, CONFIG_FILE, numbered
+from ...models.run_files import CHECKPOINTS, CONFIG_FILE, numbered
 
 
 @dataclasses.dataclass(frozen=True)

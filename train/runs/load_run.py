@@ -8,16 +8,16 @@ from ...data.tasks.base import Target
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
-from ...models.loading import (
+from ...models.loading import model_config
+from ...models.nn.heads import HEADS
+from ...models.run_files import (
     IMPORTED_FROM,
     check_run,
     is_foreign,
-    model_config,
     naming_writer,
     object_field,
     read_fields,
 )
-from ...models.nn.heads import HEADS
 from ...models.text.folder import open_folder
 from ..config import TrainConfig
 from ..recipes import RECIPES, recipe

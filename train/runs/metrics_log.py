@@ -15,7 +15,7 @@ from typing import Any
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError, UserError
 from ...data.common.json_text import to_json
-from ...models.loading import CONFIG_FILE
+from ...models.run_files import CONFIG_FILE
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

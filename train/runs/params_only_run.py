@@ -8,8 +8,8 @@ from ...data.common.atomic_io import new_folder
 from ...data.common.errors import RunError
 from ...data.common.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
-from ...models.loading import CHECKPOINTS, CONFIG_FILE, IMPORTED_FROM, PARAMS, TOKENIZER
 from ...models.nn.typing import Params
+from ...models.run_files import CHECKPOINTS, CONFIG_FILE, IMPORTED_FROM, PARAMS, TOKENIZER
 
 AVERAGED_STEPS = "averaged_steps"
 """Key in `config.json`: the steps of the averaged checkpoints."""

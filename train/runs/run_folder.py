@@ -20,9 +20,10 @@ from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
 from ...models.hf.sentence_embedding import keep_embedding_settings
 from ...models.hub import local_folder
-from ...models.loading import CONFIG_FILE, TOKENIZER, chosen_step, model_config, read_config, steps
+from ...models.loading import model_config
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
+from ...models.run_files import CONFIG_FILE, TOKENIZER, chosen_step, read_config, steps
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from

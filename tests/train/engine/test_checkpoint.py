@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo.models import loading
+from flaxzoo.models import loading, run_files
 from flaxzoo.models.checksums import find_damage
-from flaxzoo.models.loading import newest_step, steps
+from flaxzoo.models.run_files import newest_step, steps
 from flaxzoo.train import TrainState
 from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -163,9 +163,9 @@ def test_a_checkpoint_that_training_removes_while_it_is_read(tmp_path, monkeypat
     monkeypatch.setattr(loading, "find_damage", removing)
     read = functools.partial(loading.restore_params, tmp_path, shapes=shapes)
     if step is None:
-        params = loading.read_step(tmp_path, None, lambda step: read(step))
+        params = run_files.read_step(tmp_path, None, lambda step: read(step))
         assert later == ["20", "25"]
         assert_same(params, make_state(15).params)
     else:
-        with pytest.raises(loading.CheckpointRemoved, match="checkpoint 15 of"):
-            loading.read_step(tmp_path, step, lambda step: read(step))
+        with pytest.raises(run_files.CheckpointRemoved, match="checkpoint 15 of"):
+            run_files.read_step(tmp_path, step, lambda step: read(step))

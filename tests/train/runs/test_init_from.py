@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.loading import newest_step, steps
+from flaxzoo.models.run_files import newest_step, steps
 from flaxzoo.train.config import in_steps
 from flaxzoo.train.optim.parameters import named
 from flaxzoo.train.runs.init_from import init_from, plan_init_from
