@@ -1,12 +1,13 @@
 """Conversations and completions as tokens, with a mask of the tokens to learn."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..chat_templates.chat_template import LECTURES, ChatTemplate, Message
 from ..common.errors import DataError
+from ..common.fields import require
 from ..tokenizers.base import Tokenizer
 from .guard import encode_guarded
 
@@ -62,13 +63,13 @@ def encode_chat(
         conversation has no answer to learn, and ``add_generation_prompt`` is false.
     """
     template = tokenizer.chat_template if template is None else template
-    if template.source == LECTURES and any(
-        isinstance(message, Mapping) and message.get("tool_calls") for message in messages
-    ):
-        raise DataError(
-            "the chat template of user: and bot: has no form for tool_calls: write them in the "
-            "contents as <<name argument>>, or give a template that has a form"
-        )
+    calls = [m for m in messages if isinstance(m, Mapping) and m.get("tool_calls")]
+    require(
+        not calls or template.source != LECTURES,
+        "the chat template of user: and bot: has no form for tool_calls: write them in the "
+        "contents as <<name argument>>, or give a template that has a form",
+        error=DataError,
+    )
     if add_generation_prompt:
         rendered = template.render_traced(messages, tools=tools)
     else:
@@ -79,12 +80,19 @@ def encode_chat(
     ids, offsets = encode_guarded(tokenizer, text, rendered.origins, source)
     # A token is learned if any of its characters is part of an answer.
     answers = [any(a < end and b > start for start, end in spans) for a, b in offsets]
-    if not add_generation_prompt and not any(answers):
-        raise DataError(
-            "no token of the conversation is to be learned: give the assistant an answer that is "
-            f"not empty (the text is {text[:80]!r})"
-        )
+    require(
+        add_generation_prompt or any(answers),
+        "no token of the conversation is to be learned: give the assistant an answer that is not "
+        f"empty (the text is {text[:80]!r})",
+        error=DataError,
+    )
     return EncodedChat(text, ids, answers)
+
+
+def num_common(a: Iterable[object], b: Iterable[object]) -> int:
+    """Returns the number of equal items that both begin with."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return len(list(same))
 
 
 def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
@@ -121,17 +129,17 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
     """
     end, frame = tokenizer.special_ids.eos, tokenizer.frame
     after = frame.after or (() if end is None else (end,))
-    if not after:
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer has no token that ends a text, and an answer needs "
-            "one: name the tokenizer of a causal language model"
-        )
-    if not completion:
-        raise DataError(f"the completion of {prompt[:80]!r} is empty: leave the example out")
+    require(
+        after,
+        f"this {tokenizer.kind} tokenizer has no token that ends a text, and an answer needs one: "
+        "name the tokenizer of a causal language model",
+        error=DataError,
+    )
+    problem = f"the completion of {prompt[:80]!r} is empty: leave the example out"
+    require(completion, problem, error=DataError)
     before = frame.before
     ids = tokenizer.encode(prompt + completion, add_special_tokens=False)
     alone = tokenizer.encode(prompt, add_special_tokens=False) if prompt else []
-    pairs = zip(alone, ids, strict=False)
-    common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    common = num_common(alone, ids)
     learned = [False] * (len(before) + common) + [True] * (len(ids) - common + len(after))
     return EncodedChat(prompt + completion, [*before, *ids, *after], learned)

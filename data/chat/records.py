@@ -30,7 +30,7 @@ from ..chat_templates.chat_template import ChatTemplate, Message, check_role
 from ..common.errors import DataError, misspelled
 from ..common.fields import expectation, require, require_one_of
 from ..tokenizers.base import Tokenizer
-from .encoding import EncodedChat, encode_chat, encode_completion
+from .encoding import EncodedChat, encode_chat, encode_completion, num_common
 from .rows import Row
 
 _ROLES = {
@@ -87,9 +87,8 @@ class Dialogue:
             template=template,
             add_generation_prompt=True,
         )
-        pairs = zip(prompt.ids, whole.ids, strict=False)
         # Learn only what follows the tokens that the whole text shares with the prompt.
-        common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        common = num_common(prompt.ids, whole.ids)
         answers = [learned and i >= common for i, learned in enumerate(whole.answers)]
         return EncodedChat(whole.text, whole.ids, answers)
 
@@ -329,8 +328,7 @@ def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
         lists = [_hh_messages(text) for text in (chosen, rejected)]
         first = _num_common(*lists)
         return [Dialogue(messages, None, first) for messages in lists]
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-    prompt = chosen[: len(list(same))]
+    prompt = chosen[: num_common(chosen, rejected)]
     # A space before the point of division belongs to the answers, as in TRL.
     prompt = prompt[:-1] if prompt.endswith(" ") else prompt
     return [PromptedText(prompt, text[len(prompt) :]) for text in (chosen, rejected)]
@@ -348,8 +346,7 @@ def _hh_messages(text: str) -> tuple[Message, ...]:
 
 def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
     """Returns how many messages at the beginning are equal, at most all but the last."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
-    return min(len(list(same)), len(a) - 1, len(b) - 1)
+    return min(num_common(a, b), len(a) - 1, len(b) - 1)
 
 
 def _share_gpt(turns: Any, location: str) -> tuple[Message, ...]:

@@ -1,12 +1,14 @@
 """Records of any form: the objects of JSON lines, of a published data set, or in memory."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import file_lines, matching_files
-from ..common.json_lines import parse_line
-from ..filters.conditions import LeftOut, keeps, split_conditions
+from ..common.json_lines import parse_lines
+from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples, plain
@@ -18,6 +20,8 @@ from .instructions import KIND as INSTRUCTIONS
 from .instructions import read_instructions
 
 Row = Mapping[str, Any]
+Rows = Iterable[tuple[str, Any]]
+"""Records, each with its location."""
 
 
 def read_rows(
@@ -37,52 +41,55 @@ def read_rows(
     Raises:
       DataError: A source is unknown, unreadable or empty, or a record is not an object.
     """
-    name, left_out = as_source(source), LeftOut() if left_out is None else left_out
-    if isinstance(name, Examples):
-        conditions = split_conditions(name.partition(":")[2], name)[1]
-        for i, row in enumerate(name.rows):
-            location = f"examples[{i}]"
-            row = {"text": row} if isinstance(row, str) else row
-            if keeps(conditions, checked(row, location), location, left_out):
-                yield location, checked(row, location)
-        return
-    # A plain file name means JSON lines.
-    if ":" not in name and name.removesuffix(".gz").endswith((".jsonl", ".json")):
-        name = f"jsonl:{name}"
-    if name == CALCULATIONS:
-        yield from calculations()
-        return
+    name, empty = as_source(source), True
+    for conditions, rows in _parts(name, split):
+        for location, row in rows:
+            require(
+                isinstance(row, Mapping),
+                f"{location} must be an object of fields, as "
+                f'{{"prompt": "…", "completion": "…"}}, got a {type(row).__name__}',
+                error=DataError,
+            )
+            if keeps(conditions, row, location, left_out):
+                empty = False
+                yield location, row
+    problem = f"no records in {name!r}: it is empty, or its conditions keep none"
+    require(not empty, problem, error=DataError)
+
+
+def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Rows]]:
+    """Yields the conditions and the records of each of the joined sources."""
     kind, _, rest = name.partition(":")
-    if kind == INSTRUCTIONS:
-        yield from read_instructions(rest, split)
-        return
-    found = False
-    for part in parse_sources(name):
-        for location, row in _read(part, split, left_out):
-            found = True
-            yield location, row
-    if not found:
-        raise DataError(f"no records in {name!r}: it is empty, or its conditions keep none")
-
-
-def _read(source: Source, split: Split, left_out: LeftOut) -> Iterator[tuple[str, Row]]:
-    if source.kind == "jsonl":
-        for path in matching_files(source.location, source.name):
-            for file, number, line in file_lines(path):
-                if line.strip():
-                    location = f"{file} line {number}"
-                    row = checked(parse_line(line, location), location)
-                    if keeps(source.conditions, row, location, left_out):
-                        yield location, row
-    elif source.kind == "tfds":
-        yield from _read_published(source, split, left_out)
+    if isinstance(name, Examples):
+        rows = (row if isinstance(row, Mapping) else {"text": row} for row in name.rows)
+        located = ((f"examples[{i}]", row) for i, row in enumerate(rows))
+        yield split_conditions(rest, name)[1], located
+    elif name == CALCULATIONS:
+        yield (), calculations()
+    elif kind == INSTRUCTIONS:
+        yield (), read_instructions(rest, split)
     else:
-        # All other sources have documents, which become records.
-        for number, text in enumerate(load_documents(source.name, "train", validation_fraction=0)):
-            yield f"{source.name} document {number + 1}", {"text": text}
+        # A plain file name means JSON lines.
+        is_file = not rest and name.removesuffix(".gz").endswith((".jsonl", ".json"))
+        for source in parse_sources(f"jsonl:{name}" if is_file else name):
+            yield source.conditions, _read(source, split)
 
 
-def _read_published(source: Source, split: Split, left_out: LeftOut) -> Iterator[tuple[str, Row]]:
+def _read(source: Source, split: Split) -> Rows:
+    if source.kind == "tfds":
+        return _read_published(source, split)
+    if source.kind == "jsonl":
+        files = matching_files(source.location, source.name)
+        return itertools.chain.from_iterable(parse_lines(file_lines(file)) for file in files)
+    # All other sources have documents, which become records.
+    documents = load_documents(source.name, "train", validation_fraction=0)
+    return (
+        (f"{source.name} document {number}", {"text": text})
+        for number, text in enumerate(documents, start=1)
+    )
+
+
+def _read_published(source: Source, split: Split) -> Rows:
     from ..sources.tfds_documents import download, open_builder, open_split
 
     builder = open_builder(source)
@@ -90,24 +97,9 @@ def _read_published(source: Source, split: Split, left_out: LeftOut) -> Iterator
         download(builder, source)
     has = list(builder.info.splits)
     # Published data sets name their validation split differently.
-    wanted = "train" if split == "train" else next((s for s in _VALIDATION if s in has), None)
-    if wanted not in has:
+    names = ("train",) if split == "train" else ("validation", "dev", "test")
+    wanted = next((name for name in names if name in has), None)
+    if wanted is None:
         raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")
     for number, row in enumerate(open_split(builder, wanted, source.name), start=1):
-        location = f"{source.name} {wanted} example {number}"
-        fields = checked(plain(row), location)
-        if keeps(source.conditions, fields, location, left_out):
-            yield location, fields
-
-
-_VALIDATION = ("validation", "dev", "test")
-
-
-def checked(row: object, location: str) -> Row:
-    """Returns a record; raises DataError if it is not an object."""
-    if not isinstance(row, Mapping):
-        raise DataError(
-            f"{location} is a {type(row).__name__}, no object of fields: write "
-            '{"prompt": "…", "completion": "…"}'
-        )
-    return row
+        yield f"{source.name} {wanted} example {number}", plain(row)

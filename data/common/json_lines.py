@@ -1,9 +1,10 @@
 """JSON lines: one object per line, and the fields of an object."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .errors import DataError
+from .files import Line
 from .json_text import JsonObject, parse_json
 
 _REMEDY = "write one JSON object a line"
@@ -23,6 +24,18 @@ def parse_line(line: str, location: str) -> JsonObject:
     if not isinstance(row, dict):
         raise DataError(f"{location} is a JSON {type(row).__name__}: {_REMEDY}")
     return row
+
+
+def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
+    """Yields the location and the object of each line that is not blank.
+
+    Raises:
+      DataError: A line is not a JSON object (with file and line).
+    """
+    for file, number, line in lines:
+        if line and not line.isspace():
+            location = f"{file} line {number}"
+            yield location, parse_line(line, location)
 
 
 def pick(row: Mapping[str, object], field: str, location: str) -> Any:

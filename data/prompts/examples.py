@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import file_lines, matching_files
-from ..common.json_lines import parse_line
+from ..common.json_lines import parse_lines, pick
 from ..sources.builtin.patterns import Patterns
 from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.documents import SourceLike, as_source
@@ -16,7 +18,6 @@ from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
-from ..sources.sentence_pairs import SentencePair
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
 from ..sources.tfds_records import open_published
@@ -27,7 +28,7 @@ from ..tokenizers.training import TokenizerConfig
 TASK = "task"
 """The field that groups examples of the same task."""
 _FILES = ("jsonl", "csv", "tsv")
-_ANY_COLUMNS = ColumnRoles("those of the fields", {})
+_ANY_COLUMNS = ColumnRoles("the columns of the fields", {})
 
 
 @dataclass(frozen=True)
@@ -65,90 +66,70 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     """
     name = as_source(source)
     examples = list(_read(name, split or "train"))
-    if not examples:
-        raise DataError(f"no examples in {name!r}: it is empty")
+    require(examples, f"no examples in {name!r}: it is empty", error=DataError)
     return examples
 
 
 def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     if isinstance(name, Examples):
         return (_example(row, f"examples[{i}]") for i, row in enumerate(name.rows))
-    # A name without a kind, or the path of an existing file: infer the kind from the suffix.
     kind, colon, rest = name.partition(":")
+    # A name without a kind, or the path of an existing file: infer the kind from the suffix.
     if not colon or Path(name).exists():
         kind, rest = Path(name.removesuffix(".gz")).suffix.removeprefix("."), name
-        if kind not in _FILES:
-            raise DataError(
-                f"{name!r} is no source of examples: name a file .jsonl, .csv or .tsv, or a source "
-                "such as builtin:reviews"
-            )
+        choices = "a file .jsonl, .csv or .tsv, or a source such as builtin:reviews"
+        problem = f"the source of examples must be {choices}, got {name!r}"
+        require(kind in _FILES, problem, error=DataError)
     if (patterns := Patterns.parse(name)) is not None:
+        return _episodes(patterns)
+    fields = rest.rpartition("#")[2] if "#" in rest else ""
+    numbered = all(field.isdecimal() for field in fields.partition("?")[0].split(","))
+    # Numbered columns are the columns of a labeled table; other files have named fields.
+    if kind in _FILES and not numbered:
         return (
-            PromptExample({"query": query, "answer": answer}, episode.task.name)
-            for episode in patterns.held_out
-            for query, answer in episode.examples
+            _objects(name, rest) if kind == "jsonl" and not fields else _records(name, kind, rest)
         )
-    # Files with named fields; numbered columns are the columns of a labeled table.
-    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
-    if kind == "jsonl" and not mark:
-        return _objects(name, location)
-    if kind in _FILES and not (mark and _are_numbers(part)):
-        source = LabelledSource(name, kind, location, (), True)
-        if mark:
-            source = parse_labelled(f"{kind}:{rest}", dict.fromkeys(_FILES, ""))
-        else:
-            source = replace(source, fields=column_names(source))
-        return _records(source)
-    # Labeled sources, questions about passages, and sentence pairs for everything else.
     published = SequenceClassificationData.published_fields
-    if kind in (*_FILES, "corpora") or (kind, rest) == ("builtin", "reviews"):
+    labeled = (*_FILES, "corpora", "builtin:reviews", *(f"tfds:{one}" for one in published))
+    if kind in labeled or f"{kind}:{rest.partition('#')[0]}" in labeled:
         return _labeled(name, split)
-    if kind == "squad":
-        return _questions(name)
-    if kind == "tfds" and rest.partition("#")[0] in published:
-        return _labeled(name, split)
-    return (
-        PromptExample({"source": pair.source, "target": pair.target})
-        for pair in _pairs(name, split)
-    )
+    return _questions(name) if kind == "squad" else _pairs(name, split)
 
 
-def _are_numbers(part: str) -> bool:
-    return all(field.isdecimal() for field in part.partition("?")[0].split(","))
+def _episodes(patterns: Patterns) -> Iterator[PromptExample]:
+    for episode in patterns.held_out:
+        for query, answer in episode.examples:
+            yield PromptExample({"query": query, "answer": answer}, episode.task.name)
 
 
-def _objects(name: str, location: str) -> Iterator[PromptExample]:
-    for path in matching_files(location, name):
-        for file, number, line in file_lines(path):
-            if line.strip():
-                where = f"{file} line {number}"
-                yield _example(parse_line(line, where), where)
+def _objects(name: str, glob: str) -> Iterator[PromptExample]:
+    for path in matching_files(glob, name):
+        for location, row in parse_lines(file_lines(path)):
+            yield _example(row, location)
 
 
-def _records(source: LabelledSource) -> Iterator[PromptExample]:
+def _records(name: str, kind: str, rest: str) -> Iterator[PromptExample]:
+    source = LabelledSource(name, kind, rest, (), True)
+    if "#" in rest:
+        source = parse_labelled(f"{kind}:{rest}", dict.fromkeys(_FILES, ""))
+    else:
+        source = replace(source, fields=column_names(source))
     for record in read_fields(source, _ANY_COLUMNS):
         yield _example(dict(zip(source.fields, record.values, strict=True)), record.location)
 
 
-def _example(row: object, location: str) -> PromptExample:
+def _example(row: Any, location: str) -> PromptExample:
     """Returns an example with the fields that are texts or numbers; leaves out the others."""
-    if not isinstance(row, Mapping):
-        raise DataError(
-            f"{location} is a {type(row).__name__}, no object of fields: write "
-            '{"question": "…", "answer": "…"}'
-        )
-    # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.
-    for key, value in row.items():
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise DataError(
-                    f"{location} has half a character in its field {key!r}: remove it"
-                ) from None
+    require(
+        isinstance(row, Mapping),
+        f'{location} must be an object of fields, as {{"question": "…", "answer": "…"}}, got a '
+        f"{type(row).__name__}",
+        error=DataError,
+    )
+    values = {name: pick(row, name, location) for name in row}
     texts = {
-        str(key): value if isinstance(value, str) else json.dumps(value)
-        for key, value in row.items()
+        str(name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
         if isinstance(value, str | int | float)
     }
     return PromptExample(texts, texts.get(TASK))
@@ -174,8 +155,9 @@ def _questions(name: str) -> Iterator[PromptExample]:
         yield PromptExample(fields)
 
 
-def _pairs(name: str, split: Split) -> Iterable[SentencePair]:
-    numbers = NumberWords.parse(name)
+def _pairs(name: str, split: Split) -> Iterator[PromptExample]:
+    numbers, pairs = NumberWords.parse(name), None
     if numbers is not None:
-        return numbers.vocabulary if split == "train" else numbers.validation
-    return open_parallel(name, split)
+        pairs = numbers.vocabulary if split == "train" else numbers.validation
+    for pair in open_parallel(name, split) if pairs is None else pairs:
+        yield PromptExample({"source": pair.source, "target": pair.target})

@@ -5,14 +5,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from ..common.errors import UserError
+from ..common.fields import Checked, NonNegativeInt, require
 from .examples import PromptExample
 from .pattern import PromptPattern
 
 
 @dataclass(frozen=True)
-class FewShot:
+class FewShot(Checked):
     r"""Makes prompts of examples and a query.
 
     Example::
@@ -35,25 +37,23 @@ class FewShot:
 
     pattern: PromptPattern
     examples: Sequence[PromptExample]
-    num_shots: int
+    num_shots: NonNegativeInt
     seed: int | None = None
     balanced: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_shots < 0:
-            raise UserError(f"the number of shots is {self.num_shots}: it must not be negative")
-        if self.num_shots > len(self.examples):
-            raise UserError(
-                f"{self.num_shots} shots are requested of {len(self.examples)} examples: ask for "
-                "fewer, or give more examples"
-            )
-        if self.num_shots:
-            for number, example in enumerate(self.examples, start=1):
-                try:
-                    self.pattern.example(example.fields)
-                except UserError as error:  # a field is missing
-                    of = f"number {number} of {len(self.examples)}"
-                    raise UserError(f"{error} (the example is {of})") from None
+        super().__post_init__()
+        available = len(self.examples)
+        require(
+            self.num_shots <= available,
+            f"the number of shots must be at most {available}, the number of examples, got "
+            f"{self.num_shots}",
+        )
+        for number, example in enumerate(self.examples if self.num_shots else (), start=1):
+            try:
+                self.pattern.example(example.fields)
+            except UserError as error:  # a field is missing
+                raise UserError(f"{error} (example {number} of {available})") from None
 
     @cached_property
     def _order(self) -> dict[str | None, list[int]]:
@@ -104,20 +104,22 @@ class FewShot:
             return []
         # Compare without the answer, which a query may lack.
         compared = self.pattern.fields[:-1] or self.pattern.fields
-        asked = self._text_of(fields, compared)
-        chosen: list[int] = []
-        for index in self._order.get(task, ()):
-            if self._text_of(self.examples[index].fields, compared) != asked:
-                chosen.append(index)
-            if len(chosen) == self.num_shots:
-                # Reversed, dropping the first examples of a prompt keeps the ones chosen first.
-                order = sorted(chosen) if self.seed is None else chosen[::-1]
-                return [self.examples[index] for index in order]
-        of = "" if task is None else f" of the task {task!r}"
-        raise UserError(
-            f"{self.num_shots} shots are requested, and besides the query there are {len(chosen)} "
-            f"examples{of}: ask for fewer, or give more examples"
+        text = self._text_of(fields, compared)
+        others = (
+            index
+            for index in self._order.get(task, ())
+            if self._text_of(self.examples[index].fields, compared) != text
         )
+        chosen = list(islice(others, self.num_shots))
+        of = "" if task is None else f" of the task {task!r}"
+        require(
+            len(chosen) == self.num_shots,
+            f"the number of shots must be at most {len(chosen)}, the number of examples{of} that "
+            f"differ from the query, got {self.num_shots}",
+        )
+        # Reversed, dropping the first examples of a prompt keeps the ones chosen first.
+        order = sorted(chosen) if self.seed is None else chosen[::-1]
+        return [self.examples[index] for index in order]
 
     def parts(self, query: PromptExample | Mapping[str, str]) -> list[str]:
         """Returns the text of each example, and the text of the query last.
@@ -152,21 +154,17 @@ class FewShot:
         Raises:
           UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
         """
-        parts, found = self.parts(query), 0
+        parts, size = self.parts(query), 0
         # Try all examples, then without the first, and so on; the query always remains.
-        for first in range(len(parts)):
+        for first in range(len(parts) if drop else 1):
             text = "".join(parts[first:])
-            found = num_tokens(text)
-            if found <= limit:
+            size = num_tokens(text)
+            if size <= limit:
                 return text
-            if not drop and len(parts) > 1:
-                raise UserError(
-                    f"the prompt of {len(parts) - 1} examples and the query has {found} tokens, "
-                    f"and there is room for {limit}: ask for fewer examples, or let the first ones "
-                    "be dropped"
-                )
+        number = 0 if drop else len(parts) - 1
         raise UserError(
-            f"the query alone has {found} tokens, and there is room for {limit}: shorten it"
+            f"the prompt of {number} examples and the query must have at most {limit} tokens, got "
+            f"{size}: shorten it, or ask for fewer examples"
         )
 
 

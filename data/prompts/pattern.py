@@ -6,15 +6,19 @@ example hardly matters, as long as all examples have the same form.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from string import Formatter
 
-from ..common.errors import UserError, similar_names, suggest
+from ..common.errors import UserError
+from ..common.fields import require, require_one_of
 from ..sources.builtin.patterns import TEMPLATE
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _SPACES = " \t"
+
+
+Part = tuple[str, str | None]
+"""A text and the field after it; the last text has no field."""
 
 
 @dataclass(frozen=True)
@@ -36,51 +40,23 @@ class PromptPattern:
     """
 
     template: str
+    _parts: list[Part] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            # Use the syntax of ``str.format``, restricted to plain names.
-            parts = list(Formatter().parse(self.template))
-        except ValueError as error:
-            raise UserError(
-                f"the pattern {self.template!r} has unbalanced braces ({error}): write {{{{ and "
-                "}} for braces that enclose no field"
-            ) from None
-        names = []
-        for _, name, form, conversion in parts:
-            if name is None:
-                continue
-            if not _NAME.fullmatch(name) or form or conversion:
-                raise UserError(
-                    f"the pattern {self.template!r} has {{{name}}} where the name of a field "
-                    "should be, as {answer}: write {{ and }} for braces that enclose no field"
-                )
-            names.append(name)
-        if not names:
-            raise UserError(
-                f"the pattern {self.template!r} has no field: write names in braces, the answer "
-                "last, as 'Q: {question} A: {answer}'"
-            )
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"the pattern {self.template!r} has the field {{{twice}}} twice")
-        # End the example by a line feed if nothing follows the answer. The class is frozen, and
-        # `_parts` is cached from the old template.
-        if not self._parts[-1][0]:
+        parts = _parts_of(self.template)
+        names = [name for _, name in parts if name is not None]
+        require(
+            names,
+            f"the pattern {self.template!r} has no field: write names in braces, the answer last, "
+            "as 'Q: {question} A: {answer}'",
+        )
+        twice = next((name for name in names if names.count(name) > 1), None)
+        require(twice is None, f"the pattern {self.template!r} has the field {{{twice}}} twice")
+        # End the example by a line feed if nothing follows the answer. The class is frozen.
+        if not parts[-1][0]:
+            parts[-1] = ("\n", None)
             object.__setattr__(self, "template", f"{self.template}\n")
-            del self.__dict__["_parts"]
-
-    @cached_property
-    def _parts(self) -> list[tuple[str, str | None]]:
-        """Pairs of a text and the field after it; the last text has no field."""
-        parts: list[tuple[str, str | None]] = []
-        before = ""
-        for text, name, _, _ in Formatter().parse(self.template):
-            before += text
-            # An escaped brace also ends a text for the formatter: join it with the next one.
-            if name is not None:
-                parts.append((before, name))
-                before = ""
-        return [*parts, (before, None)]
+        object.__setattr__(self, "_parts", parts)
 
     @classmethod
     def of_labels(cls, labels: Sequence[str], fields: Sequence[str]) -> "PromptPattern":
@@ -92,11 +68,11 @@ class PromptPattern:
         Raises:
           UserError: The numbers of labels and fields differ.
         """
-        if len(labels) != len(fields):
-            raise UserError(
-                f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for "
-                f"{len(fields)} fields ({', '.join(fields)}): give one for each"
-            )
+        require(
+            len(labels) == len(fields),
+            f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for {len(fields)} "
+            f"fields ({', '.join(fields)}): give one for each",
+        )
         # Labels are plain text, so their braces are not fields.
         escaped = [label.replace("{", "{{").replace("}", "}}") for label in labels]
         lines = [f"{label}{{{name}}}\n" for label, name in zip(escaped, fields, strict=True)]
@@ -161,15 +137,30 @@ class PromptPattern:
         return (self.stop, f"\n{label}") if label and self.stop != "\n" else (self.stop,)
 
     def _value(self, fields: Mapping[str, str], name: str) -> str:
-        if name not in fields:
-            has = ", ".join(fields) if fields else "none"
-            similar = similar_names(name, tuple(fields))
-            hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
-            raise UserError(
-                f"an example has no field {name!r}, which the pattern {self.template!r} names: its "
-                f"fields are {has}{hint}"
-            )
+        require_one_of(f"the field of the pattern {self.template!r}", name, fields)
         return fields[name]
+
+
+def _parts_of(template: str) -> list[Part]:
+    """Divides a template by the syntax of ``str.format``, restricted to plain names."""
+    parts: list[Part] = []
+    before = ""
+    try:
+        for text, name, form, conversion in Formatter().parse(template):
+            before += text
+            # An escaped brace also ends a text for the formatter: join it with the next one.
+            if name is None:
+                continue
+            if not _NAME.fullmatch(name) or form or conversion:
+                raise ValueError(f"{{{name}}} in place of the name of a field, as {{answer}}")
+            parts.append((before, name))
+            before = ""
+    except ValueError as error:
+        raise UserError(
+            f"the pattern {template!r} has faulty braces ({error}): write {{{{ and }}}} for braces "
+            "that enclose no field"
+        ) from None
+    return [*parts, (before, None)]
 
 
 PATTERNS = {
@@ -200,13 +191,9 @@ def prompt_pattern(name: str) -> PromptPattern:
     Raises:
       UserError: The name is neither.
     """
-    if name in PATTERNS:
-        return PATTERNS[name]
     if "{" not in name:
-        raise UserError(
-            f"pattern {name!r} is unknown: {suggest(name, tuple(PATTERNS))} (or write a template, "
-            "as 'Q: {question} A: {answer}')"
-        )
+        require_one_of("the pattern, without a field in braces,", name, PATTERNS)
+        return PATTERNS[name]
     # A shell passes backslashes on unchanged.
     return PromptPattern(name.replace("\\n", "\n").replace("\\t", "\t"))
 
@@ -217,10 +204,10 @@ def pattern_for(fields: Sequence[str]) -> PromptPattern:
     Raises:
       UserError: No pattern has these fields.
     """
-    for pattern in PATTERNS.values():
-        if set(pattern.fields) == set(fields):
-            return pattern
-    raise UserError(
+    found = [one for one in PATTERNS.values() if set(one.fields) == set(fields)]
+    require(
+        found,
         f"no pattern has the fields {', '.join(fields)}: write one with these names in braces, the "
-        "answer last"
+        "answer last",
     )
+    return found[0]

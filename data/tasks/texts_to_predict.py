@@ -13,7 +13,7 @@ from typing import Any
 from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import Line, input_lines
-from ..common.json_lines import parse_line, pick
+from ..common.json_lines import parse_lines, pick
 from ..filters.conditions import Condition, keeps
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
@@ -114,9 +114,8 @@ class TextReader:
     def _of_json_lines(
         self, lines: Iterable[Line], conditions: tuple[Condition, ...] = ()
     ) -> Iterator[Record]:
-        for file, number, line in lines:
-            location = f"{file} line {number}"
-            if line.strip() and keeps(conditions, row := parse_line(line, location), location):
+        for location, row in parse_lines(lines):
+            if keeps(conditions, row, location):
                 yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:

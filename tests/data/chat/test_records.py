@@ -156,6 +156,23 @@ def test_a_task_that_is_held_out_is_validated_on_and_never_trained_on(instructio
         ).train_split(tokenizer, (), 0)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("tasks = 1", "tasks must .*1"),
+        ("tasks = [1]", r"tasks must .*\(1,\)"),
+        ("[[tasks]]\nname = 'a'", "tasks.source is missing"),
+        ("[[tasks]]\nname = 'a'\nsource = 's'\nforms = []", "forms of the task a must"),
+        ("[[tasks]]\nname = 'a'\nsource = 's'\nforms = ['{x}']\nform = 1", "tasks.form"),
+        ("[[tasks", "end of an array"),
+    ],
+)
+def test_a_faulty_file_of_instructions_is_named(tmp_path, content, named):
+    (tmp_path / "tasks.toml").write_text(content)
+    with pytest.raises(data.DataError, match=f"tasks.toml.*{named}"):
+        list(read_rows(f"instructions:{tmp_path}/tasks.toml"))
+
+
 GOOD = [{"messages": [{"role": "user", "content": f"Say {i}."}, BOT]} for i in range(3)]
 UNUSABLE = [
     {"prompt": "a"},

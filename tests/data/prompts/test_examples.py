@@ -79,7 +79,7 @@ def test_questions_about_passages(tmp_path):
         ("a.jsonl", "\n", "no examples in .*a.jsonl"),
         ("a.csv", "1,2\n3,4\n", "a.csv line 1 does not name the columns of the table"),
         ("a.csv", "", "no examples in .*a.csv"),
-        ("a.txt", "text\n", "is no source of examples: name a file .jsonl, .csv or .tsv"),
+        ("a.txt", "text\n", ".jsonl, .csv or .tsv.*got"),
         ("b.jsonl", None, r"b.jsonl"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl line 2"),
     ],

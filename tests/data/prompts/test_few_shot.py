@@ -66,7 +66,7 @@ def test_the_query_is_never_among_the_examples():
         shots = data.FewShot(PATTERN, POOL, 23, 1).shots(example)
         assert example not in shots
         assert len(shots) == 23
-    with pytest.raises(data.UserError, match="besides the query there are 23 examples: ask for"):
+    with pytest.raises(data.UserError, match=r"shots must .*23.*got 24"):
         data.FewShot(PATTERN, POOL, 24, 1).shots(POOL[0])
 
 
@@ -87,7 +87,7 @@ def test_examples_are_of_the_querys_task():
     few = data.FewShot(PATTERN, pool, 2)
     query = data.PromptExample({"text": "new"}, "second")
     assert {shot.task for shot in few.shots(query)} == {"second"}
-    with pytest.raises(data.UserError, match="there are 0 examples of the task 'third'"):
+    with pytest.raises(data.UserError, match=r"shots must .*0.*'third'.*got 2"):
         few.shots({"text": "new", "task": "third"})
 
 
@@ -101,18 +101,18 @@ def test_a_full_context_loses_its_first_examples():
         assert whole.endswith(prompt)
     assert few.fitting(query, len, len(whole)) == whole
     assert few.fitting(query, len, 6) == "new ->"
-    with pytest.raises(data.UserError, match="the query alone has 6 tokens, and there is room for"):
+    with pytest.raises(data.UserError, match=r"at most 5 tokens, got 6"):
         few.fitting(query, len, 5)
-    with pytest.raises(data.UserError, match="the prompt of 5 examples and the query has"):
+    with pytest.raises(data.UserError, match=r"prompt of 5 examples"):
         few.fitting(query, len, len(whole) - 1, drop=False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((PATTERN, POOL[:2], 3), "3 shots are requested of 2 examples"),
-        ((PATTERN, POOL, -1), "the number of shots is -1"),
-        ((PATTERN, [data.PromptExample({"text": "a"})], 1), "no field 'label', which the"),
+        ((PATTERN, POOL[:2], 3), "shots must .* 2,.* got 3"),
+        ((PATTERN, POOL, -1), "num_shots must .*-1"),
+        ((PATTERN, [data.PromptExample({"text": "a"})], 1), "'label'.*example 1 of 1"),
     ],
 )
 def test_what_makes_no_prompt_is_refused(arguments, message):
