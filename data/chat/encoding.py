@@ -73,7 +73,8 @@ def encode_chat(
     if add_generation_prompt:
         rendered = template.render_traced(messages, tools=tools)
     else:
-        ends = [name for name, special in tokenizer.control_tokens().items() if special]
+        controls = tokenizer.control_tokens().items()
+        ends = [name for name, token in controls if token.is_special]
         rendered = template.render_with_answers(messages, tools=tools, ends=ends)
     text, spans = rendered.text, () if add_generation_prompt else rendered.answers
     source = template.source + (template.with_tools or "")
@@ -106,8 +107,8 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]
     last = max(i for i, answer in enumerate(encoded.answers) if answer)
     names = [
         tokenizer.encode_with_controls(name)[0]
-        for name, special in tokenizer.control_tokens().items()
-        if special
+        for name, token in tokenizer.control_tokens().items()
+        if token.is_special
     ]
     return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
 

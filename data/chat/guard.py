@@ -44,11 +44,10 @@ def encode_guarded(
     Raises:
       DataError: Text of a message cannot be kept apart from a control token.
     """
-    special = tokenizer.control_tokens()
     known = {
-        id: special[name]
-        for name, id in tokenizer.control_ids().items()
-        if special[name] or name in named
+        id: is_special
+        for name, (id, is_special) in tokenizer.control_tokens().items()
+        if is_special or name in named
     }
 
     def trimmed(found: Found) -> Found:

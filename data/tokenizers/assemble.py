@@ -43,7 +43,7 @@ from .sentencepiece_model import (
     CONTROL,
     USER_DEFINED,
     ModelProto,
-    merges_by_id,
+    merges_by_rank,
     parse_model,
     transformers_backend,
 )
@@ -218,7 +218,11 @@ def _load_sentencepiece(folder: Folder, file: Path) -> HuggingFaceTokenizer | No
     # A sentencepiece file has no merges; transformers derives them from the ids.
     if family.model == "BPE":
         ids = {piece: id for id, (piece, _) in enumerate(pieces)}
-        vocabulary = Vocabulary(ids=ids, merges=merges_by_id(ids), controls=controls)
+        vocabulary = Vocabulary(
+            ids=ids,
+            merges=merges_by_rank({piece: (id,) for piece, id in ids.items()}),
+            controls=controls,
+        )
     settings = folder.settings.over(family.tokens)
     return _assembled(folder, family, family.rearranged(vocabulary, settings))
 

@@ -3,12 +3,12 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..chat_templates.chat_template import (
     LECTURES,
@@ -38,6 +38,19 @@ class SpecialIds:
     cls: int | None = None
     sep: int | None = None
     mask: int | None = None
+
+
+class ControlToken(NamedTuple):
+    """A token that a chat template may write by name.
+
+    Attributes:
+      id: Its id.
+      is_special: Whether it is special. Another token, such as ``<think>`` in some vocabularies,
+        is text that the model writes and users read.
+    """
+
+    id: int
+    is_special: bool
 
 
 class Tokenizer(ABC):
@@ -176,27 +189,19 @@ class Tokenizer(ABC):
         named = {f"{role}_token": self.token(id) for role, id in roles if id is not None}
         return replace(own, tokens={**named, **own.tokens})
 
-    def control_tokens(self) -> dict[str, bool]:
-        """Returns the tokens that a chat template may write by name, and whether each is special.
-
-        A token that is not special, such as ``<think>`` in some vocabularies, is text that the
-        model writes and users read.
-        """
-        ids = asdict(self.special_ids).items()
-        return {self.token(id): True for role, id in ids if id is not None and role != "unk"}
-
-    def control_ids(self) -> dict[str, int]:
-        """Returns the ids of the control tokens by name."""
-        ids = asdict(self.special_ids).items()
-        return {self.token(id): id for role, id in ids if id is not None and role != "unk"}
+    def control_tokens(self) -> dict[str, ControlToken]:
+        """Returns the tokens that a chat template may write, by name."""
+        roles = asdict(self.special_ids).items()
+        ids = [id for role, id in roles if id is not None and role != "unk"]
+        return {self.token(id): ControlToken(id, True) for id in ids}
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """Returns start, end and id of each control token whose name occurs in a text."""
-        known = self.control_ids()
+        known = self.control_tokens()
         # Longest first, so that a name that begins with another name is found whole.
         names = sorted(known, key=len, reverse=True)
         found = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
-        return [(*match.span(), known[match[0]]) for match in found]
+        return [(*match.span(), known[match[0]].id) for match in found]
 
     def encode_with_controls(
         self, text: str, literal: Iterable[tuple[int, int]] = ()
@@ -240,19 +245,7 @@ class Tokenizer(ABC):
           is_first: Whether the part begins the text.
         """
         del is_first  # vocabularies made here put no space before a text
-        ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        end = 0
-        for start, after, id in [*self.find_controls(text), (len(text), len(text), None)]:
-            if start > end:
-                more, ranges = self.encode_with_offsets(text[end:start], add_special_tokens=False)
-                ids += more
-                offsets += ((a + end, b + end) for a, b in ranges)
-            if id is not None:
-                ids.append(id)
-                offsets.append((start, after))
-            end = after
-        return ids, offsets
+        return encode_around(text, self.find_controls(text), self._encode_typed)
 
     def export(
         self,
@@ -310,14 +303,41 @@ class Tokenizer(ABC):
         # Without a folder, the mask absorbs the spaces before it.
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
-        known, special = self.control_ids(), self.control_tokens()
         # Names of other special tokens remain ordinary text.
-        others = {id for name, id in known.items() if special[name] and id != mask}
+        others = {t.id for t in self.control_tokens().values() if t.is_special and t.id != mask}
         typed = [(start, end) for start, end, id in self.find_controls(text) if id in others]
         ids, _ = self.encode_with_controls(text, typed)
-        if not add_special_tokens:
-            return ids
-        return self.frame.join(ids).ids
+        return self.frame.join(ids).ids if add_special_tokens else ids
+
+
+def encode_around(
+    text: str,
+    found: Iterable[tuple[int, int, int]],
+    encode: Callable[[str], tuple[list[int], list[tuple[int, int]]]],
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Encodes a text in which some tokens have been found.
+
+    Args:
+      text: The text.
+      found: The start, the end and the id of each of these tokens, in order.
+      encode: Encodes the text between them.
+
+    Returns:
+      The ids and their ranges of characters.
+    """
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    end = 0
+    for start, after, id in [*found, (len(text), len(text), None)]:
+        if start > end:
+            more, ranges = encode(text[end:start])
+            ids += more
+            offsets += ((a + end, b + end) for a, b in ranges)
+        if id is not None:
+            ids.append(id)
+            offsets.append((start, after))
+        end = after
+    return ids, offsets
 
 
 def printable(piece: str) -> str:

@@ -24,6 +24,7 @@ from tokenizers import (
 from ..common.errors import DataError
 from .base import END_OF_TEXT, SPACE
 from .folder import Folder, Settings, Token, name_of
+from .sentencepiece_model import precompiled, when
 
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -262,7 +263,7 @@ def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     splitting = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
     )
-    strip = [decoders.Strip(content=" ", left=1)] * prefix
+    strip = when(prefix, decoders.Strip(content=" ", left=1))
     decoder = decoders.Sequence([*_SPACES_AND_BYTES, *strip])
     return _tokenizer(_pairs(vocabulary, **_FALLS_BACK), None, splitting, decoder)
 
@@ -298,16 +299,12 @@ def _unigrams(
     )
 
 
-def _charsmap(vocabulary: Vocabulary) -> list[normalizers.Normalizer]:
-    return [normalizers.Precompiled(vocabulary.charsmap)] if vocabulary.charsmap else []
-
-
 _ONE_SPACE = normalizers.Replace(Regex(" {2,}"), " ")
 
 
 def _t5(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     del settings
-    return _unigrams(vocabulary, 2, _charsmap(vocabulary), splits_words=True)
+    return _unigrams(vocabulary, 2, precompiled(vocabulary.charsmap), splits_words=True)
 
 
 def _sentinels(settings: Settings) -> list[str]:
@@ -338,7 +335,7 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer
     ids = [id for id, piece in enumerate(vocabulary.scores) if piece == (name, 0.0)]
     if not ids:
         raise DataError(f"{settings.file.parent}: the vocabulary has no {name}: fetch it again")
-    rules = _charsmap(vocabulary) or [normalizers.Replace(Regex(r"\n"), " ")]
+    rules = precompiled(vocabulary.charsmap) or [normalizers.Replace(Regex(r"\n"), " ")]
     return _unigrams(vocabulary, ids[0], [*rules, _ONE_SPACE])
 
 
@@ -367,7 +364,7 @@ def _mbart(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 def _mbart50(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     del settings
-    return _unigrams(vocabulary, 3, [*_charsmap(vocabulary), _ONE_SPACE])
+    return _unigrams(vocabulary, 3, [*precompiled(vocabulary.charsmap), _ONE_SPACE])
 
 
 def _as_fairseq(

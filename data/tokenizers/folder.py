@@ -10,7 +10,7 @@ transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -70,7 +70,7 @@ class Settings:
 
     file: Path
     values: Mapping[str, object]
-    stated: Mapping[str, object]
+    stated: Mapping[str, object] = field(default_factory=dict)
 
     def over(self, defaults: Mapping[str, object]) -> "Settings":
         """Returns the settings with default values for settings that are missing."""
@@ -262,8 +262,8 @@ def _with_tokens(
 
 def _token(value: Any, file: Path, name: str, *, special: bool | None = None) -> AddedToken:
     fields = checked(value, dict, file, name)
-    for field, hint in _ADDED_TOKEN.items():
-        checked(fields.get(field), hint, file, f"{name}.{field}")
+    for key, hint in _ADDED_TOKEN.items():
+        checked(fields.get(key), hint, file, f"{name}.{key}")
     flags = {flag: fields.get(flag) for flag in FLAGS}
     flags |= {} if special is None else {"special": special}
     return AddedToken(fields["content"], **{k: v for k, v in flags.items() if v is not None})

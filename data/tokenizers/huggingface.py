@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..common.atomic_io import write_file
-from .base import SpecialIds, check_unicode, clean_up, printable
+from .base import ControlToken, SpecialIds, check_unicode, clean_up, printable
 from .export import ExportedTokenizer, frame_of
 from .folder import JsonObject, library_errors
 from .frame import Frame, Layout
@@ -134,20 +134,15 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         backend.encode_special_tokens = True
         return backend
 
-    def control_tokens(self) -> dict[str, bool]:
+    def control_tokens(self) -> dict[str, ControlToken]:
         """See ``Tokenizer``; all added tokens except white space and the unknown token."""
-        return {name: special for name, (_, special) in self._controls.items()}
-
-    def control_ids(self) -> dict[str, int]:
-        """See ``Tokenizer``."""
-        return {name: id for name, (id, _) in self._controls.items()}
+        return self._controls
 
     @cached_property
-    def _controls(self) -> dict[str, tuple[int, bool]]:
-        """The ids of the control tokens by name, and whether each is special."""
+    def _controls(self) -> dict[str, ControlToken]:
         added = self._backend.get_added_tokens_decoder().items()
         return {
-            token.content: (id, token.special)
+            token.content: ControlToken(id, token.special)
             for id, token in added
             if not token.content.isspace() and id != self._unknown
         }
@@ -173,8 +168,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         for _, token in sorted(backend.get_added_tokens_decoder().items()):
             (finder.add_special_tokens if token.special else finder.add_tokens)([token])
         found = finder.get_added_tokens_decoder().items()
-        known = self.control_ids()
-        return finder, {id: known[t.content] for id, t in found if t.content in known}
+        known = self._controls
+        return finder, {id: known[t.content].id for id, t in found if t.content in known}
 
     def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         return _after_line_feed(self._without_added_tokens, text)
@@ -352,41 +347,22 @@ def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
     return backend
 
 
-def wordpiece(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
-    """Makes a WordPiece tokenizer.
+def wordpiece(
+    pieces: list[str], lowercase: bool, *, whole_words: bool = False
+) -> HuggingFaceTokenizer:
+    """Makes a tokenizer with BERT's normalization, splitting and template ``[CLS] … [SEP]``.
 
     Args:
       pieces: Distinct pieces in the order of their ids, including ``WORDPIECE_SPECIALS``.
       lowercase: Whether text is lowercased and accents are removed.
-
-    Returns:
-      The tokenizer, with BERT's template ``[CLS] … [SEP]``.
+      whole_words: Whether the pieces are words and punctuation marks; other words are ``[UNK]``.
+        If not, WordPiece divides words into pieces.
     """
     ids = {piece: id for id, piece in enumerate(pieces)}
-    backend = wordpiece_backend(
-        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD),
-        lowercase,
-    )
-    return _with_template(backend, ids)
-
-
-def words(pieces: list[str], lowercase: bool) -> HuggingFaceTokenizer:
-    """Makes a tokenizer of whole words and punctuation marks; other words become ``[UNK]``.
-
-    Args:
-      pieces: Distinct words in the order of their ids, including ``WORDPIECE_SPECIALS``.
-      lowercase: Whether text is lowercased and accents are removed.
-
-    Returns:
-      The tokenizer, with BERT's normalization, splitting and template ``[CLS] … [SEP]``.
-    """
-    ids = {piece: id for id, piece in enumerate(pieces)}
-    backend = wordpiece_backend(models.WordLevel(vocab=ids, unk_token="[UNK]"), lowercase)
-    return _with_template(backend, ids)
-
-
-def _with_template(backend: tokenizers.Tokenizer, ids: dict[str, int]) -> HuggingFaceTokenizer:
-    """Adds BERT's special tokens, and a decoder that puts no space before punctuation."""
+    longest = {} if whole_words else {"max_input_chars_per_word": _LONGEST_WORD}
+    model = models.WordLevel if whole_words else models.WordPiece
+    backend = wordpiece_backend(model(vocab=ids, unk_token="[UNK]", **longest), lowercase)
+    # This decoder puts no space before punctuation.
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",

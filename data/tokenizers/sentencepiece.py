@@ -17,7 +17,7 @@ import tokenizers
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import END_OF_TEXT, SPACE, SpecialIds, check_unicode, printable
+from .base import END_OF_TEXT, SPACE, ControlToken, SpecialIds, check_unicode, printable
 from .export import Export, ExportedTokenizer
 from .sentencepiece_model import (
     CONTROL,
@@ -61,9 +61,9 @@ class SentencePieceTokenizer(ExportedTokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._splits_lines = _splits_lines(proto)
-        # Control and user-defined pieces except white space: the id, and whether it is special.
+        # Control and user-defined pieces except white space.
         self._named = {
-            piece.piece: (id, piece.type == CONTROL)
+            piece.piece: ControlToken(id, piece.type == CONTROL)
             for id, piece in enumerate(proto.pieces)
             if piece.type in (CONTROL, USER_DEFINED) and piece.piece.strip(f"{SPACE} \n\t\r")
         }
@@ -122,13 +122,9 @@ class SentencePieceTokenizer(ExportedTokenizer):
             for control, group in groups
         )
 
-    def control_tokens(self) -> dict[str, bool]:
+    def control_tokens(self) -> dict[str, ControlToken]:
         """See ``Tokenizer``; pieces that the model's user defined are not special."""
-        return {**super().control_tokens(), **{name: x for name, (_, x) in self._named.items()}}
-
-    def control_ids(self) -> dict[str, int]:
-        """See ``Tokenizer``."""
-        return {**super().control_ids(), **{name: id for name, (id, _) in self._named.items()}}
+        return {**super().control_tokens(), **self._named}
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""

@@ -23,7 +23,7 @@ them.
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -34,6 +34,7 @@ from .base import SPACE
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of pieces. Control pieces are never found in text, and user-defined ones always are."""
 _UNIGRAM, _BPE = 1, 2  # types of models
+T = TypeVar("T")
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
 # Trying all splits of a piece takes quadratic time, so longer pieces are refused.
@@ -124,7 +125,9 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
     """
     trainer, pieces = proto.trainer_spec, proto.pieces
     unigram = trainer.model_type == _UNIGRAM
-    backend = tokenizers.Tokenizer(_unigrams(proto) if unigram else _byte_pairs(proto))
+    backend = tokenizers.Tokenizer(
+        _unigrams(proto) if unigram else _byte_pairs(proto, [p.piece for p in pieces])
+    )
     backend.normalizer = normalizers.Replace(" ", SPACE)
     # Split off characters that occur only in pieces that are not text; see the top of the file.
     unmatched = "".join(map(re.escape, sorted(_characters_without_text(pieces))))
@@ -153,23 +156,6 @@ def _unigrams(proto: ModelProto) -> models.Unigram:
     ]
     spec = proto.trainer_spec
     return models.Unigram(vocabulary, spec.unk_id, byte_fallback=spec.byte_fallback)
-
-
-def _byte_pairs(proto: ModelProto) -> models.BPE:
-    scores = {p.piece: p.score for p in _of(proto.pieces, NORMAL)}
-    merges = [
-        (-score, middle, piece[:middle], piece[middle:])
-        for piece, score in scores.items()
-        for middle in range(1, len(piece))
-        if piece[:middle] in scores and piece[middle:] in scores
-    ]
-    return models.BPE(
-        {p.piece: id for id, p in enumerate(proto.pieces)},
-        [(left, right) for _, _, left, right in sorted(merges)],
-        unk_token=proto.trainer_spec.unk_piece,
-        fuse_unk=True,
-        byte_fallback=proto.trainer_spec.byte_fallback,
-    )
 
 
 def _of(pieces: Iterable[Piece], kind: int) -> list[Piece]:
@@ -222,88 +208,97 @@ def transformers_backend(
         pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
     types = [piece.type for piece in proto.pieces]
     own = [piece for piece, kind in zip(pieces, types, strict=True) if kind == USER_DEFINED]
-    if is_bpe:
-        model: models.Model = _pairs_by_score(proto, pieces, is_whole=bool(own))
-    else:
-        scores = [(piece.piece, piece.score) for piece in proto.pieces]
-        spec = proto.trainer_spec
-        model = models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
+    spec, rules = proto.trainer_spec, proto.normalizer_spec
+    scores = [(piece.piece, piece.score) for piece in proto.pieces]
+    model = (
+        _byte_pairs(proto, pieces, ignore_merges=bool(own))
+        if is_bpe
+        else models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
+    )
     backend = tokenizers.Tokenizer(model)
-    rules = proto.normalizer_spec
-    backend.normalizer = normalizers.Sequence(_transformers_rules(proto, legacy))
-    splits: list[pre_tokenizers.PreTokenizer] = []
-    if rules.add_dummy_prefix:
-        scheme = "always" if legacy else "first"
-        splits.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False))
-    if own:
-        # User-defined pieces stay whole; the longest one at a position wins.
-        pattern = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
-        splits.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    backend.normalizer = normalizers.Sequence(_transformers_rules(rules, legacy))
+    # User-defined pieces stay whole; the longest one at a position wins.
+    pattern = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
+    scheme = "always" if legacy else "first"
+    splits: list[pre_tokenizers.PreTokenizer] = [
+        *when(
+            rules.add_dummy_prefix,
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False),
+        ),
+        *when(own, pre_tokenizers.Split(Regex(pattern), "isolated")),
+    ]
     if splits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     # Decoding reverses the steps: spaces, bytes, and the space before a text.
-    falls_back = proto.trainer_spec.byte_fallback
-    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
-    steps += [decoders.ByteFallback()] if falls_back else []
-    steps += [decoders.Fuse()] if falls_back or rules.add_dummy_prefix else []
-    steps += [decoders.Strip(content=" ", left=1)] if rules.add_dummy_prefix else []
-    backend.decoder = decoders.Sequence(steps)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            *when(spec.byte_fallback, decoders.ByteFallback()),
+            *when(spec.byte_fallback or rules.add_dummy_prefix, decoders.Fuse()),
+            *when(rules.add_dummy_prefix, decoders.Strip(content=" ", left=1)),
+        ]
+    )
     return backend
 
 
-def _transformers_rules(proto: ModelProto, legacy: bool) -> list[normalizers.Normalizer]:
-    rules = proto.normalizer_spec
-    steps: list[normalizers.Normalizer] = []
-    if rules.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
-    if rules.remove_extra_whitespaces:
-        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    if rules.escape_whitespaces:
-        steps.append(normalizers.Replace(" ", SPACE))
-    # Metaspace adds no space before a text that begins with one, so double that one.
-    if rules.add_dummy_prefix and legacy:
-        steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
-    return steps
+def when(condition: object, *steps: T) -> tuple[T, ...]:
+    """Returns the steps of a tokenizer that apply under a condition."""
+    return steps if condition else ()
 
 
-def _pairs_by_score(proto: ModelProto, pieces: list[str], *, is_whole: bool) -> models.BPE:
-    rank = {
+def precompiled(charsmap: bytes | None) -> list[normalizers.Normalizer]:
+    """Returns the normalizer of a sentencepiece model, if it has one."""
+    return [normalizers.Precompiled(charsmap)] if charsmap else []
+
+
+def _transformers_rules(rules: NormalizerSpec, legacy: bool) -> list[normalizers.Normalizer]:
+    return [
+        *precompiled(rules.precompiled_charsmap),
+        *when(
+            rules.remove_extra_whitespaces,
+            normalizers.Replace(Regex(r"\A +| +\z"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ),
+        *when(rules.escape_whitespaces, normalizers.Replace(" ", SPACE)),
+        # Metaspace adds no space before a text that begins with one, so double that one.
+        *when(
+            rules.add_dummy_prefix and legacy,
+            normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2),
+        ),
+    ]
+
+
+def _byte_pairs(
+    proto: ModelProto, pieces: Sequence[str], *, ignore_merges: bool = False
+) -> models.BPE:
+    ranks = {
         name: (-piece.score, id)
         for id, (name, piece) in enumerate(zip(pieces, proto.pieces, strict=True))
         if piece.type == NORMAL
     }
-    merges = [
-        (*rank[piece], left, right)
-        for piece in rank
-        for left, right in _halves(piece)
-        if left in rank and right in rank
-    ]
     return models.BPE(
         {piece: id for id, piece in enumerate(pieces)},
-        [(left, right) for _, _, left, right in sorted(merges)],
+        merges_by_rank(ranks),
         unk_token=proto.trainer_spec.unk_piece,
         fuse_unk=True,
         byte_fallback=proto.trainer_spec.byte_fallback,
-        ignore_merges=is_whole,
+        ignore_merges=ignore_merges,
     )
 
 
-def merges_by_id(ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Returns the merges of a BPE vocabulary in the order of the ids of their results.
+def merges_by_rank(ranks: Mapping[str, tuple[float, ...]]) -> list[tuple[str, str]]:
+    """Returns the merges of a BPE vocabulary, which sentencepiece files do not have.
 
-    This is ``generate_merges`` of transformers, which the classes of Llama and Gemma use.
+    Args:
+      ranks: The rank of each piece. A merge has the rank of its result; merges with the same result
+        are ordered by the length of their left piece. With ranks by id this is ``generate_merges``
+        of transformers, which the classes of Llama and Gemma use.
+
+    Raises:
+      DataError: A piece is too long.
     """
-    merges = [
-        (id, len(left), len(right), left, right)
-        for piece, id in ids.items()
-        for left, right in _halves(piece)
-        if left in ids and right in ids
-    ]
-    return [(left, right) for *_, left, right in sorted(merges)]
-
-
-def _halves(piece: str) -> Iterable[tuple[str, str]]:
-    if len(piece) > _LONGEST_PIECE:
-        raise DataError(f"a piece of {len(piece)} characters is longer than {_LONGEST_PIECE}")
-    return ((piece[:middle], piece[middle:]) for middle in range(1, len(piece)))
+    if (longest := max(map(len, ranks), default=0)) > _LONGEST_PIECE:
+        raise DataError(f"a piece of {longest} characters is longer than {_LONGEST_PIECE}")
+    splits = ((piece[:i], piece[i:]) for piece in ranks for i in range(1, len(piece)))
+    known = ((left, right) for left, right in splits if left in ranks and right in ranks)
+    return sorted(known, key=lambda pair: (*ranks["".join(pair)], len(pair[0]), *pair))

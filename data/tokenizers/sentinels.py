@@ -21,8 +21,9 @@ from tokenizers import AddedToken
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
-from .base import SPACE, SpecialIds, Tokenizer
+from .base import SPACE, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
+from .folder import Settings
 from .frame import Frame
 
 FILE = "sentinels.json"
@@ -61,6 +62,8 @@ class SentinelTokenizer(ExportedTokenizer):
         self.kind = base.kind
         self.vocab_size = base.vocab_size + number
         self.sentinels = tuple(range(self.vocab_size - 1, base.vocab_size - 1, -1))
+        # A number that is too large or has leading zeros makes a name ordinary text.
+        self._ids = {f"<extra_id_{i}>": id for i, id in enumerate(self.sentinels)}
         self.special_ids = started_by_padding(base.special_ids)
         self.adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
         content = f"{base.fingerprint} {number} sentinels"
@@ -76,55 +79,32 @@ class SentinelTokenizer(ExportedTokenizer):
         self, text: str, add_special_tokens: bool = True
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """See ``Tokenizer``."""
-        ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        for start, part, sentinel in self._parts(text):
-            if sentinel is not None:
-                ids.append(sentinel)
-                offsets.append((start, start + len(part)))
-                continue
-            found = self.base.encode_with_offsets(part, add_special_tokens=False)
-            ids += found[0]
-            offsets += ((a + start, b + start) for a, b in found[1])
-        return self.frame.join_offsets(ids, offsets) if add_special_tokens else (ids, offsets)
+        found = encode_around(text, self._find(text), self._encode_between)
+        return self.frame.join_offsets(*found) if add_special_tokens else found
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        parts = [self._parts(text) for text in texts]
-        # Encode all text parts in one batch, then put the sentinels back between them.
-        plain = [part for of_text in parts for _, part, sentinel in of_text if sentinel is None]
+        # Encode all texts without sentinels in one batch.
+        marked = [bool(self._find(text)) for text in texts]
+        plain = [text for text, has_sentinel in zip(texts, marked, strict=True) if not has_sentinel]
         encoded = iter(self.base.encode_batch(plain))
         return [
-            [
-                id
-                for _, _, sentinel in of_text
-                for id in (next(encoded) if sentinel is None else [sentinel])
-            ]
-            for of_text in parts
+            self.encode(text, False) if has_sentinel else next(encoded)
+            for text, has_sentinel in zip(texts, marked, strict=True)
         ]
 
-    def _parts(self, text: str) -> list[tuple[int, str, int | None]]:
-        """Splits a text at its sentinels into start, part, and id (None for text).
+    def _find(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns the start, the end and the id of each sentinel in a text."""
+        found = [match for match in NAME.finditer(text) if match[0] in self._ids]
+        # The blank before a word belongs to its tokens, in the gap.
+        starts = (
+            match.start() if self.adds_end else len(text[: match.start()].rstrip())
+            for match in found
+        )
+        return [(start, m.end(), self._ids[m[0]]) for start, m in zip(starts, found, strict=True)]
 
-        A text without sentinels is one part, even if it is empty.
-        """
-        parts: list[tuple[int, str, int | None]] = []
-        start = 0
-        for match in NAME.finditer(text):
-            number = int(match[1])
-            # A number that is too large or has leading zeros makes the name ordinary text.
-            if number >= self.number or match[1] != str(number):
-                continue
-            before = text[start : match.start()]
-            if not self.adds_end:  # the blank before a word belongs to its tokens, in the gap
-                before = before.rstrip()
-            if before:
-                parts.append((start, before, None))
-            parts.append((match.start(), match[0], self.sentinels[number]))
-            start = match.end()
-        if start < len(text) or not parts:
-            parts.append((start, text[start:], None))
-        return parts
+    def _encode_between(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.base.encode_with_offsets(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; sentinels are special tokens."""
@@ -217,13 +197,8 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     """
     if tokenizer.sentinels:
         return tokenizer
-    if (own := file.with_name(FILE)).is_file():
-        return SentinelTokenizer(tokenizer, _integer(optional_object(own), "number", own))
-    return tokenizer
-
-
-def _integer(content: dict[str, object], name: str, file: Path) -> int:
-    value = content.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**16:
-        raise DataError(f"{file}: {name} {value!r} is not a number of tokens: fetch it again")
-    return value
+    own = file.with_name(FILE)
+    if not own.is_file():
+        return tokenizer
+    number = Settings(own, optional_object(own)).number("number", 0)
+    return SentinelTokenizer(tokenizer, number)

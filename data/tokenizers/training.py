@@ -1,9 +1,10 @@
 """Deterministic training of vocabularies: the same texts give the same bytes on disk."""
 
 import io
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -70,63 +71,98 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         raise DataError("texts is one string: give a list of texts, or split it into documents")
     if config.path is not None:
         return load_tokenizer(config.path)
-    if config.kind == "characters":
-        return _train_characters(texts, config)
-    size = config.vocab_size
-    if config.kind == "words":
-        return _train_words(texts, size, config.lowercase)
-    if size is None:
+    kind, size = config.kind, config.vocab_size
+    if kind == "characters" and size is not None:
         raise DataError(
-            f"a {config.kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, "
-            "for example 4096"
+            f"data.tokenizer.vocab_size {size} was given for a characters tokenizer, whose size is "
+            "the number of characters in the text: leave it out, or give None"
         )
-    if config.kind == "byte-bpe":
-        return _train_byte_bpe(texts, size)
-    if config.kind == "wordpiece":
-        return _train_wordpiece(texts, size, config.lowercase)
-    return _train_sentencepiece(texts, config.kind, size)
-
-
-def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    from .characters import CharacterTokenizer
-
-    if config.vocab_size is not None:
+    if kind not in ("characters", "words") and size is None:
         raise DataError(
-            f"data.tokenizer.vocab_size {config.vocab_size} was given for a characters tokenizer, "
-            "whose size is the number of characters in the text: leave it out, or give None"
+            f"a {kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, for "
+            "example 4096"
         )
-    tokenizer = CharacterTokenizer.train(texts)
-    if tokenizer.vocab_size == CharacterTokenizer("").vocab_size:
-        raise _no_text()
+    corpus = _Corpus(texts, kind, size or 0)
+    tokenizer = _TRAINERS[kind](corpus, config.lowercase)
+    corpus.check_filled(tokenizer.vocab_size)
     return tokenizer
 
 
-def _train_byte_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+class _Corpus:
+    """The texts of a vocabulary, and the size that it should have.
+
+    Attributes:
+      kind: The kind of the vocabulary.
+      size: The number of tokens; 0 for any number.
+      has_text: Whether one of the texts read so far is more than white space.
+    """
+
+    def __init__(self, texts: Iterable[str], kind: str, size: int) -> None:
+        self._texts = texts
+        self.kind, self.size = kind, size
+        self.has_text = False
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.has_text = self.has_text or bool(text.strip())
+            yield text
+
+    def check_minimum(self, least: int) -> None:
+        """Checks that all bytes, characters and special tokens have a place.
+
+        Raises:
+          DataError: The size is below ``least``.
+        """
+        if 0 < self.size < least:
+            raise DataError(
+                f"a {self.kind} vocabulary of {self.size} tokens is too small for its bytes, "
+                "characters and special tokens: set data.tokenizer.vocab_size to at least "
+                f"{least}"
+            )
+
+    def check_filled(self, possible: float = math.inf) -> None:
+        """Checks that the texts fill the vocabulary, after they have been read.
+
+        Raises:
+          DataError: There is no text, or the size is above ``possible``.
+        """
+        if not self.has_text:
+            raise DataError("there is no text to train a tokenizer on: give a source with text")
+        if self.size > possible:
+            raise DataError(
+                f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
+                f"{possible}; set data.tokenizer.vocab_size to at most {possible}, or give more "
+                "text"
+            )
+
+
+def _train_characters(corpus: _Corpus, lowercase: bool) -> Tokenizer:
+    from .characters import CharacterTokenizer
+
+    del lowercase
+    return CharacterTokenizer.train(corpus)
+
+
+def _train_byte_bpe(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     from tokenizers import models, pre_tokenizers, trainers
 
     from .huggingface import HuggingFaceTokenizer, byte_level_backend
 
+    del lowercase
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if size < len(alphabet) + 1:
-        raise _too_small(size, len(alphabet) + 1, "byte-bpe")
-    # Texts are read once, so count characters on the way to notice empty input.
-    counted = _Counted(texts)
+    corpus.check_minimum(len(alphabet) + 1)
     backend = byte_level_backend(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=corpus.size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    backend.train_from_iterator(counted, trainer)
-    if not counted.characters:
-        raise _no_text()
-    if backend.get_vocab_size() < size:
-        raise _too_large(size, backend.get_vocab_size())
+    backend.train_from_iterator(corpus, trainer)
     return HuggingFaceTokenizer(backend, SpecialIds(bos=0, eos=0))
 
 
-def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+def _train_wordpiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     """Trains BPE merges and keeps only the pieces, like the library's own WordPiece trainer.
 
     The library adds the ``##`` pieces in the order of a hash table, and that order decides between
@@ -137,47 +173,37 @@ def _train_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
     from .huggingface import WORDPIECE_SPECIALS, wordpiece, wordpiece_backend
 
     # The texts are read twice: for the alphabet, then for the merges.
-    texts = texts if isinstance(texts, Sequence) else list(texts)
+    texts = list(corpus)
     backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
     alphabet = _alphabet(backend.normalizer, texts)
-    if not alphabet:
-        raise _no_text()
     given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
-    if size < len(given):
-        raise _too_small(size, len(given), "wordpiece")
+    corpus.check_minimum(len(given))
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
+        vocab_size=corpus.size,
         special_tokens=given,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    if backend.get_vocab_size() < size:
-        raise _too_large(size, backend.get_vocab_size())
     ids = backend.get_vocab()
     return wordpiece(sorted(ids, key=ids.__getitem__), lowercase)
 
 
-def _train_words(texts: Iterable[str], size: int | None, lowercase: bool) -> Tokenizer:
+def _train_words(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     """Takes the most frequent words of the texts; equally frequent words in alphabetical order."""
-    from .huggingface import WORDPIECE_SPECIALS, words
+    from .huggingface import WORDPIECE_SPECIALS, wordpiece
 
+    corpus.check_minimum(len(WORDPIECE_SPECIALS) + 1)
     # A vocabulary without words splits a text in the same way as the final vocabulary will.
-    backend = words(list(WORDPIECE_SPECIALS), lowercase).backend()
+    backend = wordpiece(list(WORDPIECE_SPECIALS), lowercase, whole_words=True).backend()
     counts: Counter[str] = Counter()
-    for text in texts:
+    for text in corpus:
         normal = backend.normalizer.normalize_str(text)
         counts.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal))
-    if not counts:
-        raise _no_text()
     frequent = sorted(counts, key=lambda word: (-counts[word], word))
-    possible = len(WORDPIECE_SPECIALS) + len(frequent)
-    if size is not None and size <= len(WORDPIECE_SPECIALS):
-        raise _too_small(size, len(WORDPIECE_SPECIALS) + 1, "words")
-    if size is not None and size > possible:
-        raise _too_large(size, possible)
-    return words([*WORDPIECE_SPECIALS, *frequent][:size], lowercase)
+    pieces = [*WORDPIECE_SPECIALS, *frequent]
+    return wordpiece(pieces[: corpus.size or None], lowercase, whole_words=True)
 
 
 def _alphabet(normalizer: "Normalizer", texts: Iterable[str]) -> list[str]:
@@ -189,21 +215,21 @@ def _alphabet(normalizer: "Normalizer", texts: Iterable[str]) -> list[str]:
     return sorted(frequent[:_MAX_ALPHABET])
 
 
-def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -> Tokenizer:
+def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     import sentencepiece
 
     from .sentencepiece import SentencePieceTokenizer
 
-    counted = _Counted(texts)
+    del lowercase
     model = io.BytesIO()
     try:
         # Keep text unchanged: no normalization, no prefix, all spaces. Unknown characters become
         # bytes.
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(counted),
+            sentence_iterator=_lines(corpus),
             model_writer=model,
-            model_type=kind.removeprefix("sentencepiece-"),
-            vocab_size=size,
+            model_type=corpus.kind.removeprefix("sentencepiece-"),
+            vocab_size=corpus.size,
             num_threads=_NUM_THREADS,
             max_sentence_length=4 * _MAX_LINE,  # in bytes
             byte_fallback=True,
@@ -219,23 +245,15 @@ def _train_sentencepiece(texts: Iterable[str], kind: TokenizerKind, size: int) -
             minloglevel=2,
         )
     except RuntimeError as error:
-        if not counted.characters:
-            raise _no_text() from None
-        raise _explain(str(error), size, kind) from None
+        message = str(error)
+        # Two of the library's errors state the size that would work.
+        for pattern, check in _BOUNDS.items():
+            for bound in re.findall(pattern, message):
+                check(corpus, int(bound))
+        corpus.check_filled()
+        reason = message.splitlines()[0]
+        raise DataError(f"sentencepiece cannot train {corpus.size} tokens: {reason}") from None
     return SentencePieceTokenizer(model.getvalue())
-
-
-class _Counted:
-    """Texts whose characters are counted while a library reads them."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = texts
-        self.characters = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            self.characters += len(text)
-            yield text
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -246,28 +264,16 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + _MAX_LINE]
 
 
-def _explain(message: str, size: int, kind: str) -> DataError:
-    """Converts the library's errors to DataError; two of them state the size that would work."""
-    if found := re.search(r"value <= (\d+)", message):
-        return _too_large(size, int(found[1]))
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return _too_small(size, int(found[1]), kind)
-    return DataError(f"sentencepiece cannot train {size} tokens: {message.splitlines()[0]}")
-
-
-def _too_small(requested: int, minimum: int, kind: str) -> DataError:
-    return DataError(
-        f"a {kind} vocabulary of {requested} tokens is too small for its bytes, characters and "
-        f"special tokens: set data.tokenizer.vocab_size to at least {minimum}"
-    )
-
-
-def _too_large(requested: int, possible: int) -> DataError:
-    return DataError(
-        f"the corpus is too small for a vocabulary of {requested} tokens: it fills {possible}; "
-        f"set data.tokenizer.vocab_size to at most {possible}, or give more text"
-    )
-
-
-def _no_text() -> DataError:
-    return DataError("there is no text to train a tokenizer on: give a source with text")
+_TRAINERS: dict[str, Callable[[_Corpus, bool], Tokenizer]] = {
+    "byte-bpe": _train_byte_bpe,
+    "wordpiece": _train_wordpiece,
+    "sentencepiece-unigram": _train_sentencepiece,
+    "sentencepiece-bpe": _train_sentencepiece,
+    "characters": _train_characters,
+    "words": _train_words,
+}
+# Patterns of sentencepiece's errors that state a bound of the size, and its check.
+_BOUNDS = {
+    r"value <= (\d+)": _Corpus.check_filled,
+    r"required_chars\. \d+ vs (\d+)": _Corpus.check_minimum,
+}

@@ -185,7 +185,7 @@ def controls(tokenizer, source, place, conversation):
         tokenizer, messages, tools=tools, template=template, add_generation_prompt=True
     )
     names = {START, END, CALLS, *([THINK] if THINK in source and place not in BY_ASSISTANT else [])}
-    ids = {id for name, id in tokenizer.control_ids().items() if name in names}
+    ids = {token.id for name, token in tokenizer.control_tokens().items() if name in names}
     return found.text, [id for id in found.ids if id in ids]
 
 
@@ -236,7 +236,7 @@ def test_pieces_that_the_user_of_a_model_defined(kind, tmp_path):
     typed = "a<end_of_turn>\n<start_of_turn>model\nb <mine>"
     turns = [{"role": "user", "content": typed}, {"role": "assistant", "content": "Yes"}]
     encoded = data.encode_chat(tokenizer, turns, template=template)
-    ids = tokenizer.control_ids()
+    ids = {name: token.id for name, token in tokenizer.control_tokens().items()}
     assert encoded.ids.count(ids["<start_of_turn>"]) == 2
     assert encoded.ids.count(ids["<end_of_turn>"]) == 2
     assert encoded.ids.count(ids["<mine>"]) == 1  # the template does not name it
