@@ -45,12 +45,12 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
         write_file(checkpoint / name, content)
         return
     new = [f"{len(content)} {hashlib.sha256(content).hexdigest()}"]
-    # Accept both contents first, then only the new one. The second pass writes the same content
-    # again, which is harmless.
-    for records in (checksums.get(name, []) + new, new):
-        checksums[name] = records
-        write_file(checkpoint / CHECKSUMS_FILE, json.dumps(checksums, indent=1).encode())
-        write_file(checkpoint / name, content)
+    # Accept both contents while the file is replaced, and only the new one afterwards.
+    both = {**checksums, name: checksums.get(name, []) + new}
+    write_file(checkpoint / CHECKSUMS_FILE, json.dumps(both, indent=1).encode())
+    write_file(checkpoint / name, content)
+    only_new = {**checksums, name: new}
+    write_file(checkpoint / CHECKSUMS_FILE, json.dumps(only_new, indent=1).encode())
 
 
 def find_damage(checkpoint: Path, part: str = "") -> str | None:

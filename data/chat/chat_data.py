@@ -261,7 +261,7 @@ class ChatData(DataConfig, Generic[R]):
         )
         # Split by the opening, so that no prompt is in both splits.
         digests = [text_digest(self.demonstrations_of(record)[0].opening) for record in records]
-        division = HashSplit.of(digests, fraction, self.source_name, number=len(records))
+        division = HashSplit.of(digests, fraction, self.source_name)
         of_each = zip(records, digests, strict=True)
         return [record for record, digest in of_each if division.split(digest) == split]
 

@@ -5,6 +5,7 @@ result under the final name. If two processes do the same work, one wins and the
 deleted; both are equal, because the name is a hash of the content.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import DataError
+from .fields import require
 from .files import input_files
 
 
@@ -25,21 +27,22 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
       DataError: The path cannot be written.
     """
-    temporary = None
+    check_file(path)
     try:
-        check_file(path)
         # In the same folder, because a rename is atomic only within a file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise DataError(f"cannot write {path} ({error.strerror}): fix that") from error
-        raise
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
+            os.replace(temporary, path)
+        except BaseException:
+            # If the clean-up fails too, report the first error.
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror}): fix that") from error
 
 
 def check_file(path: Path) -> None:
@@ -50,12 +53,11 @@ def check_file(path: Path) -> None:
         written to.
     """
     try:
-        if path.is_dir():
-            raise DataError(f"{path} is a folder: give the name of a file")
-        if path.exists() and not path.is_file():  # the new file would take the place of a device
-            raise DataError(f"{path} is not a regular file: give the name of another")
+        # The new file would replace a device.
+        is_free = path.is_file() or not path.exists()
     except OSError as error:
         raise DataError(f"cannot write {path} ({error.strerror}): name another file") from None
+    require(is_free, f"{path} is a folder or a device: give the name of a file", DataError)
     _make_parent(path)
 
 
@@ -72,9 +74,10 @@ def check_output_path(path: Path, made_from: str) -> None:
     """
     check_file(path)
     # Compare the files, not the paths, to recognize links.
-    for file in input_files(made_from):
-        if path.exists() and path.samefile(file):
-            raise DataError(f"output {path} is the input, which it would replace: name another")
+    files = input_files(made_from)
+    same = path.exists() and any(map(path.samefile, files))
+    problem = f"output {path} is the input, which it would replace: name another"
+    require(not same, problem, DataError)
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
@@ -96,17 +99,13 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     final = path.resolve()  # keep a symbolic link
     if _holds_something(final):
         return path
-    mounted = False
-    if final.is_dir():
-        try:
-            final.rmdir()
-        except FileNotFoundError:  # another process has removed it, to replace it
-            pass
-        except OSError:
-            if _holds_something(final):  # another process was faster
-                return path
-            mounted = True
-    else:
+    # An empty folder is replaced, if it is not a mounted disk.
+    with contextlib.suppress(OSError):
+        final.rmdir()
+    if _holds_something(final):  # another process was faster
+        return path
+    mounted = final.is_dir()
+    if not mounted:
         _make_parent(final)
     # Within a mounted disk if there is one, because a rename cannot cross file systems.
     parent = final if mounted else final.parent
@@ -114,20 +113,17 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     try:
         temporary.chmod(0o755)
         fill(temporary)
+        moves = [(temporary, final)]
         if mounted:
             # config.json comes last, because it shows that a folder is complete.
-            for made in sorted(temporary.iterdir(), key=lambda made: made.name == "config.json"):
-                try:
-                    os.replace(made, final / made.name)
-                except OSError:
-                    if not (final / made.name).is_dir():  # no other process was faster
-                        raise
-            return path
-        try:
-            os.replace(temporary, final)
-        except OSError:
-            if not final.is_dir():  # no other process was faster, so this is a real failure
-                raise
+            parts = sorted(temporary.iterdir(), key=lambda part: part.name == "config.json")
+            moves = [(part, final / part.name) for part in parts]
+        for made, place in moves:
+            try:
+                os.replace(made, place)
+            except OSError:
+                if not place.is_dir():  # no other process was faster, so this is a real failure
+                    raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path
@@ -143,8 +139,10 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         DataError: The path holds something, or cannot be written.
     """
-    if path.exists() and (not path.is_dir() or _holds_something(path.resolve())):
-        raise DataError(f"{path} exists and holds something: give a folder that does not")
+    is_free = path.is_dir() or not path.exists()
+    is_free = is_free and not _holds_something(path.resolve())
+    problem = f"{path} exists and is not an empty folder: name another folder"
+    require(is_free, problem, DataError)
     build_folder(path, fill)
 
 
@@ -159,13 +157,13 @@ def _holds_something(folder: Path) -> bool:
 
 
 def _make_parent(path: Path) -> None:
-    if "\0" in str(path):
-        raise DataError(f"{str(path)!r} has a NUL character: choose another name")
+    problem = f"{str(path)!r} has a NUL character: choose another name"
+    require("\0" not in str(path), problem, DataError)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
             f"cannot make the folder {path.parent} ({error.strerror}): choose another folder"
         ) from None
-    if not os.access(path.parent, os.W_OK):
-        raise DataError(f"the folder {path.parent} is not writable: choose another folder")
+    problem = f"the folder {path.parent} is not writable: choose another folder"
+    require(os.access(path.parent, os.W_OK), problem, DataError)

@@ -67,20 +67,6 @@ def suggest(name: str, valid: Sequence[str]) -> str:
     return f"did you mean {' or '.join(similar)}?" if similar else f"choose from {', '.join(valid)}"
 
 
-def listed_choices(word: str, valid: tuple[str, ...], shown: tuple[str, ...] | None = None) -> str:
-    """Returns the valid words as text for an error message, with the most similar one named.
-
-    Args:
-      word: The word that is not valid.
-      valid: The valid words.
-      shown: The text to print for each valid word. Defaults to the word.
-    """
-    shown = shown or valid
-    near = similar_names(word, valid)
-    listed = ", ".join(shown)
-    return f"{shown[valid.index(near[0])]} (nearest) from {listed}" if near else f"from {listed}"
-
-
 def check_whole(name: str, value: object) -> None:
     """Checks that a value is an integer of Python or numpy, and neither a bool nor a float.
 

@@ -189,7 +189,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
 """Type → what its values must be, with a test, in the order of the tests."""
 
 
-def require(condition: object, message: str, *, error: type[UserError] = UserError) -> None:
+def require(condition: object, message: str, error: type[UserError] = UserError) -> None:
     """Checks a relation between fields or arguments.
 
     Raises:

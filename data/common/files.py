@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from .errors import DataError
+from .fields import require
 
 Line = tuple[str, int, str]
 """The name of a file, the number of a line from 1, and the line."""
@@ -66,11 +67,9 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
     Raises:
       DataError: The file's name says that it has JSON lines; see also ``input_lines``.
     """
-    if path.removesuffix(".gz").endswith(".jsonl"):
-        raise DataError(
-            f"{path} has JSON lines, and a text per line is read here: write the texts alone to a "
-            "file"
-        )
+    has_json = path.removesuffix(".gz").endswith(".jsonl")
+    problem = f"{path} has JSON lines, but each line must be a text: write only the texts to a file"
+    require(not has_json, problem, DataError)
     return input_lines(path, keep_ends=keep_ends)
 
 
@@ -162,23 +161,19 @@ def matching_files(pattern: str, name: str) -> list[Path]:
       DataError: No file matches, or the name is a folder.
     """
     path = Path(pattern).expanduser()
-    if path.is_dir():
-        files = name.replace(pattern, f"{pattern.rstrip('/')}/**/*", 1)
-        raise DataError(f"{name!r} is a folder: name its files, for example by {files!r}")
+    remedy = f"name its files, for example by {pattern.rstrip('/')}/**/*"
+    require(not path.is_dir(), f"{pattern!r} is a folder: {remedy}", DataError)
     if path.is_file():  # the name of a file may contain [ ] * ?
         return [path]
     # Sort, because the order of glob depends on the file system.
-    paths = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
-    paths = [path for path in paths if path.is_file()]
-    if not paths:
-        problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
-        source = "" if pattern == name else f"source {name!r}, "
-        # The plus sign may be meant to join sources.
-        hint = "; to join sources write the kind of each: text:GLOB + text:GLOB"
-        raise DataError(
-            f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path"
-            + (hint if re.search(r"\s\+\s", pattern) else "")
-        )
+    paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))
+    source = "" if pattern == name else f"source {name!r}, "
+    problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
+    # The plus sign may be meant to join sources.
+    joins = "; to join sources write the kind of each: text:GLOB + text:GLOB"
+    hint = joins if re.search(r"\s\+\s", pattern) else ""
+    message = f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path{hint}"
+    require(paths, message, DataError)
     return paths
 
 

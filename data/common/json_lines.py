@@ -1,13 +1,12 @@
 """JSON lines: one object per line, and the fields of an object."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .errors import DataError
 from .files import Line
-from .json_text import JsonObject, parse_json
-
-_REMEDY = "write one JSON object a line"
+from .json_text import JsonObject, parse_object
 
 
 def parse_line(line: str, location: str) -> JsonObject:
@@ -20,10 +19,7 @@ def parse_line(line: str, location: str) -> JsonObject:
     Raises:
       DataError: The line is not a JSON object.
     """
-    row = parse_json(line, location, _REMEDY)
-    if not isinstance(row, dict):
-        raise DataError(f"{location} is a JSON {type(row).__name__}: {_REMEDY}")
-    return row
+    return parse_object(line, location, "write one JSON object a line")
 
 
 def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
@@ -33,7 +29,7 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
       DataError: A line is not a JSON object (with file and line).
     """
     for file, number, line in lines:
-        if line and not line.isspace():
+        if line.strip():
             location = f"{file} line {number}"
             yield location, parse_line(line, location)
 
@@ -58,13 +54,11 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
 
 def _check_encodable(value: object, location: str) -> None:
     """Refuses a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{location} holds a lone surrogate at character {error.start}: remove it"
-            ) from None
-    elif isinstance(value, list | dict):
-        for part in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_encodable(part, location)
+    is_text = isinstance(value, str)
+    text = value if is_text else json.dumps(value, ensure_ascii=False, default=lambda _: None)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{location} has a lone surrogate at character {error.start}: remove it"
+        ) from None

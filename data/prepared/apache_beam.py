@@ -31,13 +31,19 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
       DataError: Beam is not installed, or refuses the options.
     """
     beam = _import_beam()
-    # Fail before any work if Beam rejects an option.
-    parsed = _parse_options(beam, options)
+    printed = io.StringIO()
+    # Fail before any work if Beam rejects an option. It only warns about unknown options, because a
+    # remote runner may know them.
     try:
+        with contextlib.redirect_stderr(printed):
+            parsed = beam.options.pipeline_options.PipelineOptions([_IN_PROCESS, *options])
+            parsed.get_all_options()
         pipeline = beam.Pipeline(options=parsed)
-    except ValueError as error:
-        listed = " ".join(options)
-        raise DataError(f"Apache Beam refuses {listed} ({error}): see its options") from None
+    except (SystemExit, ValueError) as error:
+        # Beam parses with argparse, which prints the reason and exits.
+        exited = isinstance(error, SystemExit)
+        reason = printed.getvalue().splitlines()[-1] if exited else error
+        raise DataError(f"Apache Beam refuses {' '.join(options)}: {reason}") from None
 
     def work(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
         # Without the reshuffle, a runner may fuse the steps and make all shards in one worker.
@@ -65,25 +71,6 @@ def _import_beam() -> ModuleType:
         ) from None
     finally:
         logging.disable(disabled)
-
-
-def _parse_options(beam: ModuleType, options: Sequence[str]) -> object:
-    """Parses all of Beam's options, and returns a ``PipelineOptions``.
-
-    Beam only warns about unknown options, because a remote runner may know them.
-    """
-    pipeline_options = beam.options.pipeline_options
-    printed = io.StringIO()
-    try:
-        # Beam parses with argparse, which prints the reason and exits.
-        with contextlib.redirect_stderr(printed):
-            parsed = pipeline_options.PipelineOptions([_IN_PROCESS, *options])
-            parsed.get_all_options()
-    except SystemExit:
-        raise DataError(
-            f"Apache Beam refuses {' '.join(options)}: {printed.getvalue().splitlines()[-1]}"
-        ) from None
-    return parsed
 
 
 def _attempt(part: Source, folder: str, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
 from ..packing.packed_sequences import decode, packed_arrays
@@ -121,10 +122,8 @@ def is_prepared(source: str) -> bool:
     """
     sources = parse_sources(source)
     prepared = any(one.kind == "prepared" for one in sources)
-    if prepared and len(sources) > 1:
-        raise DataError(
-            f"{source!r} joins prepared sequences: prepare the joined texts into one folder"
-        )
+    problem = f"{source!r} joins prepared sequences: prepare the joined texts into one folder"
+    require(not prepared or len(sources) == 1, problem, DataError)
     return prepared
 
 
@@ -164,11 +163,8 @@ def prepared_split(
         for split in splits
         for shard, file in files_of(shards, split)
     ]
-    if not found:
-        raise DataError(
-            f"{folder} has no sequences for {splits[0]}: name data.validation, or prepare "
-            "another folder with a --validation-fraction above 0"
-        )
+    remedy = "name data.validation, or prepare another folder with a --validation-fraction above 0"
+    require(found, f"{folder} has no sequences for {splits[0]}: {remedy}", DataError)
     # Check sizes and the ends of the files, which is fast; records have checksums.
     for path, file in found:
         _check_file(folder, path, file)
@@ -205,14 +201,11 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
             f"no prepared sequences in {folder}: make them by flaxzoo prepare SOURCE {folder} "
             "--tokenizer PATH --length T"
         )
-    if shards is None and (folder / MANIFEST).exists():
-        raise DataError(
-            f"{folder / MANIFEST} is damaged, or another version of flaxzoo wrote it: run the same "
-            "flaxzoo prepare again"
-        )
-    if shards is None:
-        raise DataError(f"{folder} is only partly prepared: run the same flaxzoo prepare again")
-    return folder, settings, shards
+    damaged = (folder / MANIFEST).exists()
+    state = "has a damaged manifest, or one of another version" if damaged else "is partly prepared"
+    problem = f"{folder} {state}: run the same flaxzoo prepare again"
+    require(shards is not None, problem, DataError)
+    return folder, settings, shards or []
 
 
 def _check_settings(
@@ -221,27 +214,27 @@ def _check_settings(
     # Name the option of the run and of `prepare`, so that either can be changed.
     for name, value in requested.items():
         own, option = getattr(settings, name), name.replace("_", "-")
-        if own != value:
-            raise DataError(
-                f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train "
-                f"with data.{name} {own}, or prepare another folder with --{option} {value}"
-            )
-    if tokenizer.fingerprint != settings.tokenizer:
-        raise DataError(
-            f"{folder} was prepared with another tokenizer than this one of {tokenizer.kind}, "
-            f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
-            "data.tokenizer.path out"
+        require(
+            own == value,
+            f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train with "
+            f"data.{name} {own}, or prepare another folder with --{option} {value}",
+            DataError,
         )
+    require(
+        tokenizer.fingerprint == settings.tokenizer,
+        f"{folder} was prepared with another tokenizer than this one of {tokenizer.kind}, "
+        f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
+        "data.tokenizer.path out",
+        DataError,
+    )
 
 
 def _check_file(folder: Path, path: Path, file: RowsFile) -> None:
     # A damaged or foreign manifest must not lead to files elsewhere.
-    if path_inside(folder, str(path.relative_to(folder))) is None:
-        raise DataError(f"{folder / MANIFEST} names {path}, which lies outside: {_AGAIN}")
-    if not path.is_file():
-        raise DataError(f"{path} is missing: {_AGAIN}")
-    size = path.stat().st_size
-    if size != file.file_bytes:
-        raise DataError(f"{path} has {size:,} bytes where it had {file.file_bytes:,}: {_AGAIN}")
-    if end_sha256(path) != file.end_sha256:
-        raise DataError(f"{path} has changed since it was prepared: {_AGAIN}")
+    inside = path_inside(folder, str(path.relative_to(folder))) is not None
+    problem = f"{folder / MANIFEST} names {path}, which is outside of it: {_AGAIN}"
+    require(inside, problem, DataError)
+    require(path.is_file(), f"{path} is missing: {_AGAIN}", DataError)
+    # The end of a file is enough to detect another file without reading all of it.
+    same = path.stat().st_size == file.file_bytes and end_sha256(path) == file.end_sha256
+    require(same, f"{path} has changed since it was prepared: {_AGAIN}", DataError)

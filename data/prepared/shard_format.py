@@ -19,13 +19,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..common.errors import DataError
+from ..common.fields import PositiveInt, Rate, check_value, require_one_of
 from ..filters.selection import Selector
-from ..sources.hash_split import Split, check_validation_fraction
+from ..sources.hash_split import Split
 from ..sources.source_names import Source
 
 FORMAT = 1
@@ -33,7 +34,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 SETTINGS, TOKENIZER, SHARDS = "settings.json", "tokenizer", "shards"
 SUMMARY, COUNTS, MANIFEST = "facts.json", "token_counts.npy", "manifest.json"
 
-_BLOCK_BYTES = 1 << 20
 # ArrayRecord stores its index at the end of a file.
 _END_BYTES = 1 << 16
 _MAX_STEM_LENGTH = 40
@@ -68,18 +68,15 @@ class Settings:
     selector: Selector | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise DataError(f"length {self.length} must be at least 1")
-        check_validation_fraction(self.validation_fraction)
+        check_value("length", self.length, PositiveInt)
+        check_value("validation_fraction", self.validation_fraction, Rate)
         # Refuse folders of other versions before reading their records.
-        if self.format != FORMAT:
-            raise DataError(f"format {self.format} is not the format of this version, {FORMAT}")
+        require_one_of("format", self.format, [FORMAT])
 
     def written(self) -> dict[str, object]:
         """Returns the settings as written to files."""
         # `keep` identifies the selector, which itself cannot be written as JSON.
-        names = [one.name for one in fields(self) if one.name != "selector"]
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name != "selector"}
 
 
 @dataclass(frozen=True)
@@ -148,14 +145,11 @@ def file_sha256(path: Path) -> str:
     Raises:
       DataError: The file cannot be read.
     """
-    whole = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                whole.update(block)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    return whole.hexdigest()
 
 
 def end_sha256(path: Path) -> str:

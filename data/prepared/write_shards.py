@@ -6,6 +6,7 @@ complete shard is kept. Therefore any process that sees the input files and the 
 manifest afterwards.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -21,8 +22,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..common.atomic_io import build_folder, write_file
+from ..common.atomic_io import build_folder, new_folder, write_file
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import matching_files
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..filters.conditions import LeftOut, left_out_note, written
@@ -125,10 +127,9 @@ def input_files(source: str) -> list[Source]:
     """
     parts: list[Source] = []
     for one in parse_sources(source):
-        if one.kind not in ("builtin", "text", "jsonl"):
-            raise DataError(
-                f"{one.name!r} is not made of files of text: prepare text:GLOB or jsonl:GLOB#field"
-            )
+        of_files = one.kind in ("builtin", "text", "jsonl")
+        remedy = "prepare text:GLOB or jsonl:GLOB#field"
+        require(of_files, f"{one.name!r} is not made of text files: {remedy}", DataError)
         if one.kind == "builtin":
             parts.append(one)
             continue
@@ -152,27 +153,18 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
         (temporary / SHARDS).mkdir()
         (temporary / SETTINGS).write_bytes(to_json(settings.written()))
 
-    # Accept an empty folder; `build_folder` needs a path that does not exist.
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-    if not folder.exists():
-        build_folder(folder, fill)
-        return
-    # The folder exists: continue only with the same settings, and repair its tokenizer.
     found = read_settings(folder)
     if found is None:
-        raise DataError(f"{folder} exists and contains no prepared sequences: name another folder")
+        new_folder(folder, fill)
+        return
+    # The folder exists: continue only with the same settings, and repair its tokenizer.
     old, new = found.written(), settings.written()
-    changed = [f"{name} {old[name]!r} → {new[name]!r}" for name in new if old[name] != new[name]]
-    if changed:
-        raise DataError(
-            f"{folder} was prepared with other settings ({', '.join(changed)}): give the same, "
-            "or name another folder"
-        )
-    try:
+    changed = ", ".join(f"{key} {old[key]!r} → {new[key]!r}" for key in new if old[key] != new[key])
+    problem = f"{folder} was prepared with other settings ({changed})"
+    require(not changed, f"{problem}: give the same, or name another folder", DataError)
+    intact = False
+    with contextlib.suppress(DataError):
         intact = load_tokenizer(folder / TOKENIZER).fingerprint == settings.tokenizer
-    except DataError:
-        intact = False
     if not intact:
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         build_folder(folder / TOKENIZER, tokenizer.save)
@@ -213,8 +205,8 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     def fill(temporary: Path) -> None:
         shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
         # The digest belongs to the shard only if the file did not change meanwhile.
-        if _input_digest(part) != digest:
-            raise DataError(f"{part.location} changed while it was read: start again")
+        problem = f"{part.location} changed while it was read: start again"
+        require(_input_digest(part) == digest, problem, DataError)
         (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))
 
     try:
@@ -303,8 +295,8 @@ def _is_undamaged(folder: Path, shard: Shard) -> bool:
 def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
     """Loads the tokenizer, once per worker."""
     tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != fingerprint:
-        raise DataError(f"the tokenizer in {folder} has changed: prepare into another folder")
+    problem = f"the tokenizer in {folder} has changed: prepare into another folder"
+    require(tokenizer.fingerprint == fingerprint, problem, DataError)
     return tokenizer
 
 
@@ -331,22 +323,11 @@ def _fill(
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     division = HashSplit.of_each(settings.validation_fraction)
     splits: dict[str, RowsFile] = {}
-    left_out = LeftOut()
-    dropped: set[bytes] = set()
-    # Decide once which documents are dropped, for both splits, and count them for the manifest.
-    if settings.selector is not None or part.conditions:
-        texts = documents_in(part, left_out)
-        if settings.selector is None:
-            judged = ((text, True) for text in texts)
-        else:
-            judged = decisions(settings.selector, texts)
-        junk = [text_digest(text) for text, keep in judged if not keep]
-        dropped.update(junk)
-        if settings.selector is not None:
-            count_left_out(left_out, settings.selector, len(junk))
+    # Decide once which documents are dropped, for both splits.
+    dropped, left_out = _dropped(part, settings.selector)
     # Tokenize and pack each split; the corpus is needed only until its rows are written.
     for number, split in enumerate(SPLITS):
-        texts = _SplitTexts(part, split, division, digest, frozenset(dropped))
+        texts = _SplitTexts(part, split, division, digest, dropped)
         if not any(True for _ in texts):
             continue
         corpus = build_corpus(texts, tokenizer, folder / "corpus")
@@ -356,6 +337,19 @@ def _fill(
     np.save(folder / COUNTS, counts)
     sha256 = file_sha256(folder / COUNTS)
     return Shard(shard_name(part), part.name, digest, sha256, splits, dict(left_out))
+
+
+def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes], LeftOut]:
+    """Returns the digests of the documents that a selector drops, and counts all left out."""
+    left_out = LeftOut()
+    texts = documents_in(part, left_out)
+    if selector is None:
+        # Without conditions nothing is left out, so the texts need not be read.
+        collections.deque(texts if part.conditions else (), maxlen=0)
+        return frozenset(), left_out
+    dropped = [text_digest(text) for text, keep in decisions(selector, texts) if not keep]
+    count_left_out(left_out, selector, len(dropped))
+    return frozenset(dropped), left_out
 
 
 def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Settings) -> RowsFile:
@@ -400,20 +394,18 @@ def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def _check_splits(shards: list[Shard], settings: Settings) -> None:
-    left_out = left_out_note(LeftOut(total_left_out(shards)))
-    if not any(shard.splits for shard in shards) and left_out:
-        raise DataError(f"no document of {settings.source!r} is left: {left_out}")
-    if not any(shard.splits for shard in shards):
-        raise DataError(
-            f"no text in {settings.source!r}: empty or only white space; name files with text"
-        )
+    # Name the filters if they are the reason for an empty folder.
+    reason = left_out_note(LeftOut(total_left_out(shards))) or "it is empty or only white space"
+    problem = f"no text in {settings.source!r}: {reason}"
+    require(any(shard.splits for shard in shards), problem, DataError)
     for split in SPLITS if settings.validation_fraction else SPLITS[:1]:
-        if not any(files_of(shards, split)):
-            raise DataError(
-                f"no document of {settings.source!r} is in {split}: split it into several "
-                "documents (text:GLOB#block or #line), or prepare into another folder with "
-                "--validation-fraction 0"
-            )
+        require(
+            any(files_of(shards, split)),
+            f"no document of {settings.source!r} is in {split}: split it into several documents "
+            "(text:GLOB#block or #line), or prepare into another folder with "
+            "--validation-fraction 0",
+            DataError,
+        )
 
 
 def _version(package: str) -> str | None:

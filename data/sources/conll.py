@@ -6,10 +6,12 @@ document. Columns are separated by tabs, or by blanks if the text has no tabs (T
 De Meulder 2003).
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..common.errors import DataError, counted
+from ..common.fields import require
 from ..common.files import Line
 from .labelled_names import LabelledSource
 from .labelled_records import source_lines
@@ -62,26 +64,9 @@ def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
         begins: dict[int, str] = {}
         for block in blocks:
             sentence = _sentence(block.rows, column)
-            if marked:
-                # Identify a document by its first sentence, which stays when files are renamed.
-                begin = begins.setdefault(block.document, " ".join(sentence.words))
-                sentence = replace(sentence, document=begin)
-            yield sentence
-
-
-def _sentence(rows: list[tuple[str, int, list[str]]], column: int | None) -> Sentence:
-    file, first, cells = rows[0]
-    for _, number, row in rows:
-        if column is not None and column > len(row):
-            raise DataError(
-                f"{file} line {number} has {counted(len(row), 'column')}, so there is no column "
-                f"{column}: name the tags' column as #COLUMN, or leave it out for the last"
-            )
-    if len(cells) < 2:
-        raise DataError(f"{file} line {first} has a word without a tag: {cells[0]!r}")
-    index = -1 if column is None else column - 1
-    words = tuple(row[0] for _, _, row in rows)
-    return Sentence(file, first, words, tuple(row[index] for _, _, row in rows))
+            # Identify a document by its first sentence, which stays when files are renamed.
+            begin = begins.setdefault(block.document, " ".join(sentence.words))
+            yield replace(sentence, document=begin) if marked else sentence
 
 
 def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
@@ -91,16 +76,30 @@ def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
         yield Sentence(file, first, tuple(row[0] for _, _, row in block.rows), ())
 
 
-def _column(source: LabelledSource) -> int | None:
-    if not source.fields:
-        return None
-    column = ",".join(source.fields)
-    if not column.isdecimal() or int(column) < 2:
-        raise DataError(
-            f"{source.name!r} names no column: give the number of the tags' column from 2, "
-            "as conll:GLOB#4, or leave it out for the last"
-        )
-    return int(column)
+def _column(source: LabelledSource) -> int:
+    """Returns the index of the tag column; -1 is the last."""
+    column = ",".join(source.fields) or "0"
+    require(
+        column.isdecimal() and int(column) != 1,
+        f"the tag column of {source.name!r} must be a number from 2, got {column!r}: name it as "
+        "conll:GLOB#4, or leave it out for the last column",
+        DataError,
+    )
+    return int(column) - 1
+
+
+def _sentence(rows: list[tuple[str, int, list[str]]], column: int) -> Sentence:
+    file, first, cells = rows[0]
+    location = f"{file} line {first}"
+    require(len(cells) > 1, f"{location} has a word without a tag: {cells[0]!r}", DataError)
+    require(
+        column < len(cells),
+        f"{location} has {counted(len(cells), 'column')}, and the tag column is {column + 1}: name "
+        "it as #COLUMN, or leave it out for the last column",
+        DataError,
+    )
+    words, tags = zip(*((row[0], row[column]) for _, _, row in rows), strict=True)
+    return Sentence(file, first, words, tags)
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
@@ -108,11 +107,12 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
     tabs = any("\t" in line for _, _, line in lines)
     rows: list[tuple[str, int, list[str]]] = []
     width = document = 0
-    for file, number, line in lines:
-        cells = line.split("\t") if tabs else [cell for cell in line.split(" ") if cell]
+    # An empty line after the last one ends the last sentence.
+    for file, number, line in [*lines, ("", 0, "")]:
+        cells = line.split("\t") if tabs else re.split(" +", line.strip(" "))
         begins = line.startswith("-DOCSTART-")
         # A mark of a document also ends the sentence before it.
-        if begins or not any(cell.strip() for cell in cells):
+        if begins or not line.strip():
             if rows:
                 yield _Block(rows, document)
             rows = []
@@ -126,5 +126,3 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
                 f"has {width}: give every word as many, separated by {'tabs' if tabs else 'blanks'}"
             )
         rows.append((file, number, cells))
-    if rows:
-        yield _Block(rows, document)

@@ -175,6 +175,6 @@ class JoinedRecords:
         whole = hashlib.blake2b(digest_size=16)
         for part in parts:
             whole.update(f"{part.fingerprint} {len(part)}\n".encode())
-        # Local parts share a note, so the first one is enough.
-        note = next((part.note for part in parts if part.note), "")
+        # Local parts share a note, which is logged once.
+        note = "; ".join(filter(None, dict.fromkeys(part.note for part in parts)))
         return Documents(cls(tuple(parts)), "text", whole.hexdigest(), note=note)

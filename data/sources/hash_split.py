@@ -8,25 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
+from ..common.fields import require
 
 Split = Literal["train", "validation"]
 
 _SPLITS: tuple[Split, ...] = ("train", "validation")
-
-
-def check_validation_fraction(fraction: float, name: str = "validation_fraction") -> None:
-    """Checks the fraction of documents to hold out.
-
-    Args:
-      fraction: The fraction.
-      name: The name of the setting, for the message.
-
-    Raises:
-      DataError: The fraction is not in [0, 1).
-    """
-    if not 0 <= fraction < 1:
-        raise DataError(f"{name} {fraction} must be at least 0 and below 1")
 
 
 def text_digest(text: str) -> bytes:
@@ -45,35 +32,28 @@ class HashSplit:
     limit: bytes
 
     @classmethod
-    def of(
-        cls, digests: Iterable[bytes], fraction: float, name: str, *, number: int | None = None
-    ) -> "HashSplit":
+    def of(cls, digests: Iterable[bytes], fraction: float, name: str) -> "HashSplit":
         """Chooses the limit so that no split is empty.
 
         Args:
-          digests: The digests of the documents, at least one.
+          digests: The digests of the documents.
           fraction: The fraction for validation, in [0, 1).
           name: The source's name, for the message.
-          number: The number of documents, if ``digests`` omits duplicates.
 
         Raises:
-          DataError: All documents are equal, and ``fraction`` is not 0.
+          DataError: There are no two different documents, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")
         # Equal texts have equal digests and always share a split.
         ordered = sorted(set(digests))
-        if len(ordered) < 2:
-            what = (
-                "a single document"
-                if number is None or number < 2
-                else f"the same document {number:,} times"
-            )
-            raise DataError(
-                f"source {name!r} is {what}, so nothing is left for validation: add others (a text "
-                "may be split, text:GLOB#block or #line), or set validation_fraction 0 and name a "
-                "separate source for validation"
-            )
+        require(
+            len(ordered) > 1,
+            f"source {name!r} has {counted(len(ordered), 'different text')}, and a division into "
+            "splits needs two: add others (text:GLOB#block or #line makes several of a file), or "
+            "set validation_fraction 0 and name a separate source for validation",
+            DataError,
+        )
         # Keep the smallest digest in validation and the largest in training.
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 

@@ -20,13 +20,13 @@ see ``conditions``.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from ..common.errors import DataError, listed_choices
-from ..filters.conditions import Condition, split_conditions, written
+from ..common.errors import DataError
+from ..common.fields import require
+from ..filters.conditions import Condition, split_conditions
 from .in_memory import KIND, fields_of
-from .source_names import Source, SourceKind, parse_sources
+from .source_names import Source, check_kind, parse_name, parse_sources
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
@@ -39,8 +39,6 @@ FORMS = {
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
 _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
-# Kinds of source that only other kinds of data read. They are valid, not misspelled.
-_OTHER_KINDS = ("text", "prepared", "pairs")
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,6 @@ class LabelledSource:
     fields: tuple[str, ...]
     named: bool = True
     conditions: tuple[Condition, ...] = ()
-
-    @property
-    def plain(self) -> Source:
-        """The same source as a ``Source``, for the readers of plain text."""
-        return Source(self.name, cast(SourceKind, self.kind), self.location, "")
 
 
 @dataclass(frozen=True)
@@ -100,41 +93,31 @@ def parse_labelled(
     Raises:
       DataError: The kind is not in ``forms``, or nothing follows it.
     """
-    kind, colon, rest = name.partition(":")
-    if colon and kind == KIND:
+    if name.startswith(f"{KIND}:"):
         usual = ",".join(like.fields) if like is not None and like.kind == KIND else forms[KIND]
-        _, conditions = split_conditions(rest, name)
-        return LabelledSource(name, KIND, rest, fields_of(name, usual), conditions=conditions)
-    if not colon or kind not in forms:
-        raise DataError(_unreadable(name, kind, forms))
-    # A # belongs to one of the joined sources.
-    if kind == "corpora":
-        parse_corpora(rest, name)
-        return LabelledSource(name, kind, rest, tuple(forms[kind].split(",")))
+        fields = fields_of(name, usual)
+        location = name.partition(":")[2]
+        conditions = split_conditions(location, name)[1]
+        return LabelledSource(name, KIND, location, fields, conditions=conditions)
+    shown = {kind: FORMS[kind] for kind in forms if kind != KIND}
+    kind = check_kind(name, shown)
     # Only sources of documents can be joined by a plus sign.
-    if re.search(rf"\s\+\s+({'|'.join(forms)}):", rest):
-        raise DataError(
-            f"labelled sources are not joined ({name!r}): name several files by a glob, as "
-            f"{kind}:FOLDER/*"
-        )
-    rest, conditions = split_conditions(rest, name)
-    if conditions and kind in ("conll", "squad", "builtin"):
-        raise DataError(
-            f"{name!r} has a filter, but {kind} sources have no fields to filter on: leave "
-            f"?{written(conditions)} out"
-        )
-    # The last # starts the fields; earlier ones belong to the path.
-    location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
-    if not location or (mark and not part):
-        raise DataError(f"source {name!r} is incomplete: write {FORMS[kind]}")
+    joined = kind != "corpora" and re.search(rf"\s\+\s+({'|'.join(forms)}):", name)
+    remedy = f"name several files by a glob, as {kind}:FOLDER/*"
+    problem = f"labelled sources are not joined ({name!r}): {remedy}"
+    require(not joined, problem, DataError)
+    _, location, part, conditions = parse_name(name, shown)
+    if kind == "corpora":
+        parse_corpora(location, name)
     # No fields are named: use the fields of the run, or else the default of the kind.
-    if not mark and like is not None and like.kind == kind:
+    if not part and like is not None and like.kind == kind:
         known = like.named and (kind != "tfds" or like.location == location)
         return LabelledSource(name, kind, location, like.fields, known, conditions)
-    fields = (part or forms[kind]).split(",") if part or forms[kind] else []
-    if not all(fields):
-        raise DataError(f"source {name!r} has an empty field after the #: write {FORMS[kind]}")
-    return LabelledSource(name, kind, location, tuple(fields), bool(mark), conditions)
+    listed = part or forms[kind]
+    fields = tuple(listed.split(",")) if listed else ()
+    problem = f"source {name!r} has an empty field after the #: write {FORMS[kind]}"
+    require(all(fields), problem, DataError)
+    return LabelledSource(name, kind, location, fields, bool(part), conditions)
 
 
 def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
@@ -151,24 +134,10 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
       DataError: There are fewer than two labels, or a source does not contain documents.
     """
     parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
-    if len(parts) < 2 or not all(label.strip() and source for label, _, source in parts):
-        raise DataError(f"source {name!r} needs two labels or more: write {FORMS['corpora']}")
+    complete = len(parts) > 1 and all(label.strip() and source for label, _, source in parts)
+    problem = f"source {name!r} needs at least two labels: write {FORMS['corpora']}"
+    require(complete, problem, DataError)
     return [(label.strip(), parse_sources(source.strip())) for label, _, source in parts]
-
-
-def _unreadable(name: str, kind: str, forms: Mapping[str, str]) -> str:
-    """Returns the message for a name with a missing, unknown or unsuitable kind."""
-    kinds = tuple(kind for kind in forms if kind != KIND)
-    known = tuple(FORMS[kind] for kind in kinds)
-    if ":" not in name or "/" in kind or Path(name).expanduser().exists():
-        return f"source {name!r} has no kind: write one of {', '.join(known)}"
-    problem = f"this kind of data reads no {kind!r} source ({name!r})"
-    if kind not in FORMS and kind not in _OTHER_KINDS:
-        return f"{problem}: choose {listed_choices(kind, kinds, known)}"
-    remedy = f"write one of {', '.join(known)}"
-    if kind in ("tsv", "csv") and "conll" in forms:
-        remedy += " (a file with a word and its tag on each line is conll:FILE)"
-    return f"{problem}: {remedy}"
 
 
 def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:

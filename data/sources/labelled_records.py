@@ -6,12 +6,12 @@ Labeled data are small and are read into memory. Every record has a location for
 from collections.abc import Iterable, Iterator
 
 from ..common.files import Line, file_lines, matching_files
-from ..common.json_lines import parse_line, pick
-from ..filters.conditions import Condition, LeftOut, keeps
+from ..common.json_lines import pick
+from ..filters.conditions import Condition, LeftOut
 from .in_memory import KIND, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora
 from .load_documents import load_documents
-from .source_names import read_documents
+from .source_names import json_rows, read_documents
 from .tables import ColumnRoles, read_tables
 
 
@@ -34,18 +34,15 @@ def read_fields(
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles, left_out)
-        return
-    if source.kind == KIND:
-        # Examples in memory have no files.
+    elif source.kind == KIND:
         named = source.fields, source.conditions
         for location, values in read_memory(source.name, *named, left_out):
             yield Record(location, values)
-        return
-    if source.kind == "corpora":
+    elif source.kind == "corpora":
         yield from _read_corpora(source)
-        return
-    for lines in source_lines(source):
-        yield from read_objects(lines, source.fields, source.conditions, left_out)
+    else:
+        for lines in source_lines(source):
+            yield from read_objects(lines, source.fields, source.conditions, left_out)
 
 
 def _read_corpora(source: LabelledSource) -> Iterator[Record]:
@@ -53,10 +50,11 @@ def _read_corpora(source: LabelledSource) -> Iterator[Record]:
     for label, corpora in parse_corpora(source.location, source.name):
         for corpus in corpora:
             # A published corpus contributes its whole training split.
-            if corpus.kind == "tfds":
-                texts: Iterable[str] = load_documents(corpus.name, "train", validation_fraction=0.0)
-            else:
-                texts = read_documents(corpus)
+            texts: Iterable[str] = (
+                load_documents(corpus.name, "train", validation_fraction=0.0)
+                if corpus.kind == "tfds"
+                else read_documents(corpus)
+            )
             # Documents have no fields: label and text take the names of labeled data.
             for number, text in enumerate(texts, start=1):
                 values = {"label": label, "text": text}
@@ -97,12 +95,7 @@ def read_objects(
     """
     # A field may be a list of fields, joined by a plus sign.
     read = {part for field in fields for part in (field, *field.split("+"))}
-    for file, number, line in lines:
-        if line and not line.isspace():
-            location = f"{file} line {number}"
-            row = parse_line(line, location)
-            if not keeps(conditions, row, location, left_out):
-                continue
-            if unread is not None:
-                unread |= row.keys() - read
-            yield Record(location, tuple(pick(row, field, location) for field in fields))
+    for location, row in json_rows(lines, conditions, left_out):
+        if unread is not None:
+            unread |= row.keys() - read
+        yield Record(location, tuple(pick(row, field, location) for field in fields))

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError
+from ..common.fields import Rate, check_value, require
 from ..common.files import default_cache_dir
 from ..filters.conditions import LeftOut, left_out_note
 from .documents import Documents, JoinedRecords, SourceLike, as_source
-from .hash_split import HashSplit, Split, check_validation_fraction, text_digest
+from .hash_split import HashSplit, Split, text_digest
 from .source_names import Source, parse_sources, read_documents
 
 _FORMAT = 1
@@ -51,17 +52,12 @@ def load_documents(
       DataError: The source has an error (see ``read_documents``), has only one document and
         needs two, or is published and can be neither found here nor downloaded.
     """
-    check_validation_fraction(validation_fraction)
+    check_value("validation_fraction", validation_fraction, Rate)
     name = as_source(source)
     sources = parse_sources(name)
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    local = _load_local(
-        sources,
-        split=split,
-        fraction=validation_fraction,
-        cache=cache,
-        name=name,
-    )
+    fraction = validation_fraction
+    local = _load_local(sources, split=split, fraction=fraction, cache=cache, name=name)
     # Local parts come from one iterator, because they are divided together.
     parts: list[Documents] = []
     for one in sources:
@@ -69,7 +65,7 @@ def load_documents(
             # Import late: TFDS is slow to load.
             from .tfds_documents import load_published
 
-            parts.append(load_published(one, split, validation_fraction, cache))
+            parts.append(load_published(one, split, fraction, cache))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -101,80 +97,71 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
 
 
 def _load_local(
-    sources: Sequence[Source],
-    *,
-    split: Split,
-    fraction: float,
-    cache: Path,
-    name: str,
+    sources: Sequence[Source], *, split: Split, fraction: float, cache: Path, name: str
 ) -> Iterator[Documents]:
     """Yields the documents of each local source, which are divided into splits together."""
     local = [source for source in sources if source.kind != "tfds"]
     if not local:
         return
-    if split == "validation" and fraction == 0:
-        raise DataError(f"{name!r} has no validation split: set validation_fraction above 0")
+    has_split = split == "train" or fraction > 0
+    problem = f"{name!r} has no validation split: set validation_fraction above 0"
+    require(has_split, problem, DataError)
     left_out = LeftOut()
     # The first pass hashes all texts, for the division and for the cache keys.
     digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
-    number = sum(own.total() for own in digests)
-    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name, number=number)
+    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(digests, division, fraction, local)
     # With several sources the limit depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for source, own in zip(local, digests, strict=True):
-        key = _key(own, rule)
         texts = _Reread(source, own)
-        loaded = _load_one(texts, division=division, key=key, split=split, cache=cache)
+        loaded = _load_one(texts, division=division, key=_key(own, rule), split=split, cache=cache)
         yield replace(loaded, note=note)
 
 
 def _large_part(
     digests: Sequence[Counter[bytes]],
-    division: "HashSplit",
+    division: HashSplit,
     fraction: float,
     sources: Sequence[Source],
 ) -> str:
     """Returns a log line if far more is held out than requested; else an empty string."""
-    total = sum(own.total() for own in digests)
-    held = sum(
-        n for own in digests for key, n in own.items() if division.split(key) == "validation"
-    )
-    if held <= _LARGE_PART * fraction * total:
+    all_digests = sum(digests, Counter())
+    total = all_digests.total()
+    held_out = sum(n for key, n in all_digests.items() if division.split(key) == "validation")
+    if held_out <= _LARGE_PART * fraction * total:
         return ""
-    are_files = all(source.kind == "text" and source.part == "file" for source in sources)
-    remedy = f"{sources[0].name.removesuffix('#file')}#block or #line makes smaller documents, and "
+    noun, remedy = "documents", ""
+    if all(source.kind == "text" and source.part == "file" for source in sources):
+        glob = sources[0].name.removesuffix("#file")
+        noun, remedy = "files", f"{glob}#block or #line makes smaller documents, and "
     return (
-        f"{held:,} of {total:,} {'files' if are_files else 'documents'} held out whole, where "
-        f"validation_fraction is {fraction}: {remedy if are_files else ''}data.validation names "
-        "another source"
+        f"{held_out:,} of {total:,} {noun} are held out, where validation_fraction is {fraction}: "
+        f"{remedy}data.validation names another source"
     )
 
 
 def _load_one(
-    texts: "_Reread",
-    *,
-    division: "HashSplit",
-    key: str,
-    split: Split,
-    cache: Path,
+    texts: "_Reread", *, division: HashSplit, key: str, split: Split, cache: Path
 ) -> Documents:
+    """Opens the documents of one split of a local source; writes all its splits if necessary."""
     # Import late: TFDS is slow to load.
     from .local_dataset import open_texts, write_texts
 
-    source, digests = texts.source, texts.digests
+    source = texts.source
+    splits = division.splits(texts.digests)
 
     def fill(folder: Path) -> None:
-        write_texts(texts, division, division.splits(digests), folder)
-        if texts.changed:
-            raise DataError(f"source {source.name} changed while it was read: start again")
+        write_texts(texts, division, splits, folder)
+        problem = f"source {source.name} changed while it was read: start again"
+        require(not texts.changed, problem, DataError)
 
     mark = "-sentences" if source.lines_are_sentences else ""
     metadata = ("text", f"{key}-{split}{mark}", None, source.lines_are_sentences)
     # An empty split has no files.
-    if split not in division.splits(digests):
+    if split not in splits:
         return Documents(JoinedRecords(()), *metadata)
     folder = build_folder(cache / "documents" / key, fill)
     return Documents(open_texts(folder, split), *metadata)

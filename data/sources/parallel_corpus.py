@@ -20,19 +20,21 @@ skipped.
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
-from ..common.errors import DataError, counted, listed_choices
+from ..common.errors import DataError, counted
+from ..common.fields import require
+from ..common.files import matching_files
 from ..common.hashing import digest
 from .documents import SourceLike, as_source
 from .hash_split import HashSplit, Split, text_digest
 from .in_memory import KIND, Examples
 from .labelled_names import LabelledSource, parse_labelled
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
+from .source_names import check_kind
 from .tfds_records import PublishedRecords, open_published
 
 FORMS = {
@@ -139,68 +141,37 @@ def open_parallel(
     # Opening checks names and files; pairs are read later.
     opened = [_open(part, like) for part in parts]
     if which == "whole":
-        return ParallelText(tuple(_whole(part) for part in opened))
+        return ParallelText(tuple(part.of_split("validation") for part in opened))
     # Divide only sources without a published validation split.
-    divided = [part for part in opened if not _has_validation(part)]
-    if divided and which == "validation" and not validation_fraction:
-        raise DataError(
-            f"{name!r} has no validation split: set validation_fraction above 0, or name a source "
-            "to validate on"
-        )
+    divided = [part for part in opened if not part.has_validation]
+    require(
+        which == "train" or validation_fraction or not divided,
+        f"{name!r} has no validation split: set validation_fraction above 0, or name a source to "
+        "validate on",
+        DataError,
+    )
     if not divided or not validation_fraction:
-        return ParallelText(tuple(_of_split(part, which) for part in opened))
-    # All divided sources share one limit, so that equal source texts are in the same split.
-    division = _divide(divided, validation_fraction, name)
+        return ParallelText(tuple(part.of_split(which) for part in opened))
+    # All divided sources share one limit, so that equal source texts are in the same split. By
+    # source text, so that several translations of a sentence are in the same split.
+    digests = {text_digest(pair.source) for part in divided for pair in part}
+    division = HashSplit.of(digests, validation_fraction, name)
     shares = (
-        _of_split(part, which)
-        if _has_validation(part)
-        else SplitView(part.name, part, division, which)
+        part.of_split(which) if part.has_validation else SplitView(part.name, part, division, which)
         for part in opened
     )
     return ParallelText(tuple(shares))
 
 
-def _has_validation(part: PairSource) -> bool:
-    return isinstance(part, PublishedPairs) and part.records.validation is not None
-
-
-def _whole(part: PairSource) -> PairSource:
-    if not isinstance(part, PublishedPairs):
-        return part
-    if part.records.validation is None:
-        has = ", ".join(part.records.builder.info.splits)
-        raise DataError(f"{part.name!r} has no validation split: it has {has}")
-    return replace(part, split="validation")
-
-
-def _of_split(part: PairSource, split: Split) -> PairSource:
-    return replace(part, split=split) if isinstance(part, PublishedPairs) else part
-
-
-def _divide(parts: Sequence[PairSource], fraction: float, name: str) -> HashSplit:
-    # Divide by source text: several translations of a sentence stay in one split.
-    digests = {text_digest(pair.source) for part in parts for pair in part}
-    if not digests:
-        raise DataError(
-            f"no pairs in {name!r} (it is empty, or has only blank lines): name another"
-        )
-    if len(digests) < 2:
-        raise DataError(
-            f"{name!r} has {len(digests)} different source texts, so nothing is left to validate "
-            "on: set validation_fraction 0 and name another source for validation"
-        )
-    return HashSplit.of(digests, fraction, name)
-
-
 def _open(name: str, like: str | None) -> PairSource:
-    name = name if isinstance(name, Examples) else name.strip()
-    kind, colon, rest = name.partition(":")
-    if kind not in (*FORMS, KIND):
-        raise DataError(_unknown_kind(name, kind, bool(colon)))
-    if kind == "builtin":
-        raise DataError(f"{name!r} is endless and is joined with no other source: give it alone")
+    if name.startswith(f"{KIND}:"):
+        return FieldPairs(name, _with_two_fields(parse_labelled(name, _FIELDS, _like(KIND, like))))
+    name = name.strip()
+    kind = check_kind(name, FORMS)
+    problem = f"{name!r} is endless and cannot be joined with another source: give it alone"
+    require(kind != "builtin", problem, DataError)
     if kind == "pairs":
-        return _open_files(name, rest)
+        return _open_files(name)
     source = parse_labelled(name, _FIELDS, _like(kind, like))
     if kind == "tfds":
         return PublishedPairs(name, _open_published(source), "train")
@@ -215,34 +186,14 @@ def _like(kind: str, like: str | None) -> LabelledSource | None:
     return None if same is None else parse_labelled(same, _FIELDS)
 
 
-def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
-    known = tuple(FORMS.values())
-    if not has_colon or "/" in kind or Path(name).expanduser().exists():
-        return f"source {name!r} has no kind: write one of {', '.join(known)}"
-    choice = listed_choices(kind, tuple(FORMS), known)
-    # These are valid kinds of other data, not misspellings.
-    if kind in ("text", "conll", "squad", "prepared"):
-        choice = f"from {', '.join(known)}"
-    return f"pairs come from no {kind!r} source ({name!r}): choose {choice}"
-
-
-def _open_files(name: str, rest: str) -> FilePairs:
-    files = rest.split(",")
-    if len(files) != 2 or not all(files):
-        number = counted(len(list(filter(None, files))), "file")
-        raise DataError(f"source {name!r} names {number}: write {FORMS['pairs']}")
-    source, target = (_existing(Path(file).expanduser(), name) for file in files)
-    return FilePairs(name, source, target)
-
-
-def _existing(path: Path, name: str) -> Path:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder (source {name!r}): name a file in it")
-    if not path.exists():
-        raise DataError(
-            f"no such file: {path} (source {name!r}), in folder {Path.cwd()}: check the path"
-        )
-    return path
+def _open_files(name: str) -> FilePairs:
+    patterns = name.partition(":")[2].split(",")
+    problem = f"source {name!r} must name two files: write {FORMS['pairs']}"
+    require(len(patterns) == 2 and all(patterns), problem, DataError)
+    files = [file for pattern in patterns for file in matching_files(pattern, name)]
+    # Several files for one side would not be aligned with the other side.
+    require(len(files) == 2, problem, DataError)
+    return FilePairs(name, *files)
 
 
 def _open_published(source: LabelledSource) -> PublishedRecords:
@@ -254,9 +205,7 @@ def _open_published(source: LabelledSource) -> PublishedRecords:
 
 
 def _with_two_fields(source: LabelledSource) -> LabelledSource:
-    if len(source.fields) != 2:
-        raise DataError(
-            f"{source.name!r} names {counted(len(source.fields), 'field')}: name the source's "
-            f"and the target's, as {FORMS[source.kind]}"
-        )
+    seen = counted(len(source.fields), "field")
+    problem = f"{source.name!r} names {seen}: name those of the source and of the target"
+    require(len(source.fields) == 2, f"{problem} after a #, as #1,2 or #en,de", DataError)
     return source

@@ -3,7 +3,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,15 @@ class PairSource(ABC):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether a validation split is published."""
+        return False
+
+    def of_split(self, split: Split) -> "PairSource":
+        """Returns the pairs of a published split; other sources are returned whole."""
+        return self
+
     def notes(self) -> tuple[str, ...]:
         """Returns lines for the log on how the source was read."""
         return ()
@@ -67,25 +76,18 @@ class FilePairs(PairSource):
     target: Path
 
     def __iter__(self) -> Iterator[SentencePair]:
-        sources, targets = file_lines(self.source), file_lines(self.target)
-        number = 0
-        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets), 1):
+        lines = itertools.zip_longest(file_lines(self.source), file_lines(self.target))
+        for number, (source, target) in enumerate(lines, 1):
             if source is None or target is None:
                 # Count the remaining lines of the longer file for the message.
-                more = 1 + sum(1 for _ in (targets if source is None else sources))
-                raise self._of_different_lengths(number - 1, more, source is None)
-            yield SentencePair(
-                source[2], target[2], f"line {number} of {self.source} and {self.target}"
-            )
-
-    def _of_different_lengths(self, both: int, more: int, source_is_shorter: bool) -> DataError:
-        shorter, longer = self.source, self.target
-        if not source_is_shorter:
-            shorter, longer = longer, shorter
-        return DataError(
-            f"{longer} has {both + more:,} lines, {shorter} has {both:,}: its line {both + 1:,} "
-            "is missing; line n of one must translate line n of the other"
-        )
+                total = number + sum(1 for _ in lines)
+                files = (self.source, self.target) if target is None else (self.target, self.source)
+                raise DataError(
+                    f"{files[0]} has {total:,} lines, {files[1]} has {number - 1:,}: line n of one "
+                    "must translate line n of the other"
+                )
+            location = f"line {number} of {self.source} and {self.target}"
+            yield SentencePair(source[2], target[2], location)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,16 @@ class PublishedPairs(PairSource):
         for record in self.records.read(self.split):
             yield _pair(record, self.records.source)
 
+    @property
+    def has_validation(self) -> bool:
+        """See ``PairSource``."""
+        return self.records.validation is not None
+
+    def of_split(self, split: Split) -> PairSource:
+        """See ``PairSource``."""
+        self.records.split_name(split)
+        return replace(self, split=split)
+
     def __len__(self) -> int:
         # The published number of examples is exact unless a filter applies.
         filtered = self.records.source.conditions
@@ -148,16 +160,15 @@ class PublishedPairs(PairSource):
 
     @property
     def _info(self) -> Any:
-        name = "train" if self.split == "train" else self.records.validation
-        return self.records.builder.info.splits[name]
+        return self.records.builder.info.splits[self.records.split_name(self.split)]
 
 
 def _pair(record: Record, source: LabelledSource) -> SentencePair:
     for field, text in zip(source.fields, record.values, strict=True):
         if not isinstance(text, str):
             raise DataError(
-                f"{record.location} has a {type(text).__name__} in the field {field!r}, where a "
-                "text should be: name the fields of the two texts after a #"
+                f"{record.location} field {field!r} must be a text, got a {type(text).__name__}: "
+                "name the fields of the two texts after a #"
             )
     source_text, target_text = record.values
     return SentencePair(source_text, target_text, record.location)

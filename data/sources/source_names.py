@@ -19,18 +19,20 @@ r"""Sources of text, and the syntax of their names.
                            before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-``common.files`` finds the files and splits them into lines. This file reads the local kinds;
-``load_documents`` adds the published ones.
+``parse_name`` defines the syntax for all kinds of data. ``common.files`` finds the files and splits
+them into lines. This file reads the local kinds; ``load_documents`` adds the published ones.
 """
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
-from ..common.errors import DataError, UserError, listed_choices
-from ..common.files import file_lines, matching_files
+from ..common.errors import DataError, similar_names
+from ..common.fields import require, require_one_of
+from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import parse_line, pick
 from ..common.json_text import JsonObject
 from ..filters.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
@@ -40,25 +42,86 @@ from .in_memory import KIND, Examples, fields_of, read_memory
 
 SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
 
-_EXAMPLES: dict[SourceKind, str] = {
+_FORMS: dict[str, str] = {
     "builtin": "builtin:python-docs",
     "text": "text:GLOB",
     "jsonl": "jsonl:GLOB#field",
     "tfds": "tfds:name/config#field",
     "prepared": "prepared:FOLDER",
 }
-_DEFAULT_PART: dict[SourceKind, str] = {
-    "builtin": "",
-    "text": "file",
-    "jsonl": "text",
-    "tfds": "text",
-    "prepared": "",
-}
-# Kinds of source that only other kinds of data read. They are valid, not misspelled.
-_OF_OTHER_DATA = ("tsv", "csv", "conll", "squad", "pairs", "corpora")
+_DEFAULT_PART = {"text": "file", "jsonl": "text", "tfds": "text"}
 _UNITS = ("file", "line", "block", "sentences")
-_BUILTINS = ("python-docs", "patterns", "sums", "words")
-_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_EXAMPLES)}):)")
+_BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
+_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
+# The kinds of source that some kind of data reads. They are not misspellings of other kinds.
+_ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora"}
+# The kinds whose records have fields to filter on.
+_FILTERED = ("tsv", "csv", "jsonl", "tfds")
+# The kinds whose location is all of the name after the colon; it may contain a #.
+_WITHOUT_PART = ("prepared", "corpora")
+
+
+class ParsedName(NamedTuple):
+    """The parts of a source name ``KIND:LOCATION#PART?CONDITIONS``.
+
+    Attributes:
+      kind: The kind.
+      location: The glob, the folder, or the name of published or built-in data.
+      part: The unit, field or fields after the ``#``; empty if there is none.
+      conditions: The conditions that a record must satisfy to be read.
+    """
+
+    kind: str
+    location: str
+    part: str
+    conditions: tuple[Condition, ...]
+
+
+def parse_name(name: str, forms: Mapping[str, str]) -> ParsedName:
+    """Parses the name of one source, except for examples in memory.
+
+    Args:
+      name: For example ``jsonl:books/*.jsonl.gz#body?score>=3``.
+      forms: The kinds that can be read, with an example of each for messages.
+
+    Raises:
+      DataError: The kind is not in ``forms``, nothing follows the kind or the ``#``, or the kind
+        has no fields to filter on.
+    """
+    kind = check_kind(name, forms)
+    rest, conditions = name.partition(":")[2], ()
+    location, mark, part = rest, "", ""
+    if kind not in _WITHOUT_PART:
+        rest, conditions = split_conditions(rest, name)
+        # The last # starts the part; earlier ones belong to the glob.
+        location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    complete = location and bool(mark) == bool(part)
+    require(complete, f"source {name!r} is incomplete: write {forms[kind]}", DataError)
+    require(
+        not conditions or kind in _FILTERED,
+        f"source {name!r} has the filter ?{written(conditions)}, but {kind} sources have no fields "
+        "to filter on: leave it out",
+        DataError,
+    )
+    return ParsedName(kind, location, part, conditions)
+
+
+def check_kind(name: str, forms: Mapping[str, str]) -> str:
+    """Returns the kind of a source name, the part before the first colon.
+
+    Raises:
+      DataError: The kind is not in ``forms``. The message shows the forms, and those like a
+        misspelled kind.
+    """
+    kind, colon, _ = name.partition(":")
+    if colon and kind in forms:
+        return kind
+    listed = ", ".join(forms.values())
+    if not colon or "/" in kind or Path(name).expanduser().exists():
+        raise DataError(f"source {name!r} has no kind: write one of {listed}")
+    similar = [] if kind in _ALL_KINDS else similar_names(kind, tuple(forms))
+    remedy = f": did you mean {' or '.join(forms[x] for x in similar)}?" if similar else ""
+    raise DataError(f"the kind of source {name!r} must be one of {listed}, got {kind!r}{remedy}")
 
 
 @dataclass(frozen=True)
@@ -119,41 +182,21 @@ def parse_source(name: str) -> Source:
       DataError: The kind, the unit or the built-in text is unknown, or nothing
         follows the kind. The message gives the nearest valid form.
     """
-    kind, colon, rest = name.partition(":")
-    if colon and kind == KIND:
-        field, *more = fields_of(name, "text")
-        if more:
-            raise DataError(f"{name!r} names {1 + len(more)} fields: name the one of the text")
-        return Source(name, KIND, rest, field, split_conditions(rest, name)[1])
-    if not colon or kind not in _EXAMPLES:
-        raise DataError(_unknown_kind(name, kind, bool(colon)))
-    kind = cast(SourceKind, kind)
-    rest, conditions = split_conditions(rest, name) if kind != "prepared" else (rest, ())
-    if conditions and kind not in ("jsonl", "tfds"):
-        raise DataError(
-            f"{name!r} has a filter, but only jsonl: and tfds: have fields to filter on: leave "
-            f"?{written(conditions)} out, or name JSON lines as jsonl:GLOB#field?{conditions[0]}"
-        )
-    # The name of a folder may contain a #.
-    has_part = "#" in rest and kind != "prepared"
-    # The last # starts the part; earlier ones belong to the glob.
-    location, mark, part = rest.rpartition("#") if has_part else (rest, "", "")
-    if not location or (mark and not part):
-        raise DataError(f"source {name!r} is incomplete: write {_EXAMPLES[kind]}")
-    part = part or _DEFAULT_PART[kind]
-    if kind == "text" and part not in _UNITS:
-        raise DataError(
-            f"unknown unit #{part} in source {name!r}: choose {listed_choices(part, _UNITS)}"
-            " (if the # belongs to the path, add #file)"
-        )
-    if kind == "builtin" and (location not in _BUILTINS or (part and location != "patterns")):
-        shown = tuple(f"builtin:{builtin}" for builtin in _BUILTINS)
-        choice = listed_choices(location, _BUILTINS, shown)
-        raise DataError(f"unknown built-in text in {name!r}: choose {choice}")
-    if kind == "builtin" and location == "patterns":
-        # Raise now if a kind of task does not exist.
-        Patterns.parse(name)
-    return Source(name, kind, location, part, conditions)
+    if name.startswith(f"{KIND}:"):
+        fields = fields_of(name, "text")
+        one_field = len(fields) == 1
+        problem = f"{name!r} names {len(fields)} fields: name only the field of the text"
+        require(one_field, problem, DataError)
+        location = name.partition(":")[2]
+        return Source(name, KIND, location, fields[0], split_conditions(location, name)[1])
+    kind, location, part, conditions = parse_name(name, _FORMS)
+    part = part or _DEFAULT_PART.get(kind, "")
+    if kind == "text":
+        require_one_of(f"the unit of source {name!r}", part, _UNITS, error=DataError)
+    # Only the patterns have a part: the kinds of tasks, which `Patterns.parse` checks.
+    if kind == "builtin" and Patterns.parse(name) is None:
+        require_one_of("the built-in text", name, _BUILTINS, error=DataError)
+    return Source(name, cast(SourceKind, kind), location, part, conditions)
 
 
 def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
@@ -170,134 +213,93 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
 
     Raises:
       DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
-        valid or lacks the field (with file and line).
-      UserError: The source is a published TFDS data set; use ``load_documents``.
+        valid or lacks the field (with file and line); or the source is a published data set,
+        which ``load_documents`` reads.
     """
-    found = False
     left_out = LeftOut() if left_out is None else left_out
-    for document in documents_in(source, left_out):
-        found = True
-        yield document
-    # Name the filter if it is the reason for an empty source.
-    if not found and left_out:
-        raise DataError(f"no document of {source.name!r} is left: {left_out_note(left_out)}")
-    if not found:
-        raise _no_text(source)
+    documents = documents_in(source, left_out)
+    first = next(documents, None)
+    if first is None:
+        # Name the filter if it is the reason for an empty source.
+        reason = left_out_note(left_out) or "it is empty or only white space"
+        raise DataError(f"no text in {source.name!r}: {reason}")
+    yield first
+    yield from documents
 
 
 def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
     """Reads documents like ``read_documents``, but accepts an empty source."""
-    if source.kind == "tfds":
-        raise UserError(f"{source.name!r} is not local text: use load_documents")
-    if source.kind == "prepared":
-        raise DataError(
-            f"{source.name!r} contains sequences for causal language modeling, not text: name "
-            "the text that it was made from"
-        )
-    if source.kind == KIND:
-        texts = _texts_in_memory(source, left_out)
-    else:
-        texts = _builtin(source) if source.kind == "builtin" else _texts_of_files(source, left_out)
+    remedies = {"tfds": "use load_documents", "prepared": "name the text that it was made from"}
+    remedy = remedies.get(source.kind)
+    require(not remedy, f"{source.name!r} is not local text: {remedy}", DataError)
+    readers = {"memory": _read_memory, "builtin": _read_builtin, "jsonl": _read_json_lines}
+    texts = readers.get(source.kind, _read_texts)(source, left_out)
     # Blank documents have no tokens to predict.
-    yield from (text for text in texts if text and not text.isspace())
+    yield from filter(str.strip, texts)
 
 
-def _no_text(source: Source) -> DataError:
-    """Makes the error for a local source without documents."""
-    if source.kind == KIND:
-        return DataError(f"no text in {source.name!r}: only white space; give some text")
-    paths = matching_files(source.location, source.name)
-    files = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files of {source.name!r}"
-    return DataError(f"no text in {files}: empty or only white space; give a file with text")
-
-
-def _texts_in_memory(source: Source, left_out: LeftOut | None) -> Iterator[str]:
+def _read_memory(source: Source, left_out: LeftOut | None) -> Iterator[str]:
     fields = (source.part,)
     for location, (text,) in read_memory(source.name, fields, source.conditions, left_out):
-        if not isinstance(text, str):
-            raise DataError(
-                f"{location} field {source.part!r} is a {type(text).__name__}, not a string: name "
-                "the field of the text, as data.Examples.of(examples, fields='body')"
-            )
-        yield text
+        yield _checked_text(text, source.part, location)
 
 
-def _texts_of_files(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    for path in matching_files(source.location, source.name):
-        if source.kind == "text":
-            yield from _read_text(path, source.part)
-        else:
-            yield from _read_json_lines(path, source, left_out)
-
-
-def _builtin(source: Source) -> Iterator[str]:
-    if (patterns := Patterns.parse(source.name)) is not None:
-        yield from patterns.documents()
-        return
-    if (toy := Toy.parse(source.name)) is not None:
-        yield from toy.documents()
-        return
+def _read_builtin(source: Source, left_out: LeftOut | None) -> Iterator[str]:
+    generated = Patterns.parse(source.name) or Toy.parse(source.name)
+    if generated is not None:
+        return generated.documents()
     # Import on use: the module has 0.5 MB of literals.
     from pydoc_data.topics import topics
 
-    for key in sorted(topics):
-        yield topics[key]
+    return (topics[key] for key in sorted(topics))
 
 
-def _unknown_kind(name: str, kind: str, has_colon: bool) -> str:
-    if not has_colon or "/" in kind or Path(name).expanduser().exists():
-        return f"source {name!r} has no kind: for a file write text:{name}" + (
-            f"; known forms: {', '.join(_EXAMPLES.values())}"
-        )
-    if kind in _OF_OTHER_DATA:
-        return (
-            f"this kind of data reads documents, not a {kind!r} source ({name!r}): write one of "
-            f"{', '.join(_EXAMPLES.values())}"
-        )
-    return f"unknown source kind {kind!r} in {name!r}: choose " + listed_choices(
-        kind, tuple(_EXAMPLES), tuple(_EXAMPLES.values())
-    )
+def _read_texts(source: Source, left_out: LeftOut | None) -> Iterator[str]:
+    for path in matching_files(source.location, source.name):
+        # Keep the line ends of a document that has several lines.
+        lines = (line for _, _, line in file_lines(path, keep_ends=source.part != "line"))
+        if source.part == "file":
+            yield "".join(lines)
+        elif source.part == "line":
+            yield from lines
+        else:
+            # Blank lines separate blocks.
+            for has_text, block in itertools.groupby(lines, lambda line: bool(line.strip())):
+                if has_text:
+                    yield "".join(block).removesuffix("\n").removesuffix("\r")
 
 
-def _read_text(path: Path, unit: str) -> Iterator[str]:
-    # Keep the line ends of a document that has several lines.
-    lines = (line for _, _, line in file_lines(path, keep_ends=unit != "line"))
-    if unit == "file":
-        yield "".join(lines)
-    elif unit == "line":
-        yield from lines
-    else:
-        yield from _blocks(lines)
+def _read_json_lines(source: Source, left_out: LeftOut | None) -> Iterator[str]:
+    for path in matching_files(source.location, source.name):
+        for location, row in json_rows(file_lines(path), source.conditions, left_out):
+            yield _checked_text(pick(row, source.part, location), source.part, location)
 
 
-def _blocks(lines: Iterator[str]) -> Iterator[str]:
-    block: list[str] = []
-    for line in lines:
-        if line and not line.isspace():
-            block.append(line)
-        elif block:
-            # The last line break separates blocks and is not part of the document.
-            yield "".join(block).removesuffix("\n").removesuffix("\r")
-            block = []
-    if block:
-        yield "".join(block).removesuffix("\n").removesuffix("\r")
+def json_rows(
+    lines: Iterable[Line], conditions: tuple[Condition, ...], left_out: LeftOut | None
+) -> Iterator[tuple[str, JsonObject]]:
+    """Reads the objects of JSON lines, each with its file and line; ignores empty lines.
 
+    Args:
+      lines: The lines.
+      conditions: Objects that do not satisfy them are left out.
+      left_out: Counts the objects that are left out.
 
-def _read_json_lines(path: Path, source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    for file, number, line in file_lines(path):
-        if line and not line.isspace():
+    Raises:
+      DataError: A line is not a JSON object.
+    """
+    for file, number, line in lines:
+        if line.strip():
             location = f"{file} line {number}"
             row = parse_line(line, location)
-            if keeps(source.conditions, row, location, left_out):
-                yield _text_field(row, source.part, location)
+            if keeps(conditions, row, location, left_out):
+                yield location, row
 
 
-def _text_field(row: JsonObject, field: str, location: str) -> str:
-    value = pick(row, field, location)
+def _checked_text(value: object, field: str, location: str) -> str:
     if not isinstance(value, str):
-        seen = ", ".join(sorted(key for key in row if isinstance(row[key], str))) or "none"
         raise DataError(
-            f"{location} field {field!r} is a {type(value).__name__}, not a string: "
-            f"its string fields are {seen}"
+            f"{location} field {field!r} must be a string, got a {type(value).__name__}: name the "
+            "field of the text after a #"
         )
     return value

@@ -7,7 +7,7 @@ several times; training does not use such a position.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..common.errors import DataError
 from ..common.files import Line
@@ -15,6 +15,8 @@ from ..common.json_lines import parse_line, pick
 from ..common.json_text import parse_json
 from .labelled_names import LabelledSource, Record
 from .labelled_records import are_json_lines, source_lines
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,7 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
         field and its location).
     """
     for lines in source_lines(source):
-        read = list(lines)
-        # Accept an empty file as one without questions.
-        if any(line.strip() for _, _, line in read):
-            file = read[0][0]
-            content = parse_json("\n".join(line for _, _, line in read), file)
-            yield from _questions(content, file, labelled)
+        yield from _questions(list(lines), labelled)
 
 
 def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[SpanExample]:
@@ -93,12 +90,10 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
-    file = read[0][0] if read else ""
     # If the first line looks like a question, report errors as errors of JSON lines.
     is_question = ('"question"' in first or '"context"' in first) and '"data"' not in first
-    if first and not (are_json_lines(file) or is_question):
-        content = parse_json("\n".join(line for _, _, line in read), file)
-        yield from _questions(content, file, labelled=False)
+    if first and not (are_json_lines(read[0][0]) or is_question):
+        yield from _questions(read, labelled=False)
         return
     for file, number, line in read:
         if line.strip():
@@ -125,7 +120,7 @@ def from_record(record: Record) -> SpanExample:
         answers = {
             name: [pick(answer, name, record.location) for answer in answers] for name in fields
         }
-    if not isinstance(answers, dict) or not all(name in answers for name in fields):
+    if not isinstance(answers, dict) or not answers.keys() >= set(fields):
         raise DataError(
             f"{record.location} has no answers of text and answer_start: name the fields as "
             "#context,question,answers"
@@ -145,13 +140,11 @@ def unanswered(record: Record) -> SpanExample:
 
 def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
     """Returns an answer; strips it and sets its position if the passage has it there."""
-    kept = text.strip()
-    if not kept or not isinstance(start, int) or start < 0:
-        return Answer(text, None, sure)
+    stripped = text.strip()
     # Do not search for the text elsewhere: the answer could be another occurrence.
-    if passage[start : start + len(text)] != text:
-        return Answer(text, None, sure)
-    return Answer(kept, start + text.index(kept), sure)
+    if isinstance(start, int) and start >= 0 and stripped and passage.startswith(text, start):
+        return Answer(stripped, start + text.index(stripped), sure)
+    return Answer(text, None, sure)
 
 
 def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
@@ -167,24 +160,25 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
     )  # fmt: skip
 
 
-def _questions(content: object, file: str, labelled: bool = True) -> Iterator[SpanExample]:
-    articles = _list(content, "data", file) if isinstance(content, dict) else None
-    if articles is None:
-        raise DataError(f'{file} is not SQuAD: it must be a JSON object with a list "data"')
-    for i, article in enumerate(articles, start=1):
+def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
+    """Yields the questions of a file in the format of SQuAD; an empty file has none."""
+    if not any(line.strip() for _, _, line in lines):
+        return
+    file = lines[0][0]
+    content = parse_json("\n".join(line for _, _, line in lines), file)
+    for i, article in enumerate(_list(content, "data", file), start=1):
+        paragraphs = _list(article, "paragraphs", f"{file} article {i}")
         # Untitled articles are grouped by passage.
-        title = str(article.get("title", "")) if isinstance(article, dict) else ""
-        for j, paragraph in enumerate(_list(article, "paragraphs", f"{file} article {i}"), start=1):
+        title = str(article.get("title", ""))
+        for j, paragraph in enumerate(paragraphs, start=1):
             location = f"{file} article {i} paragraph {j}"
             passage = _text(paragraph, "context", location)
             for qa in _list(paragraph, "qas", location):
                 question = _text(qa, "question", location)
-                if "id" not in qa:
-                    raise DataError(f"{location} has a question without an id: {question[:60]!r}")
-                here = f"{file} question {qa['id']}"
+                id = str(pick(qa, "id", f"{location} question {question[:60]!r}"))
+                here = f"{file} question {id}"
                 answers = _answers(qa, passage, here) if labelled else None
-                group = title or passage
-                yield SpanExample(str(qa["id"]), question, passage, answers, title, here, group)
+                yield SpanExample(id, question, passage, answers, title, here, title or passage)
 
 
 def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, ...]:
@@ -202,14 +196,15 @@ def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, .
 
 
 def _list(row: object, field: str, location: str) -> list[Any]:
-    value = pick(row, field, location) if isinstance(row, dict) else None
-    if not isinstance(value, list):
-        raise DataError(f"{location} is not SQuAD: {field!r} must be a list")
-    return value
+    return _value(row, field, location, list)
 
 
 def _text(row: object, field: str, location: str) -> str:
+    return _value(row, field, location, str)
+
+
+def _value(row: object, field: str, location: str, kind: type[T]) -> T:
     value = pick(row, field, location) if isinstance(row, dict) else None
-    if not isinstance(value, str):
-        raise DataError(f"{location} is not SQuAD: {field!r} must be a text")
+    if not isinstance(value, kind):
+        raise DataError(f"{location} is not SQuAD: {field!r} must be a {kind.__name__}")
     return value

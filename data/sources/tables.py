@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..common.errors import DataError, counted
+from ..common.fields import require, require_one_of
 from ..common.files import file_lines, matching_files
 from ..filters.conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
@@ -93,6 +94,17 @@ class _Row(NamedTuple):
     def location(self) -> str:
         return f"{self.file} line {self.line}"
 
+    @property
+    def names(self) -> list[str]:
+        """The cells as column names, without regard to case."""
+        return [cell.strip().casefold() for cell in self.cells]
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the cells look like column names, which are unique."""
+        names = self.names
+        return all(map(_COLUMN_NAME.fullmatch, names)) and len(set(names)) == len(names)
+
 
 @dataclass(frozen=True)
 class _Columns:
@@ -123,25 +135,18 @@ def read_tables(
       DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
         many or too few columns or faulty quotes, or lacks a column (with file and line).
     """
-    for path in matching_files(source.location, source.name):
-        rows = _rows(path, source.kind)
-        first = next(rows, None)
-        if first is None:
-            continue
+    for first, rows in _tables(source):
         # Each file may have its columns in another order.
         columns = _find_columns(first, source, roles)
         filtered = {each.field: _column(each.field, first) for each in source.conditions}
-        if not all(map(str.isdecimal, filtered)):
-            # A filter by name reads the names from the first line.
-            columns = replace(columns, header=True)
-        for number, row in enumerate(itertools.chain((first,), rows)):
-            if number == 0 and columns.header:
-                continue
-            if len(row.cells) != len(first.cells):
-                raise DataError(_wrong_width(row, first, source.kind))
+        # A filter by name reads the names from the first line.
+        by_number = all(map(str.isdecimal, filtered))
+        skipped = int(columns.header or not by_number)
+        for row in itertools.islice(itertools.chain((first,), rows), skipped, None):
+            _check_width(row, first)
             cells = {field: row.cells[at] for field, at in filtered.items()}
             if keeps(source.conditions, cells, row.location, left_out):
-                yield _record(row, columns, first=number == 0)
+                yield _record(row, columns, first=row is first)
 
 
 def column_names(source: LabelledSource) -> tuple[str, ...]:
@@ -150,31 +155,34 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
     Raises:
       DataError: A file is missing, all are empty, or the first line has no names.
     """
-    for path in matching_files(source.location, source.name):
-        first = next(_rows(path, source.kind), None)
-        if first is None:
-            continue
-        _check_separator(first, source)
-        # Names must be unique and look like names; otherwise the line is probably data.
-        names = [cell.strip() for cell in first.cells]
-        if not all(map(_COLUMN_NAME.fullmatch, names)) or len({*names}) < len(names):
-            raise DataError(
-                f"{first.location} does not name the columns of the table: write a first line of "
-                f"names, or name the columns by numbers after a #, as {source.kind}:GLOB#1,2"
-            )
-        return tuple(first.cells)
-    raise DataError(f"no examples in {source.name!r}: it is empty")
+    first, _ = next(_tables(source), (None, None))
+    if first is None:
+        raise DataError(f"no examples in {source.name!r}: it is empty")
+    _check_separator(first, source)
+    # A line without names is probably data.
+    require(
+        first.has_names,
+        f"{first.location} does not name the columns of the table: write a first line of names, or "
+        f"name the columns by numbers after a #, as {source.kind}:GLOB#1,2",
+        DataError,
+    )
+    return tuple(first.cells)
 
 
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
     """Returns a log line on the first lines that were recognized as column names, if any."""
-    notes = []
-    for path in matching_files(source.location, source.name):
-        first = next(_rows(path, source.kind), None)
-        if first is not None and (note := _find_columns(first, source, roles).note):
-            notes.append(note)
+    found = (_find_columns(first, source, roles).note for first, _ in _tables(source))
+    notes = list(filter(None, found))
     more = f"; likewise in {len(notes) - 1:,} more files" if len(notes) > 1 else ""
-    return (notes[0] + more,) if notes else ()
+    return tuple(f"{note}{more}" for note in notes[:1])
+
+
+def _tables(source: LabelledSource) -> Iterator[tuple[_Row, Iterator[_Row]]]:
+    """Yields the first row and the further rows of each file that is not empty."""
+    for path in matching_files(source.location, source.name):
+        rows = _csv_rows(path) if source.kind == "csv" else _tsv_rows(path)
+        for first in itertools.islice(rows, 1):
+            yield first, rows
 
 
 def _record(row: _Row, columns: _Columns, first: bool = False) -> Record:
@@ -185,10 +193,7 @@ def _record(row: _Row, columns: _Columns, first: bool = False) -> Record:
     return Record(row.location, tuple(values), first)
 
 
-def _rows(path: Path, kind: str) -> Iterator[_Row]:
-    if kind == "csv":
-        yield from _csv_rows(path)
-        return
+def _tsv_rows(path: Path) -> Iterator[_Row]:
     for file, number, line in file_lines(path):
         if "\t" in line or line.strip():
             yield _Row(file, number, line.split("\t"))
@@ -205,119 +210,93 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
     # The default limit is 131,072 characters per cell, and a text may be longer.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     reader = csv.reader(lines(), strict=True)
-    while True:
-        # A record may span lines; the error names its first line.
-        start = number + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            # Replace the messages of the csv module that do not say what to correct.
-            problem = f"is not valid CSV ({error})"
-            if "unexpected end" in str(error):
-                problem = "opens a double quote that is never closed"
-            elif "new-line" in str(error):
-                problem = "has a carriage return outside of quotes"
-            raise DataError(
-                f"{path} line {start} {problem}: put a cell that contains a comma, a quote or a "
-                "line break in double quotes, and double the quotes inside it"
-            ) from None
-        if cells is None:
-            return
-        if len(cells) > 1 or any(cell.strip() for cell in cells):
-            yield _Row(str(path), start, cells)
+    start = 1
+    try:
+        for cells in reader:
+            if len(cells) > 1 or any(cell.strip() for cell in cells):
+                yield _Row(str(path), start, cells)
+            # A record may span lines; messages name its first line.
+            start = number + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path} line {start} is not valid CSV ({error}): put a cell that contains a comma, a "
+            "quote or a line break in double quotes, and double the quotes inside it"
+        ) from None
 
 
-def _wrong_width(row: _Row, first: _Row, kind: str) -> str:
-    seen = f"{row.location} has {counted(len(row.cells), 'column')}, the first {len(first.cells)}"
-    if kind == "csv":
-        return f"{seen}: put a cell that contains a comma in double quotes"
-    return f"{seen}: separate the columns by one tab each, and put none inside a text"
+def _check_width(row: _Row, first: _Row) -> None:
+    if len(row.cells) != len(first.cells):
+        raise DataError(
+            f"{row.location} has {counted(len(row.cells), 'column')}, the first "
+            f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
+            "quotes around a cell that has a comma"
+        )
 
 
 def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _Columns:
     """Finds the columns of the fields from the first line of a file."""
     _check_separator(first, source)
-    fields = source.fields
-    names = [cell.strip().casefold() for cell in first.cells]
-    looks_like_names = all(map(_COLUMN_NAME.fullmatch, names)) and len(set(names)) == len(names)
-    if not source.named and looks_like_names:
+    location = f"line {first.line} of {first.file} read as column names"
+    names = first.names
+    if not source.named and first.has_names:
         # Each field must have exactly one column with a customary name, in any order.
         found = [
             [i for i, name in enumerate(names) if name in known] for known in roles.fields.values()
         ]
         if all(len(columns) == 1 for columns in found):
-            chosen = [columns[0] for columns in found]
-            described = ", ".join(
-                f"{role} from {first.cells[i]!r}"
-                for role, i in zip(roles.fields, chosen, strict=True)
-            )
-            note = f"line {first.line} of {first.file} read as column names: {described}"
-            return _Columns(list(chosen), True, note)
-    if not source.named:
-        _check_customary(first, source, roles, looks_like_names)
+            chosen: list[int | list[int]] = [columns[0] for columns in found]
+            pairs = zip(roles.fields, found, strict=True)
+            described = ", ".join(f"{role} from {first.cells[i]!r}" for role, (i,) in pairs)
+            return _Columns(chosen, True, f"{location}: {described}")
     # Otherwise take the columns by the given numbers or names; names imply a header.
-    indices: list[int | list[int]] = []
-    for field in fields:
-        columns = [_column(part, first) for part in field.split("+")]
-        indices.append(columns if "+" in field else columns[0])
-    if not all(part.isdecimal() for field in fields for part in field.split("+")):
+    parts = [field.split("+") for field in source.fields]
+    if not source.named:
+        _check_default_columns(first, parts, roles)
+    columns = [[_column(part, first) for part in field] for field in parts]
+    indices = [at if len(at) > 1 else at[0] for at in columns]
+    if not all(part.isdecimal() for field in parts for part in field):
         return _Columns(indices, True)
     # With numbers, the line is a header only if all selected cells are customary names.
     known = roles.further.union(*roles.fields.values())
-    for at, customary in itertools.zip_longest(indices, roles.fields.values(), fillvalue=known):
-        selected = at if isinstance(at, list) else [at] if isinstance(at, int) else []
-        if not looks_like_names or (customary and not known.issuperset(names[i] for i in selected)):
-            return _Columns(indices, False)
-    listed = ", ".join(first.cells)
-    note = f"line {first.line} of {first.file} read as column names and skipped: {listed}"
-    return _Columns(indices, True, note)
+    expected = itertools.chain(roles.fields.values(), itertools.repeat(known))
+    are_customary = first.has_names and all(
+        not customary or known.issuperset(names[i] for i in at)
+        for at, customary in zip(columns, expected, strict=False)
+    )
+    note = f"{location} and skipped: {', '.join(first.cells)}"
+    return _Columns(indices, are_customary, note if are_customary else "")
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
     """Rejects a table with another separator, which has a single column per line."""
-    if len(first.cells) > 1:
-        return
-    (line,) = first.cells
-    other = "csv" if source.kind == "tsv" else "tsv"
-    if ("," if source.kind == "tsv" else "\t") in line:
-        separator, missing = ("commas", "tab") if source.kind == "tsv" else ("tabs", "comma")
-        raise DataError(
-            f"{first.location} has {separator} and no {missing}: name the file as "
-            f"{other}{source.name.removeprefix(source.kind)}"
-        )
-    if source.kind == "csv" and ";" in line:
-        raise DataError(
-            f"{first.location} has semicolons and no comma: separate the columns by commas"
-        )
+    (line,) = first.cells if len(first.cells) == 1 else ("",)
+    other, mark = ("csv", ",") if source.kind == "tsv" else ("tsv", "\t")
+    require(
+        mark not in line,
+        f"{first.location} has the separators of a {other} file: name the file as "
+        f"{other}{source.name.removeprefix(source.kind)}",
+        DataError,
+    )
+    problem = f"{first.location} has semicolons and no comma: separate the columns by commas"
+    require(source.kind == "tsv" or ";" not in line, problem, DataError)
 
 
-def _check_customary(
-    first: _Row, source: LabelledSource, roles: ColumnRoles, looks_like_names: bool
-) -> None:
-    """Rejects the default columns if the lines have further columns."""
+def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRoles) -> None:
+    """Refuses the default columns if the lines have further columns."""
     width = len(first.cells)
-    if width != max(int(part) for field in source.fields for part in field.split("+")):
-        named = f" ({', '.join(first.cells)})" if looks_like_names else ""
-        raise DataError(
-            f"{first.location} has {counted(width, 'column')}{named}: name {roles.description} "
-            "after a #, in this order, as #2,4 or by the names in the first line"
-        )
+    named = f" ({', '.join(first.cells)})" if first.has_names else ""
+    require(
+        width == max(int(part) for field in parts for part in field),
+        f"{first.location} has {counted(width, 'column')}{named}: name {roles.description} after a "
+        "#, in this order, as #2,4 or by the names in the first line",
+        DataError,
+    )
 
 
 def _column(field: str, first: _Row) -> int:
     """Returns the index of the column of a field, from 0."""
-    cells = first.cells
-    # Digits always mean the number of a column.
-    if field in cells and not field.isdecimal():
-        return cells.index(field)
-    if field.isdecimal() and 1 <= int(field) <= len(cells):
-        return int(field) - 1
-    if field.isdecimal():
-        raise DataError(
-            f"{first.location} has {counted(len(cells), 'column')}, so there is no column {field}: "
-            "name others after a #, counted from 1"
-        )
-    raise DataError(
-        f"{first.location}, read as the line of column names, names no column {field!r}: its "
-        f"columns are {', '.join(cells)} (for a file without names give numbers, as #1,2)"
-    )
+    # Digits always mean the number of a column, and other text its name in the first line.
+    numbers = map(str, range(1, len(first.cells) + 1))
+    columns = list(numbers) if field.isdecimal() else first.cells
+    require_one_of(f"the column of {first.location}", field, columns, error=DataError)
+    return columns.index(field)

@@ -5,6 +5,7 @@ that data sets already on the machine are used. The published validation split i
 one; the test split is never used.
 """
 
+import contextlib
 import hashlib
 import http.client
 import importlib
@@ -14,7 +15,7 @@ import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -24,10 +25,12 @@ import tensorflow_datasets as tfds
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError, similar_names
+from ..common.fields import require, require_one_of
 from ..filters.conditions import LeftOut, keeps, left_out_note, written
 from .documents import Documents, Records
 from .hash_split import HashSplit, Split, text_digest
 from .in_memory import plain
+from .labelled_names import LabelledSource
 from .source_names import Source
 
 # TFDS retries a failing download for minutes; the probe detects a missing network in seconds.
@@ -36,12 +39,7 @@ _PROBED_HOSTS = 3
 _READ_AT_ONCE = 256
 
 
-def load_published(
-    source: Source,
-    split: Split,
-    fraction: float,
-    cache: Path,
-) -> Documents:
+def load_published(source: Source, split: Split, fraction: float, cache: Path) -> Documents:
     """Loads one split of a published data set, and downloads it first if necessary.
 
     Args:
@@ -61,9 +59,8 @@ def load_published(
     # Test for the file, because builder.is_prepared() warns about a missing folder.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source)
-    splits = builder.info.splits
-    if "train" not in splits:
-        raise DataError(f"{source.name!r} has no train split: it has {', '.join(splits)}")
+    splits = list(builder.info.splits)
+    require_one_of(f"the splits of {source.name!r}", "train", splits, error=DataError)
     # Without a published validation split, both splits are parts of the training split.
     published = "validation" in splits
     records = _records(builder, split if published else "train", source)
@@ -72,13 +69,13 @@ def load_published(
     kept, left_out = None, LeftOut()
     if source.conditions:
         kept = _kept(records, key, source, cache)
-        if number := len(records) - len(kept):
-            left_out[f"the filter {written(source.conditions)}"] += number
-    note = left_out_note(left_out)
+        left_out[f"the filter {written(source.conditions)}"] += len(records) - len(kept)
+    note = left_out_note(+left_out)
+    whole = Documents(records, source.part, key, kept, note=note)
     if published or (fraction == 0 and split == "train"):
-        return Documents(records, source.part, key, kept, note=note)
-    whole = Documents(records, source.part, key, kept)
-    indices = _divide(whole, fraction, source, cache)[split]
+        return whole
+    is_validation = _divide(whole, fraction, source, cache)
+    indices = np.flatnonzero(is_validation == (split == "validation"))
     # Translate indices of kept documents to indices of records.
     indices = indices if kept is None else kept[indices]
     fingerprint = f"{key}-{fraction!r}-{split}"
@@ -86,7 +83,7 @@ def load_published(
     return Documents(records, source.part, fingerprint, indices, note=note)
 
 
-def open_builder(source: Source) -> tfds.core.DatasetBuilder:
+def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
     """Returns the builder of a published data set without a download.
 
     Raises:
@@ -96,63 +93,63 @@ def open_builder(source: Source) -> tfds.core.DatasetBuilder:
     importlib.import_module("tensorflow_datasets.text")
     importlib.import_module("tensorflow_datasets.translate")
     options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
-    try:
-        return tfds.builder(source.location, **options)
-    except tfds.core.DatasetNotFoundError:
-        raise DataError(_unknown_dataset(source)) from None
-    except ImportError as error:
-        raise _missing_package(source, error) from None
-    except (ValueError, AssertionError) as error:
-        raise DataError(_unknown_configuration(source, error)) from None
-
-
-def _unknown_dataset(source: Source) -> str:
-    name = source.location.split("/")[0]
-    known = sorted(set(tfds.list_builders(with_community_datasets=False)))
-    near = similar_names(name, known)
-    nearest = f"nearest names: {', '.join(near)}" if near else "see the TFDS catalogue for names"
-    return f"TFDS has no data set {name!r} (source {source.name!r}): {nearest}"
-
-
-def _unknown_configuration(source: Source, error: Exception) -> str:
     name, _, configuration = source.location.partition("/")
     try:
-        known = list(tfds.builder_cls(name).builder_configs)
-    except ValueError:
-        known = []
-    if configuration and configuration not in known:
-        near = similar_names(configuration, known) or known[:10]
-        remedy = f"choose from {', '.join(near)}" if near else "leave it out"
-        return f"TFDS data set {name!r} has no configuration {configuration!r}: {remedy}"
-    return f"TFDS cannot make {source.location!r}: {_first_line(error)}"
+        with _named_packages(source):
+            return tfds.builder(source.location, **options)
+    except tfds.core.DatasetNotFoundError:
+        near = similar_names(name, tfds.list_builders(with_community_datasets=False))
+        remedy = f"did you mean {' or '.join(near)}?" if near else "see the catalogue of TFDS"
+        raise DataError(f"TFDS has no data set {name!r} ({source.name!r}): {remedy}") from None
+    except (ValueError, AssertionError) as error:
+        known: list[str] = []
+        with contextlib.suppress(ValueError):
+            known = list(tfds.builder_cls(name).builder_configs)
+        if configuration not in ("", *known):
+            shown = ", ".join(similar_names(configuration, known) or known[:10]) or "none"
+            problem = f"TFDS data set {name!r} has no configuration {configuration!r}"
+            raise DataError(f"{problem}: choose from {shown}") from None
+        raise DataError(f"TFDS cannot make {source.location!r}: {_first_line(error)}") from None
 
 
-def download(builder: tfds.core.DatasetBuilder, source: Source) -> None:
+@contextlib.contextmanager
+def _named_packages(source: Source | LabelledSource) -> Iterator[None]:
+    """Names the Python package that TFDS does not find."""
+    try:
+        yield
+    except ImportError as error:
+        raise DataError(
+            f"preparing {source.name!r} needs the Python package "
+            f"{error.name or _first_line(error)}: install it, or copy the prepared data set to "
+            "this machine"
+        ) from None
+
+
+def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
       DataError: The data set cannot be downloaded, parsed or written.
     """
-    try:
+    with _named_packages(source):
         urls: list[str] = list(builder.url_infos or ())
-    except ImportError as error:
-        raise _missing_package(source, error) from None
-    if urls and not _any_reachable(urls):
-        raise DataError(
-            f"{source.name!r} is not in {builder.data_dir} and cannot be downloaded "
-            f"({urlsplit(urls[0]).hostname} does not answer): connect to the network, copy the "
-            "prepared data set there (or set TFDS_DATA_DIR), or choose another source"
-        )
-    try:
-        builder.download_and_prepare()
-    except ImportError as error:
-        raise _missing_package(source, error) from None
-    # TFDS passes on arbitrary exceptions of a download or a parser.
-    except Exception as error:
-        raise DataError(
-            f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): prepare "
-            f'it with TFDS elsewhere (file_format="array_record") and copy it to {builder.data_dir}'
-        ) from None
+        if urls and not _any_reachable(urls):
+            raise DataError(
+                f"{source.name!r} is not in {builder.data_dir} and cannot be downloaded "
+                f"({urlsplit(urls[0]).hostname} does not answer): connect to the network, copy the "
+                "prepared data set there (or set TFDS_DATA_DIR), or choose another source"
+            )
+        try:
+            builder.download_and_prepare()
+        except ImportError:
+            raise
+        # TFDS passes on arbitrary exceptions of a download or a parser.
+        except Exception as error:
+            raise DataError(
+                f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): "
+                f'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
+                f"{builder.data_dir}"
+            ) from None
 
 
 def _any_reachable(urls: list[str]) -> bool:
@@ -185,40 +182,8 @@ def _responds(url: str) -> bool:
 def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> Records:
     features = cast(Mapping[str, object], builder.info.features)
     texts = sorted(n for n, kind in features.items() if isinstance(kind, tfds.features.Text))
-    if source.part not in texts:
-        raise DataError(
-            f"{source.name!r} has no text field {source.part!r}: its text fields are "
-            f"{', '.join(texts) or 'none'}; name one as #field"
-        )
+    require_one_of(f"the text field of {source.name!r}", source.part, texts, error=DataError)
     return cast(Records, open_split(builder, split, source.name))
-
-
-def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray:
-    """Returns the indices of records that satisfy the conditions, int64, and caches them.
-
-    Raises:
-      DataError: A record lacks a field or cannot be compared, or no record is left.
-    """
-    path = cache / "divisions" / f"{key}-kept.npy"
-    if not path.is_file():
-        kept: list[int] = []
-        for start in range(0, len(records), _READ_AT_ONCE):
-            numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
-            rows = records.__getitems__(list(numbers))
-            for number, row in zip(numbers, rows, strict=True):
-                location = f"{source.name} example {number + 1}"
-                fields = {name: plain(value) for name, value in row.items()}
-                if keeps(source.conditions, fields, location):
-                    kept.append(number)
-        if not kept:
-            raise DataError(
-                f"no document of {source.name!r} is left by the filter "
-                f"{written(source.conditions)}: choose another"
-            )
-        content = io.BytesIO()
-        np.save(content, np.array(kept, np.int64))
-        write_file(path, content.getvalue())
-    return np.load(path)
 
 
 def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
@@ -245,34 +210,57 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
 
 
-def _divide(
-    documents: Documents, fraction: float, source: Source, cache: Path
-) -> dict[str, np.ndarray]:
-    """Divides documents by the hashes of their texts, and caches the result."""
-    if fraction == 0:
-        raise DataError(
-            f"{source.name!r} has no published validation split: set validation_fraction above 0"
+def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray:
+    """Returns the indices of records that satisfy the conditions, int64, and caches them.
+
+    Raises:
+      DataError: A record lacks a field or cannot be compared, or no record is left.
+    """
+
+    def indices() -> Iterator[int]:
+        for start in range(0, len(records), _READ_AT_ONCE):
+            numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
+            rows = records.__getitems__(list(numbers))
+            for number, row in zip(numbers, rows, strict=True):
+                location = f"{source.name} example {number + 1}"
+                fields = {name: plain(value) for name, value in row.items()}
+                if keeps(source.conditions, fields, location):
+                    yield number
+
+    def compute() -> np.ndarray:
+        kept = np.array(list(indices()), np.int64)
+        require(
+            len(kept),
+            f"no document of {source.name!r} is left by the filter {written(source.conditions)}: "
+            "choose another",
+            DataError,
         )
-    path = cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy"
-    if not path.is_file():
+        return kept
+
+    return _cached(cache / "divisions" / f"{key}-kept.npy", compute)
+
+
+def _divide(documents: Documents, fraction: float, source: Source, cache: Path) -> np.ndarray:
+    """Returns which documents are for validation by the hashes of their texts, and caches this."""
+    problem = f"{source.name!r} has no published validation split: set validation_fraction above 0"
+    require(fraction > 0, problem, DataError)
+
+    def compute() -> np.ndarray:
         digests = [text_digest(text) for text in documents]
         division = HashSplit.of(digests, fraction, source.name)
-        mask = np.asarray([division.split(digest) == "validation" for digest in digests])
+        return np.array([division.split(digest) == "validation" for digest in digests])
+
+    return _cached(cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy", compute)
+
+
+def _cached(path: Path, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns the array in a file, which is computed and written first if it is missing."""
+    if not path.is_file():
         content = io.BytesIO()
-        np.save(content, mask)
+        np.save(content, compute())
         write_file(path, content.getvalue())
-    mask = np.load(path)
-    return {"train": np.flatnonzero(~mask), "validation": np.flatnonzero(mask)}
-
-
-def _missing_package(source: Source, error: ImportError) -> DataError:
-    package = error.name or _first_line(error)
-    return DataError(
-        f"preparing {source.name!r} needs the Python package {package}: install it, "
-        "or copy the prepared data set to this machine"
-    )
+    return np.load(path)
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.json_lines import pick
 from ..filters.conditions import LeftOut, keeps
 from .hash_split import Split
@@ -37,19 +38,28 @@ class PublishedRecords:
         splits = self.builder.info.splits
         return next((name for name in _VALIDATION if name in splits), None)
 
+    def split_name(self, split: Split) -> str:
+        """Returns the published name of a split.
+
+        Raises:
+          DataError: The split does not exist.
+        """
+        splits = list(self.builder.info.splits)
+        name = "train" if split == "train" else self.validation
+        problem = f"{self.source.name!r} has no {split} split: it has {', '.join(splits)}"
+        require(name in splits, problem, DataError)
+        return str(name)
+
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
         """Reads one split in the published order, and counts the records that a filter omits.
 
         Raises:
           DataError: The split or a field does not exist, or random access is impossible.
         """
-        name = "train" if split == "train" else self.validation
-        if name is None or name not in self.builder.info.splits:
-            has = ", ".join(self.builder.info.splits)
-            raise DataError(f"{self.source.name!r} has no {split} split: it has {has}")
         # Import late: TFDS is slow to load.
         from .tfds_documents import open_split
 
+        name = self.split_name(split)
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
             location = f"{self.source.name} {name} example {number}"
@@ -85,9 +95,9 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
     from .tfds_documents import download, open_builder
 
     source = with_known_fields(source, fields)
-    builder = open_builder(source.plain)
+    builder = open_builder(source)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
-        download(builder, source.plain)
+        download(builder, source)
     features = dict.fromkeys(_features(builder))
     for field in (*source.fields, *(condition.field for condition in source.conditions)):
         # Raise now if a field does not exist.

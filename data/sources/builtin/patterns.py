@@ -27,7 +27,8 @@ from itertools import product
 
 import numpy as np
 
-from ...common.errors import DataError, listed_choices
+from ...common.errors import DataError
+from ...common.fields import require_one_of
 
 LETTERS = "abcdefgh"
 """The letters of the words."""
@@ -152,10 +153,7 @@ class Patterns:
             return None
         kinds = tuple(part.split(",")) if mark else KINDS
         for kind in kinds:
-            if kind not in KINDS:
-                raise DataError(
-                    f"no kind of task {kind!r} in {name!r}: choose {listed_choices(kind, KINDS)}"
-                )
+            require_one_of(f"the kind of task in {name!r}", kind, KINDS, error=DataError)
         # Each kind is equally frequent, also if it is named twice.
         return cls(name, tuple(dict.fromkeys(kinds)))
 

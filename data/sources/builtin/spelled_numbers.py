@@ -12,7 +12,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...common.errors import DataError, listed_choices
+from ...common.errors import DataError
+from ...common.fields import require_one_of
 from ..sentence_pairs import PairSource, SentencePair
 
 LIMIT = 1_000_000
@@ -82,12 +83,15 @@ class NumberWords:
         found = re.fullmatch(r"builtin:numbers-(\w+)-(\w+)", name)
         if found is None:
             raise DataError(
-                f"no built-in pairs {name!r}: choose {_EXAMPLE}, or two other languages"
-                + (" (these are joined with no other source)" if " + " in name else "")
+                f"the built-in pairs must be {_EXAMPLE} or two other languages, not joined with "
+                f"another source, got {name!r}"
             )
         languages = found[1], found[2]
+        from num2words import CONVERTER_CLASSES
+
         for language in languages:
-            _check_language(language, name)
+            label = f"the language in {name!r}"
+            require_one_of(label, language, sorted(CONVERTER_CLASSES), error=DataError)
         return cls(name, languages)
 
     @cached_property
@@ -146,14 +150,3 @@ def spell(number: int, language: str) -> str:
             f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "
             "choose another language"
         ) from None
-
-
-def _check_language(language: str, name: str) -> None:
-    from num2words import CONVERTER_CLASSES
-
-    known = tuple(sorted(CONVERTER_CLASSES))
-    if language not in known:
-        raise DataError(
-            f"num2words knows no language {language!r} ({name!r}): "
-            f"choose {listed_choices(language, known)}"
-        )

@@ -27,58 +27,60 @@ def test_an_empty_folder_behind_a_link_is_filled(tmp_path, make):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
-@pytest.mark.parametrize("make", [build_folder, new_folder])
-def test_a_folder_that_cannot_be_replaced_is_filled(tmp_path, monkeypatch, make):
+@pytest.fixture
+def mounted(tmp_path, monkeypatch):
+    """An empty folder that cannot be replaced."""
+
     def busy(self):
         raise OSError(16, "Device or resource busy")
 
     folder = tmp_path / "mounted"
     folder.mkdir()
     monkeypatch.setattr(Path, "rmdir", busy)
-    make(folder, fill)
-    assert files(folder) == ["config.json", "part/x"]
+    return folder
 
 
-def test_a_failure_leaves_a_mounted_folder_empty(tmp_path, monkeypatch):
-    def busy(self):
-        raise OSError(16, "Device or resource busy")
+@pytest.mark.parametrize("make", [build_folder, new_folder])
+def test_a_mounted_folder_is_filled_also_by_two_processes(mounted, make):
+    def slow(path):
+        make(mounted, fill)  # the second process begins and ends meanwhile
+        fill(path)
 
+    make(mounted, slow)
+    assert files(mounted) == ["config.json", "part/x"]
+
+
+def test_a_failure_leaves_a_mounted_folder_empty(mounted, monkeypatch):
     def fail(folder):
+        monkeypatch.undo()
         fill(folder)
         raise KeyboardInterrupt
 
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rmdir", busy)
-        with pytest.raises(KeyboardInterrupt):
-            build_folder(folder, fail)
-    assert not any(folder.iterdir())
-
-
-@pytest.mark.parametrize("make", [build_folder, new_folder])
-def test_a_mounted_folder_that_another_process_is_filling_is_filled_too(
-    tmp_path, monkeypatch, make
-):
-    def busy(self):
-        raise OSError(16, "Device or resource busy")
-
-    def slow(path):
-        make(folder, fill)  # the second process begins and ends meanwhile
-        fill(path)
-
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    monkeypatch.setattr(Path, "rmdir", busy)
-    make(folder, slow)
-    assert files(folder) == ["config.json", "part/x"]
+    with pytest.raises(KeyboardInterrupt):
+        build_folder(mounted, fail)
+    assert not any(mounted.iterdir())
 
 
 def test_a_folder_that_holds_something_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert build_folder(tmp_path, pytest.fail) == tmp_path
-    with pytest.raises(DataError, match="exists and holds something"):
+    with pytest.raises(DataError, match=tmp_path.name):
         new_folder(tmp_path, pytest.fail)
+
+
+def test_a_file_appears_complete_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "new" / "a"
+    write_file(file, b"old")
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"old", 0o644)
+
+    def full(source, target):
+        Path(source).unlink()  # so that the clean-up fails, too
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(DataError, match=r"a \(No space left on device\)"):
+        write_file(file, b"new")
+    assert [path.read_bytes() for path in file.parent.iterdir()] == [b"old"]
 
 
 def test_a_path_with_a_nul_character_is_refused():

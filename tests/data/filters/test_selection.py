@@ -65,7 +65,7 @@ def test_prepare_leaves_out_and_counts(source, tmp_path):
     assert [shard.left_out for shard in plain] == [{}, {}]
     with pytest.raises(data.DataError, match=r"rows was prepared with other settings \(keep 'the"):
         data.prepare(source, tmp_path / "rows", **settings)
-    with pytest.raises(data.DataError, match="is left: 31 documents left out by the classifier te"):
+    with pytest.raises(data.DataError, match="31 documents left out by the classifier te"):
         data.prepare(source, tmp_path / "none", selector=Without("text"), **settings)
 
 
@@ -99,7 +99,7 @@ def test_documents_of_several_sources_are_labeled(source, tmp_path, train, token
     assert [example.text for example in split.content[-2:]] == [TEXTS[-1], "from json"]
     unlabeled = config.input_split(name, tokenizer, config.labels())
     assert [example.text for example in unlabeled.content] == [e.text for e in split.content]
-    with pytest.raises(data.DataError, match="needs two labels or more: write corpora:LABEL=SOUR"):
+    with pytest.raises(data.DataError, match="write corpora:LABEL=SOUR"):
         dataclasses.replace(config, source=f"corpora:good={a}").labels()
-    with pytest.raises(data.DataError, match="reads documents, not a 'corpora' source"):
+    with pytest.raises(data.DataError, match="got 'corpora'"):
         data.load_documents(name, "train", validation_fraction=0.0)

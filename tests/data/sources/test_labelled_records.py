@@ -28,23 +28,6 @@ def test_names():
     assert parse_labelled("conll:a", {"conll": ""}).fields == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tsw:a", r"reads no 'tsw' source .*choose tsv:GLOB#LABEL,TEXT \(nearest\)"),
-        ("text:a", "reads no 'text' source"),
-        ("a.tsv", "has no kind: write one of tsv:GLOB#LABEL,TEXT, jsonl"),
-        ("tsv:a.tsv + tsv:b.tsv", r"are not joined .*: name several files by a glob, as tsv:FOLD"),
-        ("tsv:", "incomplete: write tsv:GLOB#LABEL,TEXT"),
-        ("tsv:a#", "incomplete"),
-        ("tsv:a#1,,2", "empty field"),
-    ],
-)
-def test_bad_names(name, message):
-    with pytest.raises(DataError, match=message):
-        parse_labelled(name, FORMS)
-
-
 def test_columns(tmp_path):
     (tmp_path / "a.tsv").write_bytes("1\tx\u2028y\r\n\n0\té\n".encode())
     (tmp_path / "b.tsv.gz").write_bytes(gzip.compress(b"2\tz\n"))
@@ -66,18 +49,10 @@ def test_columns_by_name(tmp_path):
     [
         ("", "1\tx\n0\ty\tz\n", "a.tsv line 2 has 3 columns"),
         ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 column"),
-        ("#1,4", "1\tx\n", "line 1 has 2 columns, so there is no column 4"),
-        ("#0,1", "1\tx\n", "no column 0: .* counted from 1"),
-        (
-            "",
-            "a\t1\t\tx\n",
-            "a.tsv line 1 has 4 columns: name the label's .* after a #.*as #2,4 or",
-        ),
-        (
-            "#label,body",
-            "label\ttext\n",
-            "names no column 'body': its columns are label, t",
-        ),
+        ("#1,4", "1\tx\n", "line 1 must be one of 1, 2, got '4'"),
+        ("#0,1", "1\tx\n", "one of 1, 2, got '0'"),
+        ("", "a\t1\t\tx\n", "a.tsv line 1 has 4 columns: name the label's .* as #2,4 or"),
+        ("#label,body", "label\ttext\n", "one of label, text, got 'body'"),
     ],
 )
 def test_bad_columns(tmp_path, part, content, message):
@@ -97,10 +72,12 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"label": ', r"a.jsonl line 2 is not valid JSON \(.*\): write one JSON object a line"),
-        ("[1]", "line 2 is a JSON list: write one JSON object a line"),
+        ('{"label": ', "a.jsonl line 2 is not valid JSON"),
+        ("plain text", "a.jsonl line 2 is not valid JSON"),
+        ("[1]", "line 2 is a JSON list"),
         ('{"label": 1}', "line 2 has no field 'text': its fields are label"),
-        (r'{"label": 1, "text": "a\ud800"}', "line 2 field 'text' holds a lone surrogate at"),
+        (r'{"label": 1, "text": "a\ud800"}', "line 2 field 'text' has a lone surrogate"),
+        (r'{"label": ["\ud800"], "text": ""}', "line 2 field 'label' has a lone surrogate"),
         ("\xff", "a.jsonl line 2 is not UTF-8: byte 0xff at its byte 1"),
     ],
 )
@@ -109,15 +86,6 @@ def test_bad_json_lines(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_bytes(b'{"label": 0, "text": "fine"}\n' + raw + b"\n")
     with pytest.raises(DataError, match=message):
         read(f"jsonl:{tmp_path}/a.jsonl")
-
-
-@pytest.mark.parametrize("part", ["label,text", "label,a+b"])
-def test_plain_text_is_no_json_lines(tmp_path, part):
-    (tmp_path / "a.txt").write_text("\nplain text\n")
-    with pytest.raises(DataError) as caught:
-        read(f"jsonl:{tmp_path}/a.txt#{part}")
-    wrong = "is not valid JSON (Expecting value): write one JSON object a line"
-    assert str(caught.value) == f"{tmp_path}/a.txt line 2 {wrong}"
 
 
 def test_input(tmp_path, monkeypatch):
@@ -132,7 +100,7 @@ def test_input(tmp_path, monkeypatch):
         list(input_lines("-"))
     with pytest.raises(DataError, match="no such file"):
         list(input_lines(f"{tmp_path}/b.txt"))
-    with pytest.raises(DataError, match="is a folder: name its files, for example by"):
+    with pytest.raises(DataError, match="is a folder"):
         list(input_lines(f"{tmp_path}"))
 
 

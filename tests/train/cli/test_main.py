@@ -376,7 +376,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ),
         ("generate RUN --prompt", "flaxzoo: there is no prompt: give at least one text"),
         ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
-        ("evaluate RUN --data txt:nowhere", "choose text:GLOB (nearest)"),
+        ("evaluate RUN --data txt:nowhere", "'txt:nowhere'"),
         (
             "generate RUN --temperature -1",
             "flaxzoo: generate: --temperature -1.0 must be at least 0",
@@ -401,11 +401,11 @@ def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, mess
     ("content", "message"),
     [
         (None, "no such file: '{file}'"),
-        (b"", "no text in {file}: empty or only white space"),
-        (b" \n\n \n", "no text in {file}"),
+        (b"", "no text in 'text:{file}'"),
+        (b" \n\n \n", "no text in 'text:{file}'"),
         ("one é".encode() + b"\xff two", "{file} line 1 is not UTF-8: byte 0xff at its byte 7;"),
         (b"one\n\ntwo\n\nthree", "fewer than one sequence of 16"),
-        (b"word " * 50, "is a single document, so nothing is left for validation"),
+        (b"word " * 50, "has 1 different text"),
     ],
 )
 def test_bad_text_ends_before_a_run_begins(flaxzoo, tmp_path, content, message):
@@ -437,7 +437,7 @@ def test_a_published_data_set_without_a_network(flaxzoo, tmp_path, monkeypatch):
     monkeypatch.setattr("flaxzoo.data.sources.tfds_documents._any_reachable", lambda urls: False)
     for name, message in (
         ("ag_news_subset#description", "cannot be downloaded"),
-        ("ag_news_subst", "nearest names: ag_news_subset"),
+        ("ag_news_subst", "did you mean ag_news_subset"),
     ):
         arguments = ["train", "shakespeare-char", "--data.source", f"tfds:{name}"]
         status, _, messages = flaxzoo(*arguments, "--workdir", tmp_path / "run", *TINY)

@@ -161,7 +161,7 @@ def test_an_empty_folder_is_taken_and_one_that_holds_something_is_left_alone(gpt
     (tmp_path / "empty").mkdir()
     train.save_run(tmp_path / "empty", *gpt)
     models.load(tmp_path / "empty")
-    with pytest.raises(UserError, match="empty exists and holds something"):
+    with pytest.raises(UserError, match="empty exists"):
         train.save_run(tmp_path / "empty", *gpt)
 
 

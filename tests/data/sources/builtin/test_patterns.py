@@ -110,22 +110,6 @@ def test_no_query_of_a_held_out_episode_occurs_twice():
     assert queries[25:50] != queries[:25]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("builtin:patterns#maps", r"no kind of task 'maps' in .*: choose map \(nearest\) from map"),
-        (
-            "builtin:patterns#map,",
-            r"no kind of task '' in 'builtin:patterns#map,': choose from map",
-        ),
-        ("builtin:pattern", r"unknown built-in text .* builtin:patterns \(nearest\)"),
-    ],
-)
-def test_names_that_are_wrong(name, message):
-    with pytest.raises(data.DataError, match=message):
-        data.parse_source(name)
-
-
 def test_documents_are_training_episodes():
     documents = list(data.read_documents(data.parse_source("builtin:patterns#map")))
     assert len(set(documents)) == len(documents) == source.NUM_DOCUMENTS

@@ -46,21 +46,6 @@ def test_other_names():
     assert other.validation.fingerprint != NUMBERS.validation.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("builtin:numbers-en-xx", r"num2words knows no language 'xx' \(.*\): choose from am, ar"),
-        ("builtin:numbers-en-de_", r"no language 'de_' .*choose de \(nearest\)"),
-        ("builtin:numbers-en", r"no built-in pairs 'builtin:numbers-en': choose builtin:numbers-"),
-        ("builtin:numbers-en-fr + pairs:a,b", r"joined with no other source"),
-    ],
-)
-def test_names_that_are_wrong(name, message):
-    with pytest.raises(DataError, match=message) as caught:
-        NumberWords.parse(name)
-    assert "\n" not in str(caught.value)
-
-
 def test_language_that_is_unfinished(monkeypatch):
     import num2words
 
