@@ -84,5 +84,5 @@ def test_what_is_not_built_in(source, message):
 
 def test_other_data_have_no_reviews():
     data = QuestionAnsweringData(source="builtin:reviews", tokenizer=TokenizerConfig("words"))
-    with pytest.raises(DataError, match="reads no 'builtin' source"):
+    with pytest.raises(DataError, match="got 'builtin'"):
         data.texts()
