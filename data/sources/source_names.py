@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple, cast
 from ..common.errors import DataError, similar_names
 from ..common.fields import require, require_one_of
 from ..common.files import Line, file_lines, matching_files
-from ..common.json_lines import parse_line, pick
+from ..common.json_lines import parse_lines, pick
 from ..common.json_text import JsonObject
 from ..filters.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
 from .builtin.patterns import Patterns
@@ -288,12 +288,9 @@ def json_rows(
     Raises:
       DataError: A line is not a JSON object.
     """
-    for file, number, line in lines:
-        if line.strip():
-            location = f"{file} line {number}"
-            row = parse_line(line, location)
-            if keeps(conditions, row, location, left_out):
-                yield location, row
+    for location, row in parse_lines(lines):
+        if keeps(conditions, row, location, left_out):
+            yield location, row
 
 
 def _checked_text(value: object, field: str, location: str) -> str:

@@ -401,8 +401,8 @@ def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, mess
     ("content", "message"),
     [
         (None, "no such file: '{file}'"),
-        (b"", "no text in 'text:{file}'"),
-        (b" \n\n \n", "no text in 'text:{file}'"),
+        (b"", "no text in 'text:{file}#block'"),
+        (b" \n\n \n", "no text in 'text:{file}#block'"),
         ("one é".encode() + b"\xff two", "{file} line 1 is not UTF-8: byte 0xff at its byte 7;"),
         (b"one\n\ntwo\n\nthree", "fewer than one sequence of 16"),
         (b"word " * 50, "has 1 different text"),
