@@ -9,12 +9,12 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.compiler
@@ -22,13 +22,17 @@ import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
+from jinja2.compiler import Frame
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from ..common.errors import DataError
+from ..common.fields import require
 from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
 from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 
+V = TypeVar("V")
 _OLDEST_JINJA = (3, 1, 6)
 # Filters and methods whose result grows with a number. The number counts once, and once more for
 # each occurrence of the given string.
@@ -55,12 +59,13 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Any) -> Any:
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body)
+        return block.set_lineno(line)
 
-    def _mark(self, caller: Any) -> str:
+    def _mark(self, caller: Callable[[], str]) -> str:
         text, marks = caller(), MARKS.get()
         # The text comes after all blocks that the template has written.
         start = sum(map(len, marks.blocks))
@@ -77,7 +82,7 @@ class _Namespace(jinja2.utils.Namespace):
             _check_name(name)
         jinja2.utils.Namespace.__init__(self, fields)
 
-    def __setitem__(self, name: Any, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
         super().__setitem__(name, value)
 
@@ -96,23 +101,23 @@ class _Safe(Markup):
 class _Dict:
     """Makes dicts without exposing the methods of the type."""
 
-    def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
+    def __call__(self, *args: Any, **fields: object) -> dict[str, object]:
         return dict(*args, **fields)
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
+    def fromkeys(self, keys: Iterable[object], value: object = None) -> dict[object, object]:
+        return dict.fromkeys(keys, value)
 
 
 class _Code(jinja2.compiler.CodeGenerator):
     """Compiles a template whose strings are traced and whose containers are counted."""
 
-    def visit_Const(self, node: Any, frame: Any) -> None:  # noqa: N802
+    def visit_Const(self, node: jinja2.nodes.Const, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.value, str):
             self.write(self._literal(node.value))
         else:
             super().visit_Const(node, frame)
 
-    def _output_const_repr(self, group: Any) -> str:
+    def _output_const_repr(self, group: Iterable[str]) -> str:
         return self._literal("".join(group))
 
     def _literal(self, text: str) -> str:
@@ -121,30 +126,25 @@ class _Code(jinja2.compiler.CodeGenerator):
         literals.append(Traced(text, TEMPLATE))
         return f"environment.literals[{len(literals) - 1}]"
 
-    def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat(map(environment.as_text, (")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write(")))")
 
-    def _counted(self, visit: Callable[..., None], node: Any, frame: Any) -> None:
-        self.write("environment.counted(")
-        visit(node, frame)
-        self.write(")")
-
-    def visit_List(self, node: Any, frame: Any) -> None:  # noqa: N802
-        self._counted(super().visit_List, node, frame)
-
-    def visit_Dict(self, node: Any, frame: Any) -> None:  # noqa: N802
-        self._counted(super().visit_Dict, node, frame)
-
-    def visit_Tuple(self, node: Any, frame: Any) -> None:  # noqa: N802
+    def visit(self, node: jinja2.nodes.Node, *args: Any, **kwargs: Any) -> None:
+        """Writes a node; a list, tuple or dict is counted when it is made."""
         # The target of an assignment is not a value.
-        if node.ctx == "load":
-            self._counted(super().visit_Tuple, node, frame)
-        else:
-            super().visit_Tuple(node, frame)
+        made = isinstance(node, _CONTAINERS) and getattr(node, "ctx", "load") == "load"
+        if made:
+            self.write("environment.counted(")
+        super().visit(node, *args, **kwargs)
+        if made:
+            self.write(")")
+
+
+_CONTAINERS = (jinja2.nodes.List, jinja2.nodes.Dict, jinja2.nodes.Tuple)
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -180,7 +180,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
         )
 
-    def _parse(self, source: str, name: Any, filename: Any) -> Any:
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         """Parses a template, and makes each iteration of a loop a step."""
         parsed = Parser(self, source, name, filename).parse()
         nodes = jinja2.nodes
@@ -198,9 +198,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         spend()
         return True
 
-    def counted(self, value: Any) -> Any:
+    def counted(self, value: V) -> V:
         """Returns a container after counting all of its parts."""
-        waiting = [value]
+        waiting: list[object] = [value]
         while waiting:
             spend()
             part = waiting.pop()
@@ -210,7 +210,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 waiting += part
         return value
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> object:
         """Applies an operator whose result may be large."""
         spend()
         # Bound the size of the result before it is computed.
@@ -225,9 +225,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     spend(max(times, 0) * len(one))
         if isinstance(left, Markup) or isinstance(right, Markup):  # it escapes the other
             left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
-        return self._adopted(super().call_binop(context, operator, left, right), left, right)
+        made = super().call_binop(context, operator, left, right)  # pyright: ignore
+        return self._adopted(made, left, right)
 
-    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call(self, context: Context, called: Any, /, *args: object, **kwargs: object) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Calls a function, a method or a macro."""
         spend()
         self.counted([args, kwargs])
@@ -241,15 +242,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         owners = (owner,) if isinstance(owner, str) else ()
         return self._adopted(found, *owners, *args, *kwargs.values())
 
-    def wrap_str_format(self, value: Any) -> Any:
+    def wrap_str_format(self, value: Any) -> Callable[..., Traced] | None:
         """Returns a safe ``format`` of a string that keeps origins."""
         if super().wrap_str_format(value) is None:
             return None
         pattern, formatter = value.__self__, _Formatter(self)
 
         @functools.wraps(value)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            fields = kwargs
+        def wrapped(*args: Any, **fields: Any) -> Traced:
             if value.__name__ == "format_map":
                 (fields,), args = args, ()
             # jinja2's text is authoritative; without it origins are unknown.
@@ -259,13 +259,13 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return wrapped
 
-    def _traced(self, name: str, used: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced(self, name: str, used: Callable[..., object]) -> Callable[..., object]:
         """Wraps a filter so that it counts as a step and its result has an origin."""
         # Some filters get the context or the environment before their value.
         first = 0 if jinja2.utils._PassArg.from_obj(used) is None else 1
 
         @functools.wraps(used)
-        def traced(*args: Any, **kwargs: Any) -> Any:
+        def traced(*args: object, **kwargs: object) -> object:
             given = args[first:]
             value = given[0] if given else None
             spend(1 + (len(value) // 16 if isinstance(value, str) else 0))
@@ -274,7 +274,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return traced
 
-    def _adopted(self, value: Any, *made_of: object) -> Any:
+    def _adopted(self, value: object, *made_of: object) -> object:
         """Returns a result after counting its parts and giving its strings origins."""
         if isinstance(value, str):
             if not isinstance(value, Traced | Markup):
@@ -293,12 +293,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self._steps(value, made_of)
         return value
 
-    def _steps(self, values: Iterator[Any], made_of: tuple[object, ...]) -> Iterator[Any]:
+    def _steps(self, values: Iterator[object], made_of: tuple[object, ...]) -> Iterator[object]:
         for value in values:
             spend()
             yield self._adopted(value, *made_of)
 
-    def _sum(self, values: Any, attribute: Any = None, start: Any = 0) -> Any:
+    def _sum(
+        self, values: Iterable[object], attribute: str | int | None = None, start: object = 0
+    ) -> object:
         """Adds up values, as the filter of jinja2 does."""
         if attribute is not None:
             values = map(jinja2.filters.make_attrgetter(self, attribute), values)
@@ -312,12 +314,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
     """``str.format`` that keeps origins, except in nested fields."""
 
-    def format_field(self, value: Any, format_spec: str) -> Any:
+    def format_field(self, value: object, format_spec: str) -> str:
         """Returns a value as text and counts its width."""
         spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
         return super().format_field(value, format_spec)
 
-    def traced(self, pattern: str, args: Any, kwargs: Any) -> Traced:
+    def traced(self, pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
         """Returns a pattern with its fields filled in, with origins."""
         parts: list[str] = []
         number = 0
@@ -336,20 +338,21 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
         return joined(parts)
 
 
-def _check_size(name: str, value: object, args: Any, kwargs: Mapping[str, Any]) -> None:
+def _check_size(
+    name: str, value: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
     """Counts the characters that a filter or a method makes because of a number."""
-    if name not in _SIZED:
+    repeated = _SIZED.get(name)
+    if repeated is None:
         return
-    times = 1 + (value.count(_SIZED[name]) if isinstance(value, str) and _SIZED[name] else 0)
-    for number in (*args, *kwargs.values()):
-        if isinstance(number, int):
-            spend(characters=abs(number) * times)
-        elif isinstance(number, str):
-            spend(characters=len(number) * times)
+    times = 1 + (value.count(repeated) if isinstance(value, str) and repeated else 0)
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, int | str):
+            spend(characters=times * (abs(given) if isinstance(given, int) else len(given)))
 
 
 @jinja2.pass_context
-def _written(context: Any, value: Any) -> Traced:
+def _written(context: Context, value: object) -> Traced:
     """Returns a value as a template writes it."""
     # Asking for the context keeps jinja2 from calling this function while it compiles.
     del context
@@ -358,7 +361,12 @@ def _written(context: Any, value: Any) -> Traced:
 
 
 @jinja2.pass_environment
-def _join(environment: Any, value: Any, d: Any = "", attribute: Any = None) -> Traced:
+def _join(
+    environment: jinja2.Environment,
+    value: Iterable[object],
+    d: object = "",
+    attribute: str | int | None = None,
+) -> Traced:
     """Joins texts, as the filter of jinja2 does."""
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
@@ -366,14 +374,14 @@ def _join(environment: Any, value: Any, d: Any = "", attribute: Any = None) -> T
     return as_text(separator).join(map(as_text, value))
 
 
-def _safe(value: Any) -> Markup:
+def _safe(value: object) -> Markup:
     text = as_text(value)
     safe = _Safe(str.__str__(text))
     safe._by = origins(text)
     return safe
 
 
-def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Traced:
+def _indent(s: object, width: int | str = 4, first: bool = False, blank: bool = False) -> Traced:
     """Indents the lines of a text, as the filter of jinja2 does: all, or all but the first."""
     indention = as_text(width) if isinstance(width, str) else Traced(" " * width, TEMPLATE)
     line_feed = Traced("\n", TEMPLATE)
@@ -392,20 +400,22 @@ def _now(form: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def compiled(source: str) -> Any:
+def compiled(source: str) -> jinja2.Template:
     """Compiles a template.
 
     Raises:
       DataError: The template is faulty, or too long.
     """
     version = tuple(int(part) for part in jinja2.__version__.split(".")[:3])
-    if version < _OLDEST_JINJA:  # older ones have known ways out of the sandbox
-        raise DataError(f"jinja2 {jinja2.__version__} is unsafe: install jinja2 3.1.6 or newer")
-    if len(source) > MAX_SOURCE:
-        raise DataError(
-            f"the chat template has {len(source):,} characters, more than {MAX_SOURCE:,}: give a "
-            "shorter one"
-        )
+    # Older versions have known ways out of the sandbox.
+    problem = f"jinja2 must be 3.1.6 or newer, got {jinja2.__version__}: upgrade it"
+    require(version >= _OLDEST_JINJA, problem, error=DataError)
+    require(
+        len(source) <= MAX_SOURCE,
+        f"the chat template must have at most {MAX_SOURCE:,} characters, got {len(source):,}: give "
+        "a shorter one",
+        error=DataError,
+    )
     try:
         return Sandbox().from_string(source)
     except Exception as error:  # the compilers have limits, such as for blocks inside blocks
