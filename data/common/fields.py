@@ -185,6 +185,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     bool: [("True or False", lambda value: isinstance(value, bool))],
     str: [("text", lambda value: isinstance(value, str))],
     NoneType: [("None", lambda value: value is None)],
+    Any: [],
 }
 """Type → what its values must be, with a test, in the order of the tests."""
 
