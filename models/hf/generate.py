@@ -28,7 +28,7 @@ from .tensor_mapping import WeightsError
 
 WHERE = "models.generate"
 # Arguments that make transformers return more than tokens, which is not supported.
-BESIDE = (
+EXTRA_OUTPUTS = (
     "output_attentions",
     "output_hidden_states",
     "output_logits",
@@ -102,7 +102,9 @@ def generate(
     rows = _read(given, attention_mask, fields, causal)
     # If padding tokens count as positions, padding on the left shifts the tokens after it.
     counts_padding = attention_mask is not None and not getattr(model, "skip_padding", True)
-    positions = _places(attention_mask) if counts_padding else None
+    positions = None
+    if counts_padding:
+        positions = [np.flatnonzero(row).tolist() for row in _plain(attention_mask)]
     request = request_from_hf(
         fields,
         WHERE,
@@ -110,8 +112,10 @@ def generate(
         prompt_length=max(map(len, given)) if causal else 1,
         longest=model.config.max_length,
     )
-    names = ("eos_token_id", "pad_token_id", "forced_bos_token_id", "decoder_start_token_id")
-    request.check_tokens(model.config.vocab_size, *names)
+    request.check_tokens(
+        model.config.vocab_size,
+        *("eos_token_id", "pad_token_id", "forced_bos_token_id", "decoder_start_token_id"),
+    )
     # Encoder-decoders always use a search, also with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if request.num_beams > 1 or not causal:
@@ -136,17 +140,11 @@ def generate(
 
 def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
     """Returns the draft model of a call, or None."""
-    if assistant is None:
-        if num_tokens is not None:
-            raise UserError(
-                f"num_assistant_tokens {num_tokens} is for an assistant_model: give one, or leave "
-                "it out"
-            )
+    if assistant is None and num_tokens is None:
         return None
     if not isinstance(assistant, tuple):
         raise UserError(
-            f"assistant_model is a {type(assistant).__name__}: give the model and its parameters, "
-            "(model, params)"
+            f"assistant_model must be a pair (model, params), got {type(assistant).__name__}"
         )
     model, params = assistant
     number = NUM_DRAFT_TOKENS if num_tokens is None else num_tokens
@@ -162,9 +160,7 @@ def counting_from_zero(model: Model) -> Model:
     config = model.config
     if not isinstance(config, RobertaConfig) or config.head not in CAUSAL_HEADS:
         return model
-    if not (offset := config.position_offset):
-        return model
-    longer = config.max_length + offset
+    longer = config.max_length + config.position_offset
     return create(
         dataclasses.replace(config, position_offset=0, max_length=longer), model.execution
     )
@@ -174,7 +170,7 @@ def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
     """Returns the arguments as JSON values, without those that are None."""
     for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
         raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
-    for name in BESIDE:
+    for name in EXTRA_OUTPUTS:
         if requested.get(name):
             raise WeightsError(f"{WHERE} returns only tokens: leave {name} {requested[name]!r} out")
     fields = {name: _plain(value) for name, value in requested.items() if value is not None}
@@ -193,7 +189,7 @@ def _rows(input_ids: object) -> list[list[Any]]:
     """Returns the rows after checking that none is empty."""
     given = _plain(input_ids)
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
-        raise UserError(f"input_ids {given!r} are no rows of token ids: give int[B, T]")
+        raise UserError(f"input_ids must be rows of token ids, int[B, T], got {given!r}")
     if [] in given:
         raise UserError(f"row {given.index([])} of input_ids has no token: give at least one")
     return given
@@ -214,20 +210,12 @@ def _read(
     mask = _plain(attention_mask)
     rows = mask if isinstance(mask, list) else []
     lengths = [len(row) if isinstance(row, list) else None for row in rows]
-    if lengths != [len(row) for row in given]:
-        raise UserError("attention_mask has not the shape of input_ids: give one for each token")
-    for seen in itertools.chain(*mask):
-        if not isinstance(seen, bool | int | float) or seen not in (0, 1):
-            raise UserError(f"attention_mask has {seen!r}: give 1 for a token, 0 for padding")
-    return [
-        [token for token, seen in zip(row, seen_of_row, strict=True) if seen]
-        for row, seen_of_row in zip(given, mask, strict=True)
-    ]
-
-
-def _places(mask: object) -> list[list[int]]:
-    """Returns the columns of the tokens of each row, where the mask is not 0."""
-    return [np.flatnonzero(row).tolist() for row in _plain(mask)]
+    values = [*itertools.chain(*rows)] if lengths == [*map(len, given)] else [None]
+    if not all(isinstance(x, bool | int | float) and x in (0, 1) for x in values):
+        raise UserError(
+            "attention_mask must have the shape of input_ids, with 1 for a token and 0 for padding"
+        )
+    return [[*itertools.compress(row, seen)] for row, seen in zip(given, rows, strict=True)]
 
 
 def search_all(

@@ -36,27 +36,34 @@ TOKENS = frozenset(
     pad_token_id
     """.split()
 )
+SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
 SEQUENCES = frozenset({"bad_words_ids", "suppress_tokens"})
 FIELDS = ConfigMapping(
     (
-        Field("num_beams", "num_beams", 1),
-        Field("length_penalty", "length_penalty", 1.0),
-        Field("num_return_sequences", "num_return_sequences", 1),
-        Field("renormalize_logits", "renormalize_logits", False),
-        Field("do_sample", "do_sample", False),
-        Field("repetition_penalty", "repetition_penalty", 1.0),
-        Field("temperature", "temperature", 1.0),
-        Field("top_k", "top_k", 50),
-        Field("top_p", "top_p", 1.0),
+        *(
+            Field(name, name, default)
+            for name, default in {
+                "num_beams": 1,
+                "length_penalty": 1.0,
+                "num_return_sequences": 1,
+                "renormalize_logits": False,
+                "do_sample": False,
+                "repetition_penalty": 1.0,
+                "temperature": 1.0,
+                "top_k": 50,
+                "top_p": 1.0,
+                "max_length": 0,
+                "max_new_tokens": 0,
+            }.items()
+        ),
         Field("min_p", "min_p", None, kind=float),
-        Field("max_length", "max_length", 0),
-        Field("max_new_tokens", "max_new_tokens", 0),
+        *(
+            Field(name, name, None, kind=int)
+            for name in ("min_length", "min_new_tokens", "no_repeat_ngram_size")
+        ),
         FixedField("early_stopping", (False, True, "never")),
-        Field("min_length", "min_length", None, kind=int),
-        Field("min_new_tokens", "min_new_tokens", None, kind=int),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
-        Field("no_repeat_ngram_size", "no_repeat_ngram_size", None, kind=int),
         FixedField("encoder_no_repeat_ngram_size", (0,)),
         FixedField("num_beam_groups", (1,)),
         FixedField("diversity_penalty", (0.0,)),
@@ -127,108 +134,79 @@ def request_from_hf(
       WeightsError: a field is not supported or out of range.
     """
     settings = settings_from_hf(FIELDS, fields, where)
-    # Special tokens. The forced end must be an end token, so that the text counts as finished.
-    eos_ids = _token_ids(fields, "eos_token_id", where)
-    forced = _token_id(fields, "forced_eos_token_id", where)
-    if forced is not None and forced not in eos_ids:
-        raise WeightsError(
-            f"{where}: forced_eos_token_id {forced} is not supported: only of eos_token_id "
-            f"{fields.get('eos_token_id')} (add it there)"
-        )
-    first = _token_id(fields, "forced_bos_token_id", where)
-    if first is not None and causal:
-        raise WeightsError(
-            f"{where}: forced_bos_token_id {first} is not supported with a model that continues "
-            "prompts: put it into the prompts"
-        )
-    start = _token_id(fields, "decoder_start_token_id", where)
-    if start is None:
-        start = _token_id(fields, "bos_token_id", where)
-    if start is None and not causal:
-        raise WeightsError(
-            f"{where} has no decoder_start_token_id: give it, one token's id, or all that the "
-            "model's folder says (models.generation_arguments)"
-        )
-    # Build the request; its range checks report the file or function.
-    _refuse_unsupported(settings, fields, where, causal)
+    if causal and settings["num_beams"] == 1:
+        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
+        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
     try:
-        return GenerationRequest(
-            **_sampling(settings),
-            do_sample=settings["do_sample"],
-            num_beams=settings["num_beams"],
-            length_penalty=settings["length_penalty"],
-            early_stopping=fields.get("early_stopping", False),  # pyright: ignore[reportArgumentType]
-            renormalize_logits=settings["renormalize_logits"],
-            min_new_tokens=_min_new_tokens(settings),
-            no_repeat_ngram_size=settings["no_repeat_ngram_size"] or 0,
-            max_new_tokens=_max_new_tokens(fields, where, prompt_length, longest),
-            num_return_sequences=settings["num_return_sequences"],
-            bad_words_ids=_banned(fields, eos_ids, where),
-            decoder_start_token_id=None if causal else start,
-            forced_bos_token_id=first,
-            eos_token_id=eos_ids,
-            forced_eos_token_id=forced,
-            pad_token_id=_token_id(fields, "pad_token_id", where),
-        )
+        _check_method(settings, fields, causal)
+        settings |= _token_settings(fields, causal)
+        settings["max_new_tokens"] = _max_new_tokens(fields, prompt_length, longest)
+        # `min_new_tokens` overrides `min_length`, which includes the start token.
+        if settings["min_new_tokens"] is None:
+            settings["min_new_tokens"] = max((settings["min_length"] or 0) - 1, 0)
+        settings["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"] or 0
+        settings["top_k"] = settings["top_k"] or None  # 0: all tokens
+        settings["early_stopping"] = fields.get("early_stopping", False)
+        # Greedy and beam search ignore the settings of sampling, as in transformers, but a value
+        # out of range is a mistake.
+        Sampling(**{name: settings[name] for name in SAMPLING})
+        unused = set[str]() if settings["do_sample"] else SAMPLING
+        names = {field.name for field in dataclasses.fields(GenerationRequest)} - unused
+        return GenerationRequest(**{n: x for n, x in settings.items() if n in names})
     except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
 
 
-def _sampling(settings: Settings) -> Settings:
-    """Returns the fields of a `Sampling`; greedy and beam search use the penalty only.
+def _token_settings(fields: HFSettings, causal: bool) -> Settings:
+    """Returns the special and the banned tokens of a request."""
+    eos_ids = _token_ids(fields, "eos_token_id")
+    tokens: Settings = {name: _token_id(fields, name) for name in TOKENS - {"eos_token_id"}}
+    # The forced end must be an end token, so that the text counts as finished.
+    forced, first = tokens["forced_eos_token_id"], tokens["forced_bos_token_id"]
+    if forced is not None and forced not in eos_ids:
+        raise UserError(
+            f"forced_eos_token_id {forced} is not supported: only of eos_token_id "
+            f"{fields.get('eos_token_id')} (add it there)"
+        )
+    if first is not None and causal:
+        raise UserError(
+            f"forced_bos_token_id {first} is not supported with a model that continues prompts: "
+            "put it into the prompts"
+        )
+    start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
+    start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
+    if start is None and not causal:
+        raise UserError(
+            "decoder_start_token_id is missing: give one token's id, or all settings of the "
+            "model's folder (models.generation_arguments)"
+        )
+    return {**tokens, "eos_token_id": eos_ids, "bad_words_ids": _banned(fields, eos_ids)}
 
-    Raises:
-      UserError: a value is out of range; without beams, unused values are checked as well.
-    """
-    names = [field.name for field in dataclasses.fields(Sampling)]
-    given: Settings = {name: settings[name] for name in names}
-    given["top_k"] = settings["top_k"] or None  # 0: all tokens
-    if settings["num_beams"] == 1:
-        Sampling(**given)
-    if settings["do_sample"]:
-        return given
-    return {"repetition_penalty": settings["repetition_penalty"]}
 
-
-def _min_new_tokens(settings: Settings) -> int:
-    """Returns the minimum number of new tokens.
-
-    `min_new_tokens` overrides `min_length`, which includes the start token.
-    """
-    number = settings["min_new_tokens"]
-    return max((settings["min_length"] or 0) - 1, 0) if number is None else number
-
-
-def _refuse_unsupported(settings: Settings, fields: HFSettings, where: str, causal: bool) -> None:
-    """Rejects fields that the decoding method does not support.
+def _check_method(settings: Settings, fields: HFSettings, causal: bool) -> None:
+    """Checks that the decoding method supports all fields.
 
     Args:
       settings: the converted settings.
       fields: the original settings, for messages.
-      where: the file or function they come from, for messages.
       causal: whether the model is a causal language model; encoder-decoders always use a search.
 
     Raises:
-      WeightsError: a field is not supported.
+      UserError: a field is not supported.
     """
-    num_beams, of_rows = settings["num_beams"], settings["num_beams"] == 1 and causal
-    kind = f"num_beams {num_beams}" if causal else "an encoder-decoder"
     refused: list[str] = []
+    kind = f"num_beams {settings['num_beams']}" if causal else "an encoder-decoder"
     if causal:
         # Constraints on new tokens are implemented for encoder-decoders only.
         names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
-        refused += [name for name in names if fields.get(name)]
+        refused = [name for name in names if fields.get(name)]
         kind = "a model that continues prompts" if refused else kind
-    if of_rows:
-        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
-        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
-    elif not refused:
-        names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-        refused += names if settings["do_sample"] else ()
+    if not refused and (settings["num_beams"] > 1 or not causal):
+        refused += ("do_sample", *SAMPLING) if settings["do_sample"] else ()
         refused += ("repetition_penalty",) if settings["repetition_penalty"] != 1 else ()
     if refused:
         named = ", ".join(f"{name} {fields[name]!r}" for name in refused if name in fields)
-        raise WeightsError(f"{where}: {named} is not supported with {kind}: leave it out")
+        raise UserError(f"{named} is not supported with {kind}: leave it out")
 
 
 def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:
@@ -271,16 +249,14 @@ def generation_arguments(folder: str | Path) -> JsonObject:
 
 def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
     """Returns a folder's settings, whether its model is causal, and the file they come from."""
-    source, config = (
-        folder / "generation_config.json",
-        read_object(folder / "config.json", WeightsError),
-    )
+    source = folder / "generation_config.json"
+    config = read_object(folder / "config.json", WeightsError)
     # A run folder keeps the settings of the folder it was imported from.
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
-                f"{folder} asks for nothing: only a folder in Hugging Face's form has generation "
-                "settings, and a run imported from one"
+                f"{folder} has no generation settings: give a folder in Hugging Face's form, or a "
+                "run imported from one"
             )
         source, given, model = folder / "config.json", config[GENERATION], config["model"]
         if not isinstance(given, dict) or not isinstance(model, dict):
@@ -319,57 +295,54 @@ def _leave_out(fields: JsonObject, vocab_size: JsonValue) -> None:
             fields[name] = [*known]
 
 
-def _max_new_tokens(fields: HFSettings, where: str, prompt_length: int, longest: int | None) -> int:
+def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None) -> int:
     number: Any = fields.get("max_new_tokens")
     if number is not None:
         return number
     default = NEW_TOKENS + prompt_length
     total: Any = fields.get("max_length", min(default, longest or default))
     if total <= prompt_length:
-        raise WeightsError(
-            f"{where}: max_length {total} leaves no room behind {prompt_length} tokens: give "
-            "max_new_tokens"
+        raise UserError(
+            f"max_length {total} leaves no room behind {prompt_length} tokens: give max_new_tokens"
         )
     return total - prompt_length
 
 
-def _token_ids(fields: HFSettings, name: str, where: str) -> tuple[int, ...]:
+def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
     """Returns the tokens of a field that holds one id or a list; empty if it is missing."""
     value = fields.get(name, [])
     tokens = _ids(value if isinstance(value, list) else [value])
     if tokens is None:
-        raise WeightsError(f"{where}: {name} {value!r} is not supported: only ids of tokens")
+        raise UserError(f"{name} {value!r} is not supported: only ids of tokens")
     return tokens
 
 
-def _token_id(fields: HFSettings, name: str, where: str) -> int | None:
+def _token_id(fields: HFSettings, name: str) -> int | None:
     """Returns the only token of a field, an id or a list of one; None if it is missing."""
-    tokens = _token_ids(fields, name, where)
+    tokens = _token_ids(fields, name)
     if name in fields and len(tokens) != 1:
-        raise WeightsError(
-            f"{where}: {name} {fields[name]!r} is not supported: only one token's id"
-        )
+        raise UserError(f"{name} {fields[name]!r} is not supported: only one token's id")
     return tokens[0] if tokens else None
 
 
-def _banned(fields: HFSettings, eos_ids: Sequence[int], where: str) -> tuple[tuple[int, ...], ...]:
+def _banned(fields: HFSettings, eos_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Returns the banned sequences of one or more tokens."""
     given = fields.get("bad_words_ids", [])
     sequences = [_ids(sequence) for sequence in given] if isinstance(given, list) else [None]
-    found = [sequence for sequence in sequences if sequence]
-    if len(found) < len(sequences):
-        raise WeightsError(
-            f"{where}: bad_words_ids {given!r} is not supported: only a list of words, each a "
-            "list of its tokens' ids"
+    if not all(sequences):
+        raise UserError(
+            f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "
+            "tokens' ids"
         )
     tokens = _ids(fields.get("suppress_tokens", []))
     if tokens is None or set(eos_ids) & set(tokens):
-        raise WeightsError(
-            f"{where}: suppress_tokens {fields.get('suppress_tokens')!r} is not supported: only "
-            f"ids of tokens other than eos_token_id {fields.get('eos_token_id')}"
+        raise UserError(
+            f"suppress_tokens {fields.get('suppress_tokens')!r} is not supported: only ids of "
+            f"tokens other than eos_token_id {fields.get('eos_token_id')}"
         )
     # transformers never bans an end token.
-    return tuple(sorted({*found, *((token,) for token in tokens)} - {(end,) for end in eos_ids}))
+    banned = {*filter(None, sequences), *((token,) for token in tokens)}
+    return tuple(sorted(banned - {(end,) for end in eos_ids}))
 
 
 def _ids(value: JsonValue) -> tuple[int, ...] | None:

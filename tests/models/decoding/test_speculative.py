@@ -268,9 +268,9 @@ def test_a_beam_search_takes_no_draft(poor):
         generator.search([[1]], beams(max_new_tokens=3))
     with pytest.raises(data.UserError, match="num_beams 4"):
         next(generator.stream([[1]], beams(max_new_tokens=3)))
-    with pytest.raises(data.UserError, match="num_assistant_tokens 3 is for an assistant_model"):
+    with pytest.raises(data.UserError, match="assistant_model"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], num_assistant_tokens=3)
-    with pytest.raises(data.UserError, match="assistant_model is a GPT: give the model and its"):
+    with pytest.raises(data.UserError, match="assistant_model .*GPT"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], assistant_model=poor.model)
 
 

@@ -310,7 +310,7 @@ def test_folders_of_before_there_was_another_file(tmp_path):
     }
     assert asked(model_type="openai-gpt", use_cache=True, do_sample=True) == {"do_sample": True}
     assert asked(model_type="pegasus")["decoder_start_token_id"] == 0
-    with pytest.raises(WeightsError, match="asks for nothing"):
+    with pytest.raises(WeightsError, match="generation settings"):
         asked(model={})
     with pytest.raises(WeightsError, match=r"config.json: no_repeat_ngram_size 3 is not supported"):
         asked(model_type="gpt2", no_repeat_ngram_size=3)
@@ -335,12 +335,14 @@ REFUSED = {
         {"eos_token_id": 41, "forced_eos_token_id": 41, "num_beams": 2},
         "eos_token_id 41 is not within the vocabulary",
     ),
+    "no words": ({"bad_words_ids": [[]]}, r"^models.generate: bad_words_ids \[\[\]\]"),
+    "hot beams": ({"num_beams": 2, "top_p": 7.0}, "top_p 7.0"),
     "no such word": ({"bad_words_ids": [[3, 41]]}, r"banned sequence \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "all 41 tokens"),
     "more than tokens": ({"return_dict_in_generate": True}, "leave return_dict_in_generate True"),
     "a forced beginning": ({"forced_bos_token_id": 3}, "with a model that continues prompts"),
-    "a mask of one row": ({"attention_mask": [1, 1]}, "attention_mask has not the shape"),
-    "a mask of another": ({"attention_mask": [[1], [1]]}, "attention_mask has not the shape"),
+    "a mask of one row": ({"attention_mask": [1, 1]}, "attention_mask"),
+    "a mask of another": ({"attention_mask": [[1], [1]]}, "attention_mask"),
 }
 
 
