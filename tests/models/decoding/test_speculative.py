@@ -270,7 +270,7 @@ def test_a_beam_search_takes_no_draft(poor):
         next(generator.stream([[1]], beams(max_new_tokens=3)))
     with pytest.raises(data.UserError, match="assistant_model"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], num_assistant_tokens=3)
-    with pytest.raises(data.UserError, match="assistant_model .*GPT"):
+    with pytest.raises(data.UserError, match=r"assistant_model .*GPT"):
         models.generate(*made(FAMILIES["gpt2"]), [[1]], assistant_model=poor.model)
 
 
