@@ -8,7 +8,7 @@ r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
-``builtin:reviews``            reviews made from templates, see ``tasks.template_reviews``
+``builtin:reviews``            reviews made from templates, see ``builtin.reviews``
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 

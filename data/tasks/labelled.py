@@ -21,6 +21,7 @@ from ..dataset import DataSplit, counted, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts
 from ..features.predictions import Prediction
 from ..filters.conditions import LeftOut, left_out_note
+from ..sources.builtin.reviews import review_records
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import HashSplit, Split, text_digest
 from ..sources.in_memory import Examples
@@ -35,7 +36,6 @@ from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
-from .template_reviews import review_records
 
 # These settings are not part of the fingerprint, because it covers their effect: the examples and
 # the tokenizer.

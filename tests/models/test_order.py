@@ -10,7 +10,7 @@ import optax
 import pytest
 from flaxzoo import models
 from flaxzoo.data import TokenizerConfig, train_tokenizer
-from flaxzoo.data.tasks.template_reviews import template_reviews
+from flaxzoo.data.sources.builtin.reviews import template_reviews
 from flaxzoo.models.encoders.encoder import PostNormLayer
 from flaxzoo.models.lectures.attention import make_attention
 from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, train_tokenizer
+from flaxzoo.data.sources.builtin.reviews import template_reviews
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
-from flaxzoo.data.tasks.template_reviews import template_reviews
 
 TRAINED, HELD_OUT = template_reviews("train"), template_reviews("validation")
 

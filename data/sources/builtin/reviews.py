@@ -13,10 +13,10 @@ import random
 from dataclasses import dataclass
 from itertools import product
 
-from ..common.errors import DataError
-from ..common.fields import require_one_of
-from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource, Record
+from ...common.errors import DataError
+from ...common.fields import require_one_of
+from ..hash_split import Split
+from ..labelled_names import LabelledSource, Record
 
 NAMES = ("reviews",)
 """The built-in sources of labeled examples."""
