@@ -24,7 +24,7 @@ from ..features.token_windows import Windows
 from ..sources.documents import Documents, SourceLike
 from ..tokenizers.base import Tokenizer
 from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
-from .labelled import encoded_texts
+from .labelled_examples import encoded_texts
 
 
 @dataclass(frozen=True)

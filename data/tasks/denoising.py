@@ -4,7 +4,7 @@ Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training", section 
 ``features.denoising``. Documents are cut into texts that fill a sequence; shorter texts share a
 sequence, with different segment ids. Every epoch has the same texts with different corruption.
 
-A batch has the same arrays as in translation, with S = T; see ``translation.arrays_of_pairs``.
+A batch has the same arrays as in translation, with S = T; see ``packed_pairs.arrays_of_pairs``.
 """
 
 from dataclasses import dataclass

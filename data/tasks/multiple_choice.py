@@ -26,7 +26,8 @@ from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength, encoded_texts
+from .labelled import LabelledData, LabelledLength
+from .labelled_examples import ExampleSet, LabelledExamples, encoded_texts
 
 
 @dataclass(frozen=True)

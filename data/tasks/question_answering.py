@@ -37,7 +37,8 @@ from ..sources.squad import (
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
+from .labelled import LabelledData, LabelledLength
+from .labelled_examples import ExampleSet, LabelledExamples
 
 NO_ANSWER = "no answer"
 """The only label, present if some training questions have no answer."""

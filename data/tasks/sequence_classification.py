@@ -28,7 +28,8 @@ from ..sources.labelled_records import read_fields
 from ..tokenizers.base import Tokenizer
 from .base import SourceField, Target
 from .label_targets import TARGETS, Label, LabelTarget, in_order, names_of
-from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength, encoded_texts
+from .labelled import LabelledData, LabelledLength
+from .labelled_examples import ExampleSet, LabelledExamples, encoded_texts
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
 # With more examples than this, mostly distinct labels suggest that the wrong column was named.

@@ -22,6 +22,7 @@ from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, PickledByFields, counted
 from ..features.span_corruption import Noise, NoiseDensity, SpanCorruption, SpanLength
+from ..packing.packed_pairs import arrays_of_pairs, fill_note, pair_specs
 from ..packing.packing import best_fit
 from ..sources.documents import Documents
 from ..tokenizers.base import Tokenizer
@@ -29,7 +30,7 @@ from ..tokenizers.load import load_tokenizer
 from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
 from ..tokenizers.training import train_tokenizer
 from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
-from .translation import arrays_of_pairs, fill_note, pair_specs, start_and_end
+from .translation import start_and_end
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class SpanCorruptionExamples(PickledByFields):
           index: In ``[0, num_examples)``.
 
         Returns:
-          See ``translation.arrays_of_pairs``.
+          See ``packed_pairs.arrays_of_pairs``.
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
         start, end = start_and_end(self.tokenizer)
@@ -185,7 +186,7 @@ class CorruptedData(DocumentsData):
         """
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and ``translation.arrays_of_pairs``."""
+        """See ``DataConfig`` and ``packed_pairs.arrays_of_pairs``."""
         return pair_specs(self.lengths)
 
     def examples_of(

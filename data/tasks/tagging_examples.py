@@ -11,7 +11,7 @@ from ..common.fields import require
 from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
 from ..sources.conll import Sentence
 from ..sources.labelled_names import Record
-from .labelled import ExampleSet
+from .labelled_examples import ExampleSet
 
 
 @dataclass(frozen=True)

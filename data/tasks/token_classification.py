@@ -29,7 +29,8 @@ from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.tfds_records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import ExampleSet, LabelledData, LabelledExamples, LabelledLength
+from .labelled import LabelledData, LabelledLength
+from .labelled_examples import ExampleSet, LabelledExamples
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100

@@ -7,10 +7,10 @@ that all steps have the same shape and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
 ``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
-``arrays_of_pairs``. Other tasks with a text as answer use ``TextToTextData``.
+``packed_pairs.arrays_of_pairs``. Other tasks with a text as answer use ``TextToTextData``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -23,7 +23,8 @@ from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted, too_long
+from ..dataset import BatchSpec, DataSplit, counted, too_long
+from ..packing.packed_pairs import TokenPair, arrays_of_pairs, fill_note, pair_specs
 from ..packing.packing import best_fit
 from ..sources.builtin.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
 from ..sources.documents import SourceLike, as_source
@@ -36,26 +37,12 @@ VOCABULARY_PAIRS = 1_000_000
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 """Examples in an epoch of spelled-out numbers; every epoch has new examples."""
 
-ARRAYS = {
-    "input_ids": Values.SOURCE_TOKEN,
-    "segment_ids": Values.SEGMENT,
-    "position_ids": Values.TEXT_POSITION,
-    "decoder_input_ids": Values.TARGET_TOKEN,
-    "decoder_segment_ids": Values.SEGMENT,
-    "decoder_position_ids": Values.TEXT_POSITION,
-    "labels": Values.TARGET_TOKEN,
-}
-"""The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
-
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
 # A sequence is full after this many numbers in all that do not fit.
 _MISSES = 3
 # Sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
-
-TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
-"""The tokens of a source and of its target, each with an end token."""
 
 
 def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -80,69 +67,6 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
       DataError: The vocabulary has no end token.
     """
     return tokenizer.source_frame.join(tokenizer.encode(text, add_special_tokens=False)).ids
-
-
-def arrays_of_pairs(
-    pairs: Iterable[TokenPair], length: int, start: int, *, target_length: int | None = None
-) -> dict[str, np.ndarray]:
-    """Makes one example.
-
-    Args:
-      pairs: The pairs. Their sources together fit in S tokens, and their targets in T tokens.
-      length: The length of the example on the source side, S.
-      start: The id that begins each target in the decoder.
-      target_length: The length of the example on the target side, T. Defaults to ``length``.
-
-    Returns:
-      Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
-      ``decoder_input_ids`` (the labels shifted right, after the start token),
-      ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
-      segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
-      the end, is 0 in all arrays.
-    """
-    specs = pair_specs((length, target_length or length))
-    arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
-    # Fill both sides from the left, pair by pair.
-    positions = np.arange(max(length, target_length or length))
-    first = first_of_target = 0
-    for segment, (source, target) in enumerate(pairs, start=1):
-        end = first + len(source)
-        arrays["input_ids"][first:end] = source
-        arrays["segment_ids"][first:end] = segment
-        arrays["position_ids"][first:end] = positions[: len(source)]
-        first, end = end, first_of_target + len(target)
-        # Teacher forcing: the decoder reads the target shifted right by one token.
-        arrays["decoder_input_ids"][first_of_target] = start
-        arrays["decoder_input_ids"][first_of_target + 1 : end] = target[:-1]
-        arrays["decoder_segment_ids"][first_of_target:end] = segment
-        arrays["decoder_position_ids"][first_of_target:end] = positions[: len(target)]
-        arrays["labels"][first_of_target:end] = target
-        first_of_target = end
-    return arrays
-
-
-def pair_specs(lengths: tuple[int, int]) -> BatchSpec:
-    """Describes the arrays that ``arrays_of_pairs`` makes, with the lengths S and T."""
-    of_sources = ("input_ids", "segment_ids", "position_ids")
-    return {
-        name: ArraySpec((lengths[name not in of_sources],), values)
-        for name, values in ARRAYS.items()
-    }
-
-
-def fill_note(tokens: tuple[int, int], lengths: tuple[int, int], num_examples: int) -> str:
-    """Describes how pairs fill sequences, for a summary.
-
-    Args:
-      tokens: The numbers of tokens in all sources and in all targets.
-      lengths: The lengths of a sequence, S and T.
-      num_examples: The number of sequences.
-    """
-    padding = 1 - sum(tokens) / (sum(lengths) * num_examples)
-    return (
-        f"{tokens[0]:,} + {tokens[1]:,} tokens in {counted(num_examples, 'sequence')} of "
-        f"{lengths[0]} + {lengths[1]}, {padding:.1%} of them padding"
-    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from flaxzoo.data import (
     start_and_end,
     train_tokenizer,
 )
+from flaxzoo.data.packing import packed_pairs
 from flaxzoo.data.packing.packing import best_fit
 from flaxzoo.data.sources.builtin import spelled_numbers as number_words
 from flaxzoo.data.tasks import translation
@@ -32,7 +33,7 @@ def data(source, length=16, tokenizer=CHARACTERS, **settings):
 
 def segments_of(row):
     """The (source, labels) token lists of a row, after checking all that a row promises."""
-    assert set(row) == set(translation.ARRAYS)
+    assert set(row) == set(packed_pairs.ARRAYS)
     assert all(array.dtype == np.int32 for array in row.values())
     assert len({array.shape for array in row.values()}) == 1
     pairs = []
@@ -46,7 +47,7 @@ def segments_of(row):
         labels, shifted = row["labels"][here], row["decoder_input_ids"][here]
         assert shifted[1:].tolist() == labels[:-1].tolist(), "teacher forcing"
         pairs.append((row["input_ids"][there].tolist(), shifted[0], labels.tolist()))
-    every = list(translation.ARRAYS)
+    every = list(packed_pairs.ARRAYS)
     for names in (every[:3], every[3:]):
         padding = row[names[1]] == 0
         assert not any(row[name][padding].any() for name in names)
@@ -64,7 +65,7 @@ def test_sequences_have_whole_and_separate_pairs(sizes, length):
     seen = []
     for a, b in pairwise(starts):
         chosen = pairs[a:b].tolist()
-        row = translation.arrays_of_pairs([(sources[i], targets[i]) for i in chosen], length, 7)
+        row = packed_pairs.arrays_of_pairs([(sources[i], targets[i]) for i in chosen], length, 7)
         found = segments_of(row)
         assert found == [(sources[i].tolist(), 7, targets[i].tolist()) for i in chosen]
         seen += chosen

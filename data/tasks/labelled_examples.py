@@ -1,0 +1,181 @@
+"""Labeled examples before and after they become arrays, for all kinds of labeled data."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..common.errors import DataError, UserError
+from ..common.fields import require
+from ..common.hashing import digest
+from ..dataset import too_long
+from ..features.bert_inputs import BertInputs, Template, encode_texts
+from ..features.predictions import Prediction
+from ..sources.hash_split import HashSplit, Split, text_digest
+from ..tokenizers.base import Tokenizer
+
+
+# The fingerprint of a split hashes the repr of each example, which contains the class name and all
+# fields that determine its arrays. Renaming `ClassificationExample`, `SpanExample`,
+# `TaggingExample`, `ChoiceExample` or such a field prevents older runs from being resumed.
+class Example(Protocol):
+    """A labeled example."""
+
+    @property
+    def location(self) -> str:
+        """The location of the example, for messages: ``train.tsv line 7``."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """A key; all examples with the same key are in the same split."""
+        ...
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts for training a vocabulary."""
+        ...
+
+
+E = TypeVar("E", bound=Example)
+
+
+@dataclass(frozen=True)
+class ExampleSet(Generic[E]):
+    """The examples of a source as read.
+
+    Attributes:
+      examples: The examples, at least one.
+      class_names: The names of the labels if the source declares them.
+      notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
+      lines: Further lines for the log, such as a recognized header.
+    """
+
+    examples: tuple[E, ...]
+    class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledExamples(ABC, Generic[E]):
+    """The base class of example sources that convert model outputs to predictions.
+
+    Attributes:
+      tokens: The texts as tokens with special tokens, R sequences.
+      examples: The n examples that they are made from, for predictions.
+      values: The labels, by default of each example; None if unknown (prediction).
+      notes: Remarks for the log, such as the number of truncated examples.
+    """
+
+    tokens: BertInputs
+    examples: tuple[E, ...]
+    values: np.ndarray | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_examples(self) -> int:
+        """The number of sequences; see ``ExampleSource``."""
+        return len(self.tokens)
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example; the same in every epoch.
+
+        Returns:
+          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T], and the labels, if known.
+        """
+        row = self.row(index)
+        return row if self.values is None else {**row, **self.labels_of(index, self.values)}
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of an example without its labels."""
+        return self.tokens.example(index)
+
+    def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the arrays of the labels of an example, ``labels`` by default."""
+        return {"labels": np.asarray(values[index])}
+
+    @abstractmethod
+    def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
+        """Converts the outputs for all sequences to a prediction for each labeled example."""
+
+    def gold(self) -> Sequence[object]:
+        """Returns the reference for each labeled example."""
+        if self.values is None:
+            raise UserError("examples to predict have no labels")
+        return self.values.tolist()
+
+
+@dataclass(frozen=True)
+class ExampleTexts:
+    """The distinct texts of examples; see ``token_corpus.Texts``."""
+
+    examples: Sequence[Example]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        return digest(self)
+
+    def __iter__(self) -> Iterator[str]:
+        seen = dict.fromkeys(text for example in self.examples for text in example.texts)
+        return iter(seen)
+
+
+def encoded_texts(
+    texts: Sequence[tuple[str, ...]],
+    locations: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    noun: str,
+) -> tuple[BertInputs, tuple[str, ...]]:
+    """Tokenizes single texts and pairs; see ``encode_texts``.
+
+    Args:
+      texts: One or two texts each.
+      locations: The location of each of them, for messages.
+      tokenizer: The tokenizer.
+      length: The length of a sequence, T.
+      noun: The singular name of one of them.
+
+    Returns:
+      The tokens, and a note if some were truncated.
+    """
+    template = Template.of(tokenizer, length)
+    tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
+    limit = f"data.length {length}"
+    return tokens, too_long(num_truncated, len(texts), noun, limit, consequence="truncated")
+
+
+def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
+    """Divides examples by the hash of their groups, so that a group is never in both splits.
+
+    Args:
+      whole: All examples.
+      fraction: The fraction of groups for validation, in (0, 1).
+      name: The name of the source, for the message.
+
+    Raises:
+      DataError: All examples are in one group.
+    """
+    digests = [text_digest(example.group) for example in whole.examples]
+    require(
+        len(set(digests)) > 1,
+        f"all examples of {name!r} have the same text, so none is left to validate on: name "
+        "another source for validation",
+        error=DataError,
+    )
+    division = HashSplit.of(digests, fraction, name)
+    parts: dict[Split, list[E]] = {"train": [], "validation": []}
+    for example, key in zip(whole.examples, digests, strict=True):
+        parts[division.split(key)].append(example)
+    # Only the training examples log how the file was read, so that the log has it once.
+    return {
+        split: replace(
+            whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()
+        )
+        for split, examples in parts.items()
+    }
