@@ -209,8 +209,8 @@ class ChatData(DataConfig, Generic[R]):
         shortest = min((size(one) for _, one in encoded), default=0)
         require(
             kept,
-            f"none of {counted(len(records), noun)} has at most {most} tokens, from {setting}; the "
-            f"shortest has {shortest}: give a larger data.length",
+            f"none of {counted(len(records), noun)} has at most {most} tokens, limited by "
+            f"{setting}; the shortest has {shortest}: give a larger data.length",
             error=DataError,
         )
         notes = too_long(len(encoded) - len(kept), len(records), noun, setting)

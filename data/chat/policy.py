@@ -325,8 +325,8 @@ class PolicyData(ChatData[PromptRecord]):
             lambda prompt: len(prompt.ids),
             noun="prompt",
             most=longest,
-            setting=f"data.length {self.length} without objective.max_new_tokens "
-            f"{self.length - longest}",
+            setting=f"the {longest} tokens of data.length {self.length} before an answer of "
+            f"objective.max_new_tokens {self.length - longest}",
         )
         examples = PolicyExamples(ListedPrompts([prompt for _, prompt in kept]), longest)
         fingerprint = self.fingerprint(records, tokenizer, longest)
