@@ -6,10 +6,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number and its noun for a message, such as `1 document` or `2,000 documents`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+from .common.errors import counted
 
 
 def too_long(

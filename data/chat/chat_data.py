@@ -13,11 +13,11 @@ from ..chat_templates.chat_template import (
     find_template,
     read_template,
 )
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import require, require_one_of
 from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
-from ..dataset import DataSplit, counted, too_long
+from ..dataset import DataSplit, too_long
 from ..filters.conditions import LeftOut, left_out_note
 from ..sources.documents import SourceLike
 from ..sources.hash_split import HashSplit, Split, text_digest

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..corpora.token_corpus import Texts
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..filters.conditions import LeftOut
 from ..sources.builtin.toys import Toy, ToyText
 from ..sources.documents import Documents, SourceLike, as_source

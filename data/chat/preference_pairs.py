@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import require
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
 from .encoding import EncodedChat

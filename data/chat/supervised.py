@@ -12,8 +12,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from ..common.errors import counted
 from ..common.fields import require
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer

@@ -144,34 +144,34 @@ def expectation(value: Any, hint: object) -> str:
         return " or ".join(found) if all(found) else ""
     if origin is Literal:
         return "" if value in arguments else f"one of {', '.join(map(str, arguments))}"
-    if origin in (tuple, Sequence):
-        return _expected_items(value, arguments)
-    if origin is Mapping:
-        return _expected_values(value, arguments[1])
+    if origin in _CONTAINERS:
+        return _expected_items(value, origin, arguments)
     if hint in _SCALARS:
         return next((name for name, accepts in _SCALARS[hint] if not accepts(value)), "")
     return hint.__name__ if isinstance(hint, type) and not isinstance(value, hint) else ""
 
 
-def _expected_items(value: object, arguments: tuple[object, ...]) -> str:
-    if not isinstance(value, tuple | list):
-        return "a tuple"
-    # tuple[int, ...] and Sequence[int] have one type for all items.
-    kinds = itertools.repeat(arguments[0]) if arguments[1:] in ((), (...,)) else arguments
-    found = filter(None, map(expectation, value, kinds))
-    return next((f"a tuple of values that are {expected}" for expected in found), "")
-
-
-def _expected_values(value: object, kind: object) -> str:
-    if not isinstance(value, Mapping):
-        return "an object"
-    found = filter(None, (expectation(x, kind) for x in value.values()))
-    return next((f"an object with values that are {expected}" for expected in found), "")
+def _expected_items(value: Any, origin: object, arguments: tuple[object, ...]) -> str:
+    noun, kind = _CONTAINERS[origin]
+    if not isinstance(value, kind):
+        return noun
+    # Mapping[str, int], tuple[int, ...] and Sequence[int] have one type for all values.
+    items, hint = (value.values(), arguments[-1]) if kind is Mapping else (value, arguments[0])
+    has_one = kind is Mapping or arguments[1:] in ((), (...,))
+    found = filter(None, map(expectation, items, itertools.repeat(hint) if has_one else arguments))
+    return next((f"{noun} of values that are {expected}" for expected in found), "")
 
 
 def _is_number(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
+
+_CONTAINERS: dict[object, tuple[str, Any]] = {
+    tuple: ("a tuple", tuple | list),
+    Sequence: ("a tuple", tuple | list),
+    Mapping: ("an object", Mapping),
+}
+"""Type → what its values must be, and the classes that are accepted."""
 
 _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     int: [

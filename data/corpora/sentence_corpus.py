@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.atomic_io import build_folder
-from ..common.errors import DataError
-from ..dataset import counted
+from ..common.errors import DataError, counted
 from ..sources.documents import Documents
 from ..tokenizers.base import Tokenizer
 from .sentence_splitting import lines_as_sentences, split_sentences, splitter

@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.json_lines import pick
-from ..dataset import counted
 
 _COMPARE: dict[str, Callable[..., bool]] = {
     "==": operator.eq,

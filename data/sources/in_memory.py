@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.hashing import digest
 from ..common.json_lines import pick
 from ..common.json_text import JsonValue
@@ -59,19 +60,17 @@ class Examples(str):
         Raises:
           DataError: The list is empty, or an example has none of these forms.
         """
-        if isinstance(examples, str | bytes | Mapping):
-            raise DataError(f"a {type(examples).__name__} is not a list of examples: give a list")
+        is_list = not isinstance(examples, str | bytes | Mapping)
+        problem = f"the examples must be a list, got a {type(examples).__name__}"
+        require(is_list, problem, DataError)
         rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
-        if not rows:
-            raise DataError("the list of examples is empty: give at least one")
-        for i, row in enumerate(rows):
-            if isinstance(row, str) != isinstance(rows[0], str):
-                raise DataError(
-                    f"examples[{i}] is a {type(row).__name__}, examples[0] a "
-                    f"{type(rows[0]).__name__}: give only texts, or only dicts of fields"
-                )
+        require(rows, "the list of examples is empty: give at least one", DataError)
+        kinds = [type(row).__name__ for row in rows]
+        other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        problem = f"examples[{other}] is a {kinds[other]}, examples[0] a {kinds[0]}"
+        require(not other, f"{problem}: give only texts, or only dicts of fields", DataError)
         # The name contains a hash of the content, which identifies the examples in config.json.
-        noun = "documents" if isinstance(rows[0], str) else "examples"
+        noun = "documents" if kinds[0] == "str" else "examples"
         hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
         part = fields or ("sentences" if lines_are_sentences else "")
         name = f"{KIND}:{len(rows)} {noun} blake2b:{hashed}" + (f"#{part}" if part else "")
@@ -139,45 +138,42 @@ def read_memory(
             f"{name!r} was given in Python and is not stored with the run: give the same examples "
             "again, or name another source"
         )
+    named = dict.fromkeys((*fields, *(condition.field for condition in conditions)))
+    form = ", ".join(f"{field!r}: …" for field in named)
     for i, row in enumerate(name.rows):
         location = f"examples[{i}]"
-        if isinstance(row, dict):
-            # A pair became a dict in `of`; a message about missing fields would not explain that.
-            if row.keys() == set(PAIR) and not set(fields) & row.keys():
-                raise DataError(
-                    f"{location} is a pair of texts, which only translation reads: give a dict of "
-                    f"the fields {', '.join(fields)}"
-                )
-            if keeps(conditions, row, location, left_out):
-                yield location, tuple(pick(row, field, location) for field in fields)
-        elif len(fields) == 1 and not conditions:
+        # `of` made a pair of texts a dict, which only translation reads.
+        is_pair = isinstance(row, dict) and row.keys() == {*PAIR} and row.keys().isdisjoint(fields)
+        if not isinstance(row, dict) and len(named) == 1 and not conditions:
             yield location, (row,)
-        else:
-            named = dict.fromkeys((*fields, *(condition.field for condition in conditions)))
-            wanted = ", ".join(f"{field!r}: …" for field in named)
-            raise DataError(f"{location} is a text alone: give a dict of fields, {{{wanted}}}")
+        elif is_pair or not isinstance(row, dict):
+            seen = "a pair of texts" if is_pair else "a text"
+            raise DataError(f"{location} must be a dict of fields {{{form}}}, got {seen}")
+        elif keeps(conditions, row, location, left_out):
+            yield location, tuple(pick(row, field, location) for field in fields)
 
 
 def _row(example: object, location: str) -> JsonValue:
     try:
         value = plain(example)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{location} is not UTF-8 ({error}): decode it first") from None
-    # A pair of texts gets the field names that translation reads.
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(side, str) for side in value):
-        value = dict(zip(PAIR, value, strict=True))
-    if not isinstance(value, str | dict):
-        raise DataError(
-            f"{location} is a {type(example).__name__}: give a text, a dict of fields, or a pair "
-            "of texts"
-        )
-    try:
         # A round trip copies the example and rejects values that JSON cannot represent.
-        copied = json.loads(json.dumps(value, allow_nan=False))
+        copied: JsonValue = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{location} cannot be recorded ({error}): give text, finite numbers and lists of them"
+            f"{location} cannot be recorded ({error}): give text in UTF-8, finite numbers and "
+            "lists of them"
         ) from None
+    match copied:
+        case [str(source), str(target)]:
+            # A pair of texts gets the field names that translation reads.
+            copied = {PAIR[0]: source, PAIR[1]: target}
+        case str() | dict():
+            pass
+        case _:
+            raise DataError(
+                f"{location} must be a text, a dict of fields or a pair of texts, got a "
+                f"{type(example).__name__}"
+            )
     # Reject text that cannot be encoded as UTF-8.
     pick({"text": copied}, "text", location)
     return copied

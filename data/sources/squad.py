@@ -6,7 +6,7 @@ several times; training does not use such a position.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..common.errors import DataError
@@ -151,13 +151,8 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
     """Groups questions by article; a passage in several articles belongs to the first one."""
     # Equal passages must be in one group, or validation would see training passages.
     first_title: dict[str, str] = {}
-    return tuple(
-        SpanExample(
-            e.id, e.question, e.passage, e.answers, e.title, e.location,
-            first_title.setdefault(e.passage, e.title or e.passage),
-        )
-        for e in examples
-    )  # fmt: skip
+    groups = (first_title.setdefault(e.passage, e.title or e.passage) for e in examples)
+    return tuple(replace(e, group=group) for e, group in zip(examples, groups, strict=True))
 
 
 def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:

@@ -10,12 +10,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import Fraction, PositiveInt, Range, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import build_sentence_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, counted
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..features.bert_inputs import token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields, counted
+from ..dataset import BatchSpec, DataSplit, ExampleSource, PickledByFields
 from ..packing.packed_sequences import (
     PackedTokens,
     gather_tokens,

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import Fraction, Range
-from ..dataset import counted
 from ..features.denoising import Denoising
 from ..features.span_corruption import SpanLength
 from ..tokenizers.base import Tokenizer

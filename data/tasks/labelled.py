@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Generic
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import Range, require
 from ..common.hashing import digest
-from ..dataset import DataSplit, counted
+from ..dataset import DataSplit
 from ..filters.conditions import LeftOut, left_out_note
 from ..sources.builtin.reviews import review_records
 from ..sources.documents import SourceLike, as_source

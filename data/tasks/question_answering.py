@@ -16,10 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import PositiveInt, require
 from ..common.files import input_lines
-from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
+from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.answer_decoding import SpanDecoding
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction

@@ -16,11 +16,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError, UserError, counted
 from ..common.fields import PositiveInt
 from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..dataset import BatchSpec, DataSplit, PickledByFields, counted
+from ..dataset import BatchSpec, DataSplit, PickledByFields
 from ..features.span_corruption import Noise, NoiseDensity, SpanCorruption, SpanLength
 from ..packing.packed_pairs import arrays_of_pairs, fill_note, pair_specs
 from ..packing.packing import best_fit

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import input_lines
-from ..dataset import ArraySpec, BatchSpec, Values, counted, too_long
+from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output

@@ -17,13 +17,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, counted
 from ..common.fields import PositiveInt, Rate
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
 from ..corpora.token_corpus import corpus_key
-from ..dataset import BatchSpec, DataSplit, counted, too_long
+from ..dataset import BatchSpec, DataSplit, too_long
 from ..packing.packed_pairs import TokenPair, arrays_of_pairs, fill_note, pair_specs
 from ..packing.packing import best_fit
 from ..sources.builtin.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell

@@ -8,10 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ...data.common.errors import UserError
+from ...data.common.errors import UserError, counted
 from ...data.common.json_text import JsonValue, to_json
 from ...data.common.progress import LogFn
-from ...data.dataset import counted
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.cached_context import CachedContext
 from ..decoding.generator import SEEDS, Generator, check_seed, sampling_keys

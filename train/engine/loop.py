@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from ...data.batching import BatchIterator, evaluation_batches
 from ...data.chat.policy import PolicyExamples
-from ...data.common.errors import StepNotTaken
+from ...data.common.errors import StepNotTaken, counted
 from ...data.common.progress import Progress
-from ...data.dataset import counted
 from ...models.run_files import CHECKPOINTS
 from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 
-from ...data.common.errors import UserError
-from ...data.dataset import counted
+from ...data.common.errors import UserError, counted
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
 from ..state import TrainState

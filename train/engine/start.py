@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.batching import BatchIterator, train_iterator
-from ...data.common.errors import RunError
+from ...data.common.errors import RunError, counted
 from ...data.common.progress import LogFn
-from ...data.dataset import counted
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.registry import create
 from ...models.run_files import CONFIG_FILE, TOKENIZER, steps

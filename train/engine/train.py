@@ -7,9 +7,8 @@ from pathlib import Path
 
 import jax
 
-from ...data.common.errors import UserError
+from ...data.common.errors import UserError, counted
 from ...data.common.progress import Progress
-from ...data.dataset import counted
 from ..config import TrainConfig
 from ..distributed.multiprocess import barrier, is_primary
 from ..evaluation.final_sample import final_sample

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.common.errors import RunError
-from ...data.dataset import DataSplit, ExampleSource, counted
+from ...data.common.errors import RunError, counted
+from ...data.dataset import DataSplit, ExampleSource
 from ...data.tokenizers.base import Tokenizer
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, reward_name

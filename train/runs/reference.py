@@ -9,10 +9,10 @@ import numpy as np
 
 from ...data.chat.preference_pairs import PairExamples
 from ...data.common.atomic_io import write_file
-from ...data.common.errors import RunError
+from ...data.common.errors import RunError, counted
 from ...data.common.files import default_cache_dir
 from ...data.common.progress import LogFn
-from ...data.dataset import PickledByFields, counted
+from ...data.dataset import PickledByFields
 from ...data.tasks.base import DataConfig
 from ...models.config import TransformerConfig
 from ...models.finite import load_finite

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo.data import CausalLMData, DataSplit, TokenizerConfig
-from flaxzoo.data.dataset import counted
+from flaxzoo.data.common.errors import counted
 from flaxzoo.train import (
     CAUSAL,
     CausalLMConfig,

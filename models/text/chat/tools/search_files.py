@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .....data.common.errors import UserError
-from .....data.dataset import counted
+from .....data.common.errors import UserError, counted
 from .tool import Tool
 
 SUFFIXES = (".md", ".rst", ".txt")
