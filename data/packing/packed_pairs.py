@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..dataset import ArraySpec, BatchSpec, Values, counted
+from ..common.errors import counted
+from ..dataset import ArraySpec, BatchSpec, Values
 
 ARRAYS = {
     "input_ids": Values.SOURCE_TOKEN,
