@@ -46,7 +46,7 @@ _NO_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class Export:
-    """The files of a tokenizer for transformers, in addition to those of ``Tokenizer.save``.
+    """Further files of a tokenizer for transformers, which ``Tokenizer.save`` does not write.
 
     Attributes:
       note: A line for the log.
@@ -181,8 +181,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
     # Encode two texts of one token, whose ids no special token has, and read what is around them.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
-    if backend.post_processor is not None:
-        probe.post_processor = backend.post_processor
+    probe.post_processor = backend.post_processor
     with library_errors("the template of this tokenizer fails: correct its post_processor"):
         one, two = probe.encode("a"), probe.encode("a", "b")
     ids = list(texts.values())

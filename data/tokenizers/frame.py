@@ -10,12 +10,13 @@ The tokens that separate the documents of a corpus are not part of it; see
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from ..common.errors import DataError
+from ..common.fields import Checked, FieldError
 from ..common.json_text import JsonObject, optional_object
 
 Side = Literal["left", "right"]
@@ -165,7 +166,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class BatchSettings:
+class BatchSettings(Checked):
     """How transformers batches texts with the tokenizer of a folder.
 
     Vocabularies trained here or loaded from a single file have none.
@@ -202,37 +203,34 @@ class BatchSettings:
         if model.get("model_type") in _IGNORED or (name == "LlamaTokenizer" and is_byte_level):
             name = "TokenizersBackend"  # as AutoTokenizer reads such a folder
         names = stated.get("model_input_names")
+        usual_side = "left" if name in _PAD_LEFT else "right"
         found: dict[str, Any] = {
-            "padding_side": _direction(whole, "padding")
-            or ("left" if name in _PAD_LEFT else "right"),
-            "truncation_side": _direction(whole, "truncation") or "right",
+            "padding_side": _direction(whole, "padding", usual_side),
+            "truncation_side": _direction(whole, "truncation", "right"),
             "split_special_tokens": False,
             "token_types": _TYPES in names if isinstance(names, list) else name in _TYPED,
         }
         # Stated settings override the defaults of the class.
         found |= {key: stated[key] for key in found if stated.get(key) is not None}
-        for key, value in found.items():
-            known = ("left", "right") if key.endswith("_side") else (True, False)
-            if value not in known:
-                raise DataError(
-                    f"{folder / CONFIG}: {key} {value!r} is unknown: choose {known[0]} or "
-                    f"{known[1]}"
-                )
-        return cls(**found)
+        try:
+            return cls(**found)
+        except FieldError as error:
+            raise DataError(f"{folder / CONFIG}: {error}") from None
 
     def fields(self) -> dict[str, object]:
         """Returns the fields of ``tokenizer_config.json`` that state the settings."""
-        fields: dict[str, object] = asdict(self)
-        types = (_TYPES,) if fields.pop("token_types") else ()
-        if not self.split_special_tokens:
-            del fields["split_special_tokens"]
+        types = (_TYPES,) if self.token_types else ()
+        names = {"model_input_names": ["input_ids", *types, "attention_mask"]}
+        # State only what differs from the defaults of transformers.
+        sides = {"padding_side": self.padding_side, "truncation_side": self.truncation_side}
         if self.truncation_side == "right":
-            del fields["truncation_side"]
-        fields["model_input_names"] = ["input_ids", *types, "attention_mask"]
-        return fields
+            del sides["truncation_side"]
+        splits = {"split_special_tokens": True} if self.split_special_tokens else {}
+        return {**sides, **splits, **names}
 
 
-def _direction(content: JsonObject, name: str) -> str | None:
+def _direction(content: JsonObject, name: str, default: str) -> str:
+    """Returns the side of ``padding`` or ``truncation``; older files do not state it."""
     found = content.get(name)
-    direction = found.get("direction") if isinstance(found, dict) else None  # not in older files
-    return None if direction is None else str(direction).lower()
+    direction = found.get("direction") if isinstance(found, dict) else None
+    return str(direction or default).lower()

@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..common.atomic_io import write_file
 from .base import ControlToken, SpecialIds, check_unicode, clean_up, printable
 from .export import ExportedTokenizer, frame_of
 from .folder import JsonObject, library_errors
-from .frame import Frame, Layout
+from .frame import Frame
 from .sentinels import sentinels_among, started_by_padding
 
 _BERT = "BertTokenizer"
@@ -163,10 +163,10 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         backend, unknown = self.backend(), "\0"
         finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
         # Some added tokens are searched for in the normalized text.
-        if backend.normalizer is not None:
-            finder.normalizer = backend.normalizer
-        for _, token in sorted(backend.get_added_tokens_decoder().items()):
-            (finder.add_special_tokens if token.special else finder.add_tokens)([token])
+        finder.normalizer = backend.normalizer
+        finder.add_tokens(
+            [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
+        )
         found = finder.get_added_tokens_decoder().items()
         known = self._controls
         return finder, {id: known[t.content].id for id, t in found if t.content in known}
@@ -251,7 +251,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         if self._cleans:
             names |= _CLEANING
         content = json.loads(self._backend.to_str())
-        if not _is_bert(content) or not self._frames_as_bert():
+        special = self.special_ids
+        if not _is_bert(content, self.frame, special):
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         normalizer = content["normalizer"]
         # State absent roles as null; otherwise the class would add its default tokens.
@@ -263,16 +264,6 @@ class HuggingFaceTokenizer(ExportedTokenizer):
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
-
-    def _frames_as_bert(self) -> bool:
-        """Returns whether the template is that of transformers' class for BERT."""
-        cls, sep = self.special_ids.cls, self.special_ids.sep
-        if cls is None or sep is None:
-            return False
-        single = Layout(((cls,), (sep,)), ((0,), (0,)), (0,))
-        return self.frame == Frame(
-            single, Layout(((cls,), (sep,), (sep,)), ((0,), (0,), (1,)), (0, 1))
-        )
 
 
 def _hashed(text: str) -> str:
@@ -384,21 +375,28 @@ def wordpiece_backend(
     return backend
 
 
-def _is_bert(content: JsonObject) -> bool:
+def _is_bert(content: JsonObject, frame: Frame, special: SpecialIds) -> bool:
     """Returns whether transformers' class for BERT makes this tokenizer from its pieces alone."""
-    model, normalizer = content["model"], content["normalizer"] or {}
-    return (
-        (_kind(content), normalizer.get("type")) == ("wordpiece", "BertNormalizer")
-        and normalizer["clean_text"]
-        and (content["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-        and (model["unk_token"], model["continuing_subword_prefix"]) == ("[UNK]", "##")
-        and model["max_input_chars_per_word"] == _LONGEST_WORD
-    )
+    begin, end = (special.cls,), (special.sep,)
+    single = ((begin, end), ((0,), (0,)), (0,))
+    pair = ((begin, end, end), ((0,), (0,), (1,)), (0, 1))
+    match content:
+        case {
+            "model": {
+                "type": "WordPiece",
+                "unk_token": "[UNK]",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": longest,
+            },
+            "normalizer": {"type": "BertNormalizer", "clean_text": True},
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+        }:
+            return longest == _LONGEST_WORD and astuple(frame) == (single, pair)
+    return False
 
 
 def _kind(content: JsonObject) -> str:
-    model = content["model"]
-    name = str(model.get("type")) if isinstance(model, dict) else "unknown"
-    if name == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")):
+    name = content["model"]["type"]
+    if name == "BPE" and '"ByteLevel"' in json.dumps(content["pre_tokenizer"]):
         return "byte-bpe"
     return "words" if name == "WordLevel" else name.lower()

@@ -125,4 +125,4 @@ def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
         if path.with_name(name).is_file():
             return path.with_name(name)
     missing = names[0] if names else " or ".join(other for _, other in pairs)
-    raise DataError(f"{path} is half of a byte-level BPE tokenizer: {missing} must be beside it")
+    raise DataError(f"{path} is half of a byte-level BPE tokenizer: add {missing} to its folder")

@@ -126,7 +126,7 @@ def test_gpt2_files_under_every_name(gpt2, datasets, tmp_path):
         folder = tmp_path / merges
         folder.mkdir()
         shutil.copy(datasets / "tok/gpt2_encoder.json", folder / vocabulary)
-        with pytest.raises(DataError, match=f"{merges} must be beside it"):
+        with pytest.raises(DataError, match=merges):
             load_tokenizer(folder / vocabulary)
         shutil.copy(datasets / "tok/gpt2_vocab.bpe", folder / merges)
         for path in (folder, folder / vocabulary, folder / merges):
