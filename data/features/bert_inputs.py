@@ -35,19 +35,9 @@ class Template:
         """Makes the template of a tokenizer."""
         return cls(tokenizer.frame, tokenizer.special_ids.pad or 0, length)
 
-    def room(self, texts: int) -> int:
-        """Returns the number of tokens that one text, or two texts together, may have.
-
-        Raises:
-          DataError: Fewer than two tokens would fit.
-        """
-        room = self.length - (added := self.frame.layout(texts).num_added)
-        if room < 2:
-            raise DataError(
-                f"length {self.length} leaves no room for two tokens between {added} special "
-                f"tokens: choose at least {added + 2}"
-            )
-        return room
+    def room(self, num_texts: int) -> int:
+        """Returns the number of tokens that one text or two may have; see ``Layout.room``."""
+        return self.frame.layout(num_texts).room(self.length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +59,20 @@ class BertInputs:
     second: np.ndarray
 
     @classmethod
-    def of(
-        cls, template: Template, pairs: Iterable[tuple[Sequence[int], Sequence[int] | None]]
-    ) -> "BertInputs":
+    def of(cls, template: Template, examples: Iterable[Sequence[Sequence[int]]]) -> "BertInputs":
         """Adds special tokens to texts that fit.
 
         Args:
           template: The special tokens and the length.
-          pairs: The ids of the first text, and the ids of the second text or None.
+          examples: The ids of the one or two texts of each example.
         """
         # Typed arrays grow without an object per token.
         ids, types, starts, second = array("i"), array("B"), array("q", [0]), array("i")
-        for one, other in pairs:
-            framed = template.frame.join(one) if other is None else template.frame.join(one, other)
+        for texts in examples:
+            framed = template.frame.join(*texts)
             ids.extend(framed.ids)
             types.extend(framed.types)
-            second.append(template.length if other is None else framed.starts[1])
+            second.append((*framed.starts, template.length)[1])
             starts.append(len(ids))
         return cls(
             template,
@@ -140,48 +128,43 @@ def encode_texts(
     """
     # Tokenize all texts in one call, which uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
-    pairs: list[tuple[list[int], list[int] | None]] = []
+    kept: list[list[list[int]]] = []
     num_truncated = 0
-    for pair, location in zip(texts, locations, strict=True):
+    for example, location in zip(texts, locations, strict=True):
         # Results come in the order of the flattened texts.
-        one, other = next(encoded), next(encoded) if len(pair) == 2 else None
-        if other is None:
-            kept: tuple[list[int], list[int] | None] = (
-                tokenizer.truncated(one, template.room(1)),
-                None,
-            )
-            num_truncated += len(one) > template.room(1)
-        else:
-            first, second = truncate_longest_first(len(one), len(other), template.room(2))
-            kept = tokenizer.truncated(one, first), tokenizer.truncated(other, second)
-            num_truncated += first + second < len(one) + len(other)
+        rows = [next(encoded) for _ in example]
+        sizes = truncate_longest_first(*map(len, rows), room=template.room(len(rows)))
+        num_truncated += sum(sizes) < sum(map(len, rows))
+        rows = [tokenizer.truncated(row, size) for row, size in zip(rows, sizes, strict=True)]
         # A row without any token would have nothing to attend to.
-        if not any((*kept, template.frame.layout(len(pair)).num_added)):
+        if not any((*rows, template.frame.layout(len(rows)).num_added)):
             raise DataError(
                 f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special "
                 "token that a model could read instead: leave it out"
             )
-        pairs.append(kept)
-    return BertInputs.of(template, pairs), num_truncated
+        kept.append(rows)
+    return BertInputs.of(template, kept), num_truncated
 
 
-def truncate_longest_first(one: int, other: int, room: int) -> tuple[int, int]:
-    """Truncates two texts to fit by removing tokens from the end of the longer one.
+def truncate_longest_first(*sizes: int, room: int) -> tuple[int, ...]:
+    """Truncates one text or two to fit by removing tokens from the end of the longer one.
 
     Follows the tokenizers library: if both texts are longer than half of an odd room, the longer
     text keeps the extra token, or the second text if both are equally long.
     (google-research/bert ``run_classifier.py`` always gives the extra token to the first text.)
 
     Args:
-      one: The number of tokens of the first text.
-      other: The number of tokens of the second text.
-      room: The maximum number of tokens of both together.
+      sizes: The numbers of tokens of the texts.
+      room: The maximum number of tokens of all together.
 
     Returns:
       The number of tokens to keep of each.
     """
-    if one + other <= room:
-        return one, other
-    # A text shorter than half of the room stays whole; the other text gets the rest.
+    if sum(sizes) <= room:
+        return sizes
+    if len(sizes) == 1:
+        return (room,)
+    # A text shorter than half of the room is kept complete; the other text gets the rest.
+    one, other = sizes
     shorter = min(one, other, room // 2)
     return (room - shorter, shorter) if one > other else (shorter, room - shorter)

@@ -13,6 +13,7 @@ all its tags. After conversion to BIO, spans of all schemes are compared and sco
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from ..common.errors import DataError, UserError
@@ -59,21 +60,18 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"
     # Once some tags mark spans, all must.
-    for i, sentence in enumerate(sentences):
-        for j, tag in enumerate(sentence):
-            if not _TAG.fullmatch(tag):
-                raise InconsistentTagError(
-                    (i, j), f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
-                )
+    for location, _, tag in _neighbors(sentences):
+        if not _TAG.fullmatch(tag):
+            raise InconsistentTagError(
+                location, f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
+            )
     # Only BIOES and BILOU have prefixes for last and single words.
     if any(tag[0] in "ESLU" for tag in tags):
         _refuse_first(_misplaced_in_bioes(sentences), "BIOES")
         return "BIOES"
-    # An I- that starts a span is an error in BIO, but the rule in IOB1.
+    # An I- that starts a span is an error in BIO, but the rule in IOB1. Accept a few B- that IOB1
+    # does not need as starts: CoNLL-2003 has two.
     not_bio = list(_misplaced(sentences, "I"))
-    if not not_bio:
-        return "BIO"
-    # Accept a few B- that IOB1 does not need as starts: CoNLL-2003 has two.
     if len(not_bio) > sum(1 for _ in _misplaced(sentences, "B")):
         return "IOB1"
     if strict:
@@ -93,10 +91,9 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
     if scheme == "BIOES":
         return tuple(tag if tag == "O" else _AS_BIO[tag[0]] + tag[1:] for tag in tags)
     # IOB1: an I- that does not continue a span starts one.
-    before = ["O", *tags]
     return tuple(
         f"B-{tag[2:]}" if tag[0] == "I" and not _continues(tag, previous) else tag
-        for previous, tag in zip(before, tags, strict=False)
+        for previous, tag in pairwise(["O", *tags])
     )
 
 
@@ -118,26 +115,28 @@ def _continues(tag: str, previous: str) -> bool:
     return previous != "O" and previous[2:] == tag[2:]
 
 
+def _neighbors(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str, str]]:
+    """Yields each tag with its location and the tag before it; ``O`` surrounds a sentence."""
+    for i, sentence in enumerate(sentences):
+        for j, (previous, tag) in enumerate(pairwise(["O", *sentence, "O"])):
+            yield (i, j), previous, tag
+
+
 def _misplaced(sentences: Sequence[Sequence[str]], prefix: str) -> Iterator[tuple[Location, str]]:
     """Finds the tags with a prefix that do not follow a tag of their type."""
-    for i, sentence in enumerate(sentences):
-        for j, (previous, tag) in enumerate(zip(["O", *sentence], sentence, strict=False)):
-            if tag[0] == prefix and not _continues(tag, previous):
-                yield (i, j), tag
+    for location, previous, tag in _neighbors(sentences):
+        if tag[0] == prefix and not _continues(tag, previous):
+            yield location, tag
 
 
 def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """Finds the tags that break the scheme: a wrong continuation, or a span left open."""
-    for i, sentence in enumerate(sentences):
-        following = [*sentence[1:], "O"]
-        # The type of the open span, empty if none is open.
-        within = ""
-        for j, (tag, after) in enumerate(zip(sentence, following, strict=False)):
-            if (tag[2:] if tag[0] in "IEL" else "") != within:
-                yield (i, j), tag
-            within = tag[2:] if tag[0] in "BI" else ""
-            if within and after == "O":
-                yield (i, j), tag
+    for (i, j), previous, tag in _neighbors(sentences):
+        # The type of the span that the tag before leaves open, and of the span that this one needs.
+        within = previous[2:] * (previous[0] in "BI")
+        needed = tag[2:] * (tag[0] in "IEL")
+        if within != needed:
+            yield ((i, j - 1), previous) if tag == "O" else ((i, j), tag)
 
 
 def _refuse_first(misplaced: Iterator[tuple[Location, str]], scheme: str) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from ..common.errors import DataError
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
-from ..tokenizers.frame import Frame
+from ..tokenizers.frame import Frame, Layout
 
 # The last seed word of the shifts. The random numbers of an example have other seeds.
 _SHIFTS = 1
@@ -92,12 +92,7 @@ class Segments(PickledByFields):
     jitter: bool = True
 
     def __post_init__(self) -> None:
-        if self.target < 2:
-            raise DataError(
-                f"length {self.length} leaves no room for two tokens beside "
-                f"{self.length - self.target} special ones: choose at least "
-                f"{self.length - self.target + 2}"
-            )
+        self._layout.room(self.length)
         if self.next_sentence:
             self._check_documents()
 
@@ -118,7 +113,11 @@ class Segments(PickledByFields):
     @property
     def target(self) -> int:
         """The number of non-special tokens of a full example."""
-        return self.length - self.frame.layout(2 if self.next_sentence else 1).num_added
+        return self.length - self._layout.num_added
+
+    @property
+    def _layout(self) -> Layout:
+        return self.frame.layout(2 if self.next_sentence else 1)
 
     @property
     def num_examples(self) -> int:

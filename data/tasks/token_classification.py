@@ -227,7 +227,7 @@ def tagged_examples(
     template = Template.of(tokenizer, length)
     # Positions in a row count the special tokens before the text.
     first = len(template.frame.before)
-    rows: list[tuple[list[int], None]] = []  # tokens of each row, without special tokens
+    rows: list[tuple[list[int]]] = []  # tokens of each row, without special tokens
     first_words, positions, num_cut = [0], [], 0
     for example in examples:
         pieces = word_pieces(example.words, tokenizer)
@@ -244,7 +244,7 @@ def tagged_examples(
                 "no special token that a model could read instead: leave it out",
                 error=DataError,
             )
-            rows.append((row, None))
+            rows.append((row,))
             first_words.append(len(positions))
     limit = f"data.length {length}"
     notes = [counted(len(positions), "word")]

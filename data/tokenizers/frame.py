@@ -94,6 +94,22 @@ class Layout:
         """The number of special tokens."""
         return sum(map(len, self.marks))
 
+    def room(self, length: int) -> int:
+        """Returns the number of tokens that the texts of an example may have together.
+
+        Args:
+          length: The length of the example.
+
+        Raises:
+          DataError: Fewer than two tokens would fit.
+        """
+        if (room := length - self.num_added) < 2:
+            raise DataError(
+                f"length {length} leaves no room for two tokens between {self.num_added} special "
+                f"tokens: choose at least {self.num_added + 2}"
+            )
+        return room
+
     def join(self, *texts: Sequence[int]) -> Framed:
         """Adds the special tokens to the tokens of n texts."""
         ids, types = list(self.marks[0]), list(self.mark_types[0])

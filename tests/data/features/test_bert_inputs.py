@@ -23,24 +23,19 @@ def test_truncation_is_that_of_the_library(one, other, room):
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.enable_truncation(room, strategy="longest_first")
     ids = backend.encode("a " * one, "b " * other).ids if room else []
-    assert truncate_longest_first(one, other, room) == (ids.count(0), ids.count(1))
+    assert truncate_longest_first(one, other, room=room) == (ids.count(0), ids.count(1))
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(5, 9), max_size=4),
-            st.none() | st.lists(st.integers(5, 9), max_size=4),
-        ),
-        min_size=1,
-    )
-)
-def test_special_tokens_are_added(pairs):
-    tokens = BertInputs.of(Template(frames.bert(2, 3), 0, 12), pairs)
-    assert len(tokens) == len(pairs)
-    for i, (one, other) in enumerate(pairs):
+TEXT = st.lists(st.integers(5, 9), max_size=4)
+
+
+@given(st.lists(st.lists(TEXT, min_size=1, max_size=2), min_size=1))
+def test_special_tokens_are_added(examples):
+    tokens = BertInputs.of(Template(frames.bert(2, 3), 0, 12), examples)
+    assert len(tokens) == len(examples)
+    for i, (one, *others) in enumerate(examples):
         row = tokens.example(i)
-        second = [] if other is None else [*other, 3]
+        second = [id for other in others for id in (*other, 3)]
         ids = [2, *one, 3, *second]
         padding = [0] * (12 - len(ids))
         assert row["input_ids"].tolist() == ids + padding
@@ -72,7 +67,7 @@ def test_an_empty_frame_adds_nothing(tokenizer):
 
 def test_pairs_of_a_roberta_have_room_for_both_separators():
     template = Template(frames.roberta(0, 2), 1, 10)
-    rows = BertInputs.of(template, [([5, 6], [7]), ([5], [])])
+    rows = BertInputs.of(template, [[[5, 6], [7]], [[5], []]])
     assert template.room(2) == 6
     assert rows.second.tolist() == [5, 4]
     assert rows.example(0)["input_ids"].tolist() == [0, 5, 6, 2, 2, 7, 2, 1, 1, 1]
