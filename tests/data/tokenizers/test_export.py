@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 
 import numpy as np
 import pytest
@@ -280,18 +279,3 @@ def test_long_texts_are_split_at_line_feeds(prose):
     assert covered == set(range(len(text)))
     assert all(text[a:b] == "\n" for id, (a, b) in zip(ids, offsets, strict=True)
                if ours.token(id) == r"\n")  # fmt: skip
-
-
-def test_config_says_what_is_special(prose, tmp_path):
-    train_tokenizer(prose, CONFIGS["unigram"]).export(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert config == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,
-        "padding_side": "left",
-        "bos_token": "<|endoftext|>",
-        "eos_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
