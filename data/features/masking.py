@@ -10,7 +10,7 @@ not predicted.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -69,7 +69,7 @@ class Masking(PickledByFields):
         Raises:
           DataError: The tokenizer has no mask token, or does not mark words.
         """
-        ids = {role: id for role, id in asdict(tokenizer.special_ids).items() if id is not None}
+        ids = tokenizer.special_ids.present
         if "mask" not in ids:
             raise DataError(f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece")
         return cls(

@@ -9,6 +9,7 @@ is off.
 
 import base64
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -284,7 +285,10 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
         vocabulary = Vocabulary(ids=ids, merges=read_merges(files[1], ids))
     # Without a config, special tokens are found by their usual names.
     if not folder.is_stated:
-        family = dataclasses.replace(family, **_usual_tokens(ids))
+        usual = _usual_names(ids)
+        tokens = {role: names[0] for role, names in usual.items()}
+        every = list(dict.fromkeys(itertools.chain(*usual.values())))
+        family = dataclasses.replace(family, tokens=tokens, extra=lambda *_: every)
     if is_wordpiece:
         _check_wordpiece(folder, family, files[0], ids)
     return _assembled(folder, family, vocabulary)
@@ -301,14 +305,10 @@ def _check_files(folder: Folder, family: Family, files: tuple[Path, ...]) -> Non
         )
 
 
-def _usual_tokens(ids: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields of a family for a vocabulary alone: the usual names that it has."""
+def _usual_names(ids: Mapping[str, int]) -> dict[str, list[str]]:
+    """Returns the usual names of special tokens that a vocabulary has, by role."""
     found = {role: [n for n in names if n in ids] for role, names in _USUAL_NAMES.items()}
-    every = list(dict.fromkeys(name for names in found.values() for name in names))
-    return {
-        "tokens": {role: names[0] for role, names in found.items() if names},
-        "extra": lambda *_: every,
-    }
+    return {role: names for role, names in found.items() if names}
 
 
 def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
@@ -318,8 +318,7 @@ def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
     # Names of special tokens are upper case in every vocabulary.
     words = (p for p in ids if not (p.startswith("[") and p.endswith("]")))
     lowercase = folder.settings.flag("do_lower_case", all(p == p.lower() for p in words))
-    values = {**folder.settings.values, "do_lower_case": lowercase}
-    return dataclasses.replace(folder, settings=dataclasses.replace(folder.settings, values=values))
+    return dataclasses.replace(folder, settings=folder.settings.changed(do_lower_case=lowercase))
 
 
 def _check_wordpiece(folder: Folder, family: Family, file: Path, ids: Mapping[str, int]) -> None:
@@ -339,7 +338,7 @@ def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> Huggin
     mask, usual_mask = settings.token("mask_token"), family.tokens.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):
         token = AddedToken(mask, lstrip=usual_mask.lstrip)
-        settings = dataclasses.replace(settings, values={**settings.values, "mask_token": token})
+        settings = settings.changed(mask_token=token)
     # The library may fail or panic on the vocabulary of a damaged file.
     with library_errors(f"{folder.path}: no tokenizer can be made of the vocabulary"):
         backend = family.backend(vocabulary, settings)
@@ -356,24 +355,30 @@ def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> Huggin
             backend.post_processor = template
     if not backend.get_vocab_size(with_added_tokens=True):
         raise DataError(f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again")
-    ids = {role: backend.token_to_id(name_of(named[role])) for role in ROLES if role in named}
-    # Without a config, further roles are found by the usual names of tokens.
-    if not folder.is_stated:
-        found = {r: list(map(backend.token_to_id, names)) for r, names in _USUAL_NAMES.items()}
-        usual = {
-            role: next((id for id in of if id is not None), None) for role, of in found.items()
-        }
-        ids = {role: id for role, id in usual.items() if role not in settings.stated} | ids
-    if ids.get("pad_token") == ids.get("eos_token"):
-        ids.pop("pad_token", None)  # padding must not mask the end of a text
-    special = SpecialIds(**{role.removesuffix("_token"): id for role, id in ids.items()})
     # transformers ignores the clean-up setting for BPE unless it is forced.
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     applies = settings.flag(forced, False) or not isinstance(backend.model, models.BPE)
     cleans = applies and settings.flag("clean_up_tokenization_spaces", False)
+    names = {role: name_of(token) for role, token in named.items()}
+    special = _special_ids(backend, folder, names)
     tokenizer = HuggingFaceTokenizer(backend, special, cleans=cleans)
-    tokenizer.named_tokens = {role: name_of(token) for role, token in named.items()}
+    tokenizer.named_tokens = names
     return tokenizer
+
+
+def _special_ids(
+    backend: tokenizers.Tokenizer, folder: Folder, names: Mapping[str, str]
+) -> SpecialIds:
+    roles = {role: names[role] for role in ROLES if role in names}
+    # Without a config, further roles are found by the usual names of tokens.
+    if not folder.is_stated:
+        usual = _usual_names(backend.get_vocab(with_added_tokens=True))
+        unstated = usual.keys() - folder.settings.stated.keys()
+        roles = {role: usual[role][0] for role in unstated} | roles
+    ids = {role: backend.token_to_id(name) for role, name in roles.items()}
+    if ids.get("pad_token") == ids.get("eos_token"):
+        ids.pop("pad_token", None)  # padding must not mask the end of a text
+    return SpecialIds(**{role.removesuffix("_token"): id for role, id in ids.items()})
 
 
 def _extra_tokens(settings: Settings, family: Family, vocabulary: Vocabulary) -> list[Token]:

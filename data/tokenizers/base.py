@@ -39,6 +39,11 @@ class SpecialIds:
     sep: int | None = None
     mask: int | None = None
 
+    @property
+    def present(self) -> dict[str, int]:
+        """The ids of the tokens that the vocabulary has, by role."""
+        return {role: id for role, id in asdict(self).items() if id is not None}
+
 
 class ControlToken(NamedTuple):
     """A token that a chat template may write by name.
@@ -184,16 +189,16 @@ class Tokenizer(ABC):
     def chat_template(self) -> ChatTemplate:
         """The chat template of its folder; by default ``user: …`` and ``bot: …`` in turns."""
         own = self.own_chat_template or ChatTemplate(LECTURES)
-        roles = asdict(self.special_ids).items()
         # A template may name any special token, even if no file of the folder names it.
-        named = {f"{role}_token": self.token(id) for role, id in roles if id is not None}
+        roles = self.special_ids.present.items()
+        named = {f"{role}_token": self.token(id) for role, id in roles}
         return replace(own, tokens={**named, **own.tokens})
 
     def control_tokens(self) -> dict[str, ControlToken]:
         """Returns the tokens that a chat template may write, by name."""
-        roles = asdict(self.special_ids).items()
-        ids = [id for role, id in roles if id is not None and role != "unk"]
-        return {self.token(id): ControlToken(id, True) for id in ids}
+        roles = self.special_ids.present
+        roles.pop("unk", None)
+        return {self.token(id): ControlToken(id, True) for id in roles.values()}
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """Returns start, end and id of each control token whose name occurs in a text."""

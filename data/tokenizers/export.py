@@ -19,7 +19,7 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -85,8 +85,9 @@ class ExportedTokenizer(Tokenizer):
     def transformers_config(self) -> dict[str, object]:
         """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
         # The unknown token represents text, so it must not be skipped with the special tokens.
-        roles = {role: id for role, id in asdict(self.special_ids).items() if role != "unk"}
-        return {f"{role}_token": self.token(id) for role, id in roles.items() if id is not None}
+        roles = self.special_ids.present
+        roles.pop("unk", None)
+        return {f"{role}_token": self.token(id) for role, id in roles.items()}
 
     def export(
         self,

@@ -149,8 +149,8 @@ def _language_layout(languages: tuple[str, ...], single: str, pair: str) -> Temp
     def template(
         backend: tokenizers.Tokenizer, settings: Settings
     ) -> processors.PostProcessor | None:
-        values = {**settings.values, "src_lang": settings.get("src_lang", known, "en_XX")}
-        return _layout(single, pair)(backend, dataclasses.replace(settings, values=values))
+        language = settings.get("src_lang", known, "en_XX")
+        return _layout(single, pair)(backend, settings.changed(src_lang=language))
 
     return template
 

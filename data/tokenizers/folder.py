@@ -10,7 +10,7 @@ transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -74,7 +74,11 @@ class Settings:
 
     def over(self, defaults: Mapping[str, object]) -> "Settings":
         """Returns the settings with default values for settings that are missing."""
-        return Settings(self.file, {**defaults, **self.values}, self.stated)
+        return replace(self, values={**defaults, **self.values})
+
+    def changed(self, **values: object) -> "Settings":
+        """Returns the settings with other values for some of them."""
+        return replace(self, values={**self.values, **values})
 
     def get(self, name: str, hint: object, default: Any = None) -> Any:
         """Returns a setting of a type; the default if it is missing or null."""

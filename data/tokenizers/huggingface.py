@@ -245,8 +245,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         names: dict[str, object] = dict(self.named_tokens or {})
         names |= {
             f"{role}_token": self._backend.id_to_token(id)
-            for role, id in asdict(self.special_ids).items()
-            if id is not None
+            for role, id in self.special_ids.present.items()
         }
         if self._cleans:
             names |= _CLEANING
