@@ -36,6 +36,23 @@ SIZES = {
 LONG = {"rope_type": "longrope", "rope_theta": 100.0}
 LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0], "factor": 4.0}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT-2": ("GPT2", {}),
+    "GPT-2, odd": (
+        "GPT2",
+        {"n_inner": 37, "layer_norm_epsilon": 0.03, "n_head": 3, "activation_function": "gelu"},
+    ),
+    "GPT-2, untied": ("GPT2", {"tie_word_embeddings": False, "activation_function": "silu"}),
+    "GPT-2, unscaled": ("GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
+    "GPT-2, scaled by layer": (
+        "GPT2",
+        {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+    ),
+    "GPT-2, scaled by layer only": (
+        "GPT2",
+        {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    ),
+    "GPT": ("OpenAIGPT", {"layer_norm_epsilon": 0.03, "afn": "relu"}),
+    "GPT, untied": ("OpenAIGPT", {"tie_word_embeddings": False, "afn": "swish", "n_head": 3}),
     "Llama, tied": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "Llama, linear": (
         "Llama",
@@ -229,8 +246,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-CLASS = {"Gemma3Text": "Gemma3"}
+CLASS = {
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
+    "OpenAIGPT": "OpenAIGPTLMHeadModel",
+}
 OTHER_SIZES = {
+    "GPT2": ("intermediate_size", "num_key_value_heads"),
+    "OpenAIGPT": ("intermediate_size", "num_key_value_heads"),
     "GPTNeo": ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     "GPTJ": ("intermediate_size", "num_key_value_heads"),
     "GPTNeoX": ("num_key_value_heads",),
@@ -243,15 +266,21 @@ OTHER_HEADS = [
     (kind, suffix)
     for kind in (
         *("Llama 3.1", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Mixtral"),
-        *("GPT-Neo", "GPT-J", "GPT-NeoX", "OPT, after the sum", "BLOOM"),
+        *("GPT-2", "GPT", "GPT-Neo", "GPT-J", "GPT-NeoX", "OPT, after the sum", "BLOOM"),
     )
     for suffix in ("ForSequenceClassification", "ForTokenClassification", "Model")
     # transformers has no such classes.
-    if suffix != "ForTokenClassification" or kind not in ("Gemma3", "GPT-J", "OPT, after the sum")
+    if suffix != "ForTokenClassification"
+    or kind not in ("Gemma3", "GPT-2", "GPT", "GPT-J", "OPT, after the sum")
 ]
 OTHER_CLASSES = {KINDS[kind][0] + suffix for kind, suffix in OTHER_HEADS}
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(3, 37, (3, 11))
+
+
+def class_name(family: str, suffix: str = "ForCausalLM") -> str:
+    usual = family + suffix
+    return CLASS.get(family, usual) if suffix == "ForCausalLM" else usual
 
 
 def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
@@ -260,16 +289,18 @@ def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
     torch.manual_seed(0)
     sizes = {n: x for n, x in SIZES.items() if n not in OTHER_SIZES.get(family, ())}
     config = getattr(transformers, f"{family}Config")(**{**sizes, **fields, **more})
-    name = CLASS.get(family, family) if suffix == "ForCausalLM" else family
     config._attn_implementation = config._experts_implementation = "eager"
-    theirs = getattr(transformers, name + suffix)(config).eval()
+    theirs = getattr(transformers, class_name(family, suffix))(config).eval()
     scale = 0.0 if "Gemma" in family else 0.7  # a Gemma adds 1
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else scale, 0.2)
     return theirs
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(x, marks=[] if x == "GPT-2" else pytest.mark.slow) for x in KINDS],
+)
 def pair(request, tmp_path_factory):
     """A random model of transformers, and the same model loaded from its folder."""
     theirs = random_model(request.param)
@@ -278,7 +309,6 @@ def pair(request, tmp_path_factory):
     return theirs, *models.load(folder)
 
 
-@pytest.mark.slow
 def test_logits_and_gradients(pair, assert_close):
     theirs, model, params = pair
 
@@ -325,7 +355,6 @@ def test_decoded_tokens(pair, asked):
     note_tokens(theirs)
 
 
-@pytest.mark.slow
 def test_exported_weights_are_those_that_were_read(pair, tmp_path, assert_close):
     theirs, model, params = pair
     write_weights(tmp_path, model.config, params)
@@ -463,7 +492,7 @@ def test_a_gemma_without_windows_is_one_in_transformers(family):
     assert mapping.config_from_hf(written, "config.json") == found
     assert found.window is None
     config = getattr(transformers, f"{family}Config")(**written)
-    theirs = getattr(transformers, f"{CLASS.get(family, family)}ForCausalLM")(config)
+    theirs = getattr(transformers, class_name(family))(config)
     assert theirs(torch.tensor(IDS)).logits.isfinite().all()
 
 

@@ -1,16 +1,16 @@
 """Which configurations of OpenAI GPT and GPT-2 are understood, and which are refused by name."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from flaxzoo import models
 from flaxzoo.models.hf.decoders.gpt.gpt import MAPPING
-from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensor_mapping import WeightsError
+from safetensors.numpy import load_file, save_file
 
 # As published with the weights.
 GPT2 = {
@@ -142,68 +142,37 @@ def test_what_they_cannot_say(name, changes, message):
         MAPPING.config_to_hf(config)
 
 
-SIZES = {"vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-CLASSIFIERS = {
-    "gpt2": (transformers.GPT2Config, transformers.GPT2ForSequenceClassification),
-    "openai-gpt": (transformers.OpenAIGPTConfig, transformers.OpenAIGPTForSequenceClassification),
-}
-RNG = np.random.default_rng(0)
-LENGTHS = np.array([7, 3, 1])
-MASK = (np.arange(7) < LENGTHS[:, None]).astype(np.int32)
-IDS = np.where(MASK, RNG.integers(1, 31, (3, 7)), 0).astype(np.int32)
+@pytest.mark.parametrize(("family", "tokens"), [("GPT2", "wte"), ("OpenAIGPT", "tokens_embed")])
+def test_older_files_without_a_prefix_and_with_buffers_are_the_same_model(family, tokens, tmp_path):
+    sizes = {"vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    getattr(transformers, f"{family}LMHeadModel")(config).save_pretrained(tmp_path)
+    model, params = models.load(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): x for name, x in load_file(file).items()}
+    for i in range(2):
+        tensors[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, 16, 16), bool))
+        tensors[f"h.{i}.attn.masked_bias"] = np.array(-1e4, np.float32)
+    tensors["lm_head.weight"] = tensors[f"{tokens}.weight"].copy()
+    save_file(tensors, file)
+    config = tmp_path / "config.json"
+    older = {"n_ctx": 16, "n_special": 0, "predict_special_tokens": True, "output_past": True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **older}))
+    again, same = models.load(tmp_path)
+    assert again.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, same, params)
 
 
-@pytest.fixture(params=[("gpt2", 3), ("gpt2", 1), ("openai-gpt", 2)], ids=str)
-def classifier(request, tmp_path):
-    """A random classifier of transformers, and the same model loaded from its folder."""
-    name, num_labels = request.param
-    torch.manual_seed(0)
-    config_class, model_class = CLASSIFIERS[name]
-    theirs = model_class(config_class(**SIZES, num_labels=num_labels, pad_token_id=0)).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 0.5, 0.2)
-    theirs.save_pretrained(tmp_path / "theirs")
-    return theirs, *models.load(tmp_path / "theirs")
-
-
-def torch_logits(theirs):
-    with torch.no_grad():
-        return theirs(torch.tensor(IDS), attention_mask=torch.tensor(MASK)).logits.numpy()
-
-
-def test_labels_of_the_last_real_token(classifier):
-    theirs, model, params = classifier
-    assert model.config.head == "sequence_classification"
-    assert model.config.labels == tuple(theirs.config.id2label.values())
-    output = model.apply({"params": params}, input_ids=IDS, attention_mask=MASK)
-    np.testing.assert_allclose(output.logits, torch_logits(theirs), atol=1e-5)
-    # A sequence without a mask is read at its last position.
-    alone = model.apply({"params": params}, input_ids=IDS[:1]).logits
-    np.testing.assert_allclose(alone, output.logits[:1], atol=1e-6)
-
-
-def test_a_classifier_is_written(classifier, tmp_path):
-    theirs, model, params = classifier
-    write_weights(tmp_path, model.config, params, fields={"pad_token_id": 0})
-    again, report = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    logits = model.apply({"params": params}, input_ids=IDS, attention_mask=MASK).logits
-    np.testing.assert_allclose(torch_logits(again.eval()), logits, atol=1e-5)
-    loaded, their_params = models.load(tmp_path)
-    assert loaded.config == model.config
-    jax.tree.map(np.testing.assert_array_equal, their_params, params)
-
-
-def test_a_classifier_reads_one_sequence_per_row(classifier):
-    _, model, params = classifier
+def test_a_classifier_reads_one_sequence_per_row(tiny):
+    model = tiny(head="sequence_classification", labels=("a", "b"))
+    ids = np.ones((3, 7), np.int32)
     for inputs in (
-        {"segment_ids": MASK},
+        {"segment_ids": ids},
         {"attention_mask": np.ones((3, 7, 7), bool)},
-        {"cache": models.init_cache(model.config, model.execution, 3, 8)},
+        {"cache": models.init_cache(model.config, model.model.execution, 3, 8)},
     ):
         with pytest.raises(ValueError, match=r"sequence_classification.* one sequence per row"):
-            model.apply({"params": params}, input_ids=IDS, **inputs)
+            model(input_ids=ids, **inputs)
 
 
 def test_labels_are_checked():

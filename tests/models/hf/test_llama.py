@@ -1,21 +1,14 @@
-"""Llama against transformers: logits, gradients and decoded tokens, import and export."""
+"""Llama folders with tokenizers of both kinds, and older names of the rotary base."""
 
-import dataclasses
-import json
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
 import torch
 import transformers
-from flaxzoo import models
 from flaxzoo.models.hf.decoders import llama
-from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
-
-from ...support.parity import note_answers
 
 FIELDS = {
     "vocab_size": 31,
@@ -33,34 +26,6 @@ IDS = RNG.integers(3, 31, (3, 9))
 TEXTS = ["the cat sat on the mat", "a dog sat on the cat", "the end of the log"]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A random model of transformers, and the same model loaded from its folder."""
-    torch.manual_seed(0)
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FIELDS, **GROUPED)).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, 0.2)
-    folder = tmp_path_factory.mktemp("llama")
-    theirs.save_pretrained(folder)
-    return theirs, *models.load(folder)
-
-
-def test_a_body_without_a_head(pair, tmp_path, assert_close):
-    theirs = pair[0].model
-    theirs.save_pretrained(tmp_path / "hf")
-    model, params = models.load(tmp_path / "hf")
-    expected = theirs(torch.tensor(IDS)).last_hidden_state.detach()
-    found = jax.jit(model.apply)({"params": params}, input_ids=IDS).last_hidden_state
-    assert_close(found, expected)
-    note_answers(theirs, "import", found, expected)
-    (tmp_path / "ours").mkdir()
-    write_weights(tmp_path / "ours", model.config, params)
-    written = transformers.LlamaModel.from_pretrained(tmp_path / "ours")
-    expected = written(torch.tensor(IDS)).last_hidden_state.detach()
-    assert_close(found, expected)
-    note_answers(written, "export", found, expected)
-
-
 def config_of(**fields):
     return llama.FORM.config_from_hf({"model_type": "llama", **FIELDS, **fields}, "config.json")
 
@@ -69,17 +34,6 @@ def test_older_names_of_the_rotary_base():
     old = config_of(rope_theta=7.0, rope_scaling=None)
     assert old == config_of(rope_parameters={"rope_type": "default", "rope_theta": 7.0})
     assert old.rope_base == 7.0
-
-
-def test_published_configuration(tmp_path):
-    """The `config.json` of Llama 3 8B describes the preset."""
-    preset = models.preset("llama3-8b")
-    exported = llama.FORM.config_to_hf(preset)
-    (tmp_path / "config.json").write_text(json.dumps(exported))
-    theirs = transformers.LlamaConfig.from_pretrained(tmp_path)
-    assert theirs.to_dict()["rope_parameters"]["rope_theta"] == 500_000
-    assert (theirs.num_key_value_heads, theirs.head_dim) == (8, 128)
-    assert llama.FORM.config_from_hf(exported, "config.json") == dataclasses.replace(preset)
 
 
 def byte_level_tokenizer():
