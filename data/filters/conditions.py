@@ -72,13 +72,11 @@ class Condition:
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
         # Compare as numbers only if both sides are numbers.
         one, other = _number(text), _number(self.value)
-        if one is not None and other is not None:
-            return _COMPARE[self.sign](one, other)
-        if self.sign in ("==", "!="):
-            return _COMPARE[self.sign](text, self.value)
-        # Two texts are ordered; a text and a number are not.
-        if (one is None) == (other is None) and isinstance(value, str):
-            return _COMPARE[self.sign](text, self.value)
+        sides = (one, other) if None not in (one, other) else (text, self.value)
+        # Two numbers or two texts are ordered; a text and a number are not.
+        is_text = one is other is None and isinstance(value, str)
+        if is_text or None not in (one, other) or self.sign in ("==", "!="):
+            return _COMPARE[self.sign](*sides)
         kind = "a number" if other is not None else "a text"
         raise DataError(
             f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it has no order "

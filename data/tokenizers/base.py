@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..chat_templates.chat_template import (
     LECTURES,
@@ -25,6 +25,10 @@ END_OF_TEXT = "<|endoftext|>"
 """The only special token of most vocabularies trained here; marks both ends of a document."""
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that represents a space in pieces."""
+
+
+Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
+"""The ids of a text, and for each id a half-open range of characters."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,7 @@ class Tokenizer(ABC):
         return self.frame.before or (() if bos is None else (bos,))
 
     @abstractmethod
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """Encodes one text and returns the characters that each token comes from.
 
         Args:
@@ -208,9 +210,7 @@ class Tokenizer(ABC):
         found = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
         return [(*match.span(), known[match[0]].id) for match in found]
 
-    def encode_with_controls(
-        self, text: str, literal: Iterable[tuple[int, int]] = ()
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_controls(self, text: str, literal: Iterable[tuple[int, int]] = ()) -> Encoded:
         """Encodes a text and reads the names of control tokens as these tokens.
 
         Args:
@@ -236,13 +236,11 @@ class Tokenizer(ABC):
             offsets += ((a + start, b + start) for a, b in found[1])
         return ids, offsets
 
-    def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode_typed(self, text: str) -> Encoded:
         """Encodes a part of a text as ordinary text."""
         return self.encode_with_offsets(text, add_special_tokens=False)
 
-    def _encode_written(
-        self, text: str, *, is_first: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode_written(self, text: str, *, is_first: bool = True) -> Encoded:
         """Encodes a part of a text and reads the names of control tokens as these tokens.
 
         Args:
@@ -318,8 +316,8 @@ class Tokenizer(ABC):
 def encode_around(
     text: str,
     found: Iterable[tuple[int, int, int]],
-    encode: Callable[[str], tuple[list[int], list[tuple[int, int]]]],
-) -> tuple[list[int], list[tuple[int, int]]]:
+    encode: Callable[[str], Encoded],
+) -> Encoded:
     """Encodes a text in which some tokens have been found.
 
     Args:

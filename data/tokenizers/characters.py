@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import END_OF_TEXT, SpecialIds, printable
+from .base import END_OF_TEXT, Encoded, SpecialIds, printable
 from .export import ExportedTokenizer
 
 UNKNOWN = "<unk>"
@@ -64,9 +64,7 @@ class CharacterTokenizer(ExportedTokenizer):
             raise DataError(f"{path}: 'characters' must be a string of different characters")
         return cls(characters)
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``; without a template, no special tokens are added."""
         return self.encode(text), [(i, i + 1) for i in range(len(text))]
 

@@ -109,6 +109,7 @@ class ExportedTokenizer(Tokenizer):
             export = self._export_backend(frame, settings, keeps_class=fixed)
             kept = [name for name in _KEPT if (folder / name).is_file()]
             export = replace(export, note=", ".join([*kept, export.note]))
+        # Write the files and the settings.
         for name, content in export.files.items():
             write_file(folder / name, content)
         if export.config:
@@ -158,6 +159,7 @@ class ExportedTokenizer(Tokenizer):
             config.setdefault("pad_token", config["eos_token"])
         if keeps_class:
             config["auto_map"] = {"AutoTokenizer": [None, None]}
+        # The differences to this tokenizer, for the log.
         named = "names of special tokens in a text are these tokens (text in flaxzoo)"
         differences = [
             None if settings.split_special_tokens else named,

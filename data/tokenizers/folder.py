@@ -153,6 +153,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
+    # The files, of which only some exist.
     config_file = path / CONFIG
     values = optional_object(config_file)
     model = optional_object(path / "config.json")
@@ -163,13 +164,16 @@ def read_folder(path: Path, file: Path | None) -> Folder:
                 f"{config_file}: {name} {value!r} is not supported: {remedy}, and remove the "
                 "setting"
             )
+    # The class and the model, which decide the defaults.
     class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class")
     class_name = checked(class_name, str | None, path, "tokenizer_class")
     model_type = checked(model.get("model_type"), str | None, path, "model_type")
     readers = values.get("auto_map")
     readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
-    if content:  # then the template of this file decides
+    # The template of a tokenizer.json decides which tokens are added.
+    if content:
         values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
+    # Special tokens and added tokens of the newer and the older formats.
     _check_extra(values, config_file)
     # transformers 5 renamed this setting.
     if _EXTRA[0] in values and not values.get(_EXTRA[1]):
@@ -180,6 +184,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
         checked(id, _Id, source, f"the id of {name}"): token
         for source, name, id, token in _added_tokens(path, values, content)
     }
+    # Settings that describe tokens become tokens.
     settings = {
         name: _with_tokens(value, config_file, name, is_token=name.endswith("_token"))
         for name, value in values.items()

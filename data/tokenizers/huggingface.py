@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..common.atomic_io import write_file
-from .base import ControlToken, SpecialIds, check_unicode, clean_up, printable
+from .base import ControlToken, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import ExportedTokenizer, frame_of
 from .folder import JsonObject, library_errors
 from .frame import Frame
@@ -93,9 +93,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def _frame(self) -> Frame:
         return frame_of(self._backend)
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text, framed=add_special_tokens)
         # The model may find a special token's name as an ordinary piece: encode again without it.
@@ -171,7 +169,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         known = self._controls
         return finder, {id: known[t.content].id for id, t in found if t.content in known}
 
-    def _encode_typed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode_typed(self, text: str) -> Encoded:
         return _after_line_feed(self._without_added_tokens, text)
 
     @cached_property
@@ -182,9 +180,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         content |= {"added_tokens": [], "post_processor": None}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
-    def _encode_written(
-        self, text: str, *, is_first: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode_written(self, text: str, *, is_first: bool = True) -> Encoded:
         if not is_first:
             return _after_line_feed(self._recognizing, text)
         encoding = _encode(self._recognizing, text)
@@ -313,9 +309,7 @@ def _encode(
         return backend.encode(text, add_special_tokens=framed)
 
 
-def _after_line_feed(
-    backend: tokenizers.Tokenizer, text: str
-) -> tuple[list[int], list[tuple[int, int]]]:
+def _after_line_feed(backend: tokenizers.Tokenizer, text: str) -> Encoded:
     """Encodes a text as if after a line feed, since some vocabularies put a space before a text."""
     if not text:
         return [], []

@@ -67,12 +67,11 @@ def _load_file(path: Path) -> Tokenizer:
             return CharacterTokenizer.from_json(content, path)
         # An object of integers is a vocabulary, and its merges are in another file.
         if isinstance(next(iter(content.values()), None), int):
-            files = (path, _partner(path, _PAIRS))
+            files = (path, _partner(path))
         elif not isinstance(content.get("model"), dict):
             raise DataError(f"{path} is JSON but not a supported tokenizer: give {_KNOWN}")
     elif path.suffix == ".bpe" or path.name.endswith("merges.txt"):
-        pairs = tuple((merges, vocabulary) for vocabulary, merges in _PAIRS)
-        files = (_partner(path, pairs), path)
+        files = (_partner(path), path)
     elif path.suffix not in (".json", ".model", ".spm", ".txt"):
         raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
     # `save` writes this name for plain sentencepiece; transformers does not read it.
@@ -91,38 +90,41 @@ _KNOWN = (
     "a WordPiece vocab.txt, a sentencepiece .model, or a folder with one of them "
     "or with Marian's source.spm, target.spm and vocab.json"
 )
-# The first file that exists is loaded: original files come before files exported from them.
-_IN_A_FOLDER = (
-    "characters.json",
-    "sentencepiece.model",
-    "tokenizer.json",
-    "vocab.json",
-    "encoder.json",
-    "vocab.txt",
-)
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+# The files of each format. The first format whose files exist is loaded: original files come before
+# files exported from them.
+_IN_A_FOLDER = (
+    ("characters.json",),
+    ("sentencepiece.model",),
+    ("tokenizer.json",),
+    *_PAIRS,
+    ("vocab.txt",),
+)
 
 
 def _file_in(folder: Path) -> Path:
-    for name in _IN_A_FOLDER:
-        merges = dict(_PAIRS).get(name)
-        if (folder / name).is_file() and (merges is None or (folder / merges).is_file()):
-            return folder / name
+    for names in _IN_A_FOLDER:
+        if all((folder / name).is_file() for name in names):
+            return folder / names[0]
     # A sentencepiece file may have any name.
     models = sorted([*folder.glob("*.model"), *folder.glob("*.spm")])
-    if len(models) == 1:
-        return models[0]
-    if models:
+    if len(models) > 1:
         names = ", ".join(model.name for model in models)
         raise DataError(f"{folder} contains several sentencepiece models ({names}): name one")
-    raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
+    if not models:
+        raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
+    return models[0]
 
 
-def _partner(path: Path, pairs: tuple[tuple[str, str], ...]) -> Path:
+def _partner(path: Path) -> Path:
     """Finds the other file of a byte-level BPE tokenizer; both may have a common prefix."""
-    names = [path.name.removesuffix(one) + other for one, other in pairs if path.name.endswith(one)]
-    for name in names:
-        if path.with_name(name).is_file():
-            return path.with_name(name)
-    missing = names[0] if names else " or ".join(other for _, other in pairs)
-    raise DataError(f"{path} is half of a byte-level BPE tokenizer: add {missing} to its folder")
+    name = path.name
+    ends = [*_PAIRS, *((merges, vocabulary) for vocabulary, merges in _PAIRS)]
+    names = [name.removesuffix(one) + other for one, other in ends if name.endswith(one)]
+    found = [path.with_name(name) for name in names if path.with_name(name).is_file()]
+    if not found:
+        missing = " or ".join(names or (merges for _, merges in _PAIRS))
+        raise DataError(
+            f"{path} is half of a byte-level BPE tokenizer: add {missing} to its folder"
+        )
+    return found[0]

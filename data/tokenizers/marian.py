@@ -23,7 +23,7 @@ from tokenizers import AddedToken
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
-from .base import SPACE, SpecialIds, check_unicode, clean_up, printable
+from .base import SPACE, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import Export, ExportedTokenizer
 from .folder import CONFIG, JsonObject, name_of, read_folder, read_ids
 from .frame import BatchSettings, Frame, Layout
@@ -62,6 +62,7 @@ class MarianTokenizer(ExportedTokenizer):
           DataError: A file is missing or damaged, a special token has no id, or a setting of
             the configuration is not supported.
         """
+        # The settings, and the files of this side.
         content = read_folder(folder, None)
         settings = content.settings.over(_USUAL_NAMES)
         if options := settings.values.get("sp_model_kwargs"):
@@ -84,6 +85,7 @@ class MarianTokenizer(ExportedTokenizer):
         self._pieces = {id: piece for piece, id in self._ids.items()}
         if len(self._pieces) != len(self._ids):
             raise DataError(f"{vocabulary} gives one id to two pieces: fetch it again")
+        # The special tokens, all of which must be in the vocabulary.
         names = {role: settings.named(role) for role in _USUAL_NAMES}
         self._special = {*names.values(), *_other_specials(settings.values)}
         if missing := sorted(self._special - self._ids.keys()):
@@ -120,9 +122,7 @@ class MarianTokenizer(ExportedTokenizer):
         end = self._ids[self._end]
         return Frame(Frame.ending(end).single, Layout(((), (), (end,)), ((), (), (0,)), (0, 0)))
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         check_unicode(text)
         code, rest = _language_and_text(text)

@@ -17,7 +17,7 @@ import tokenizers
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from .base import END_OF_TEXT, SPACE, ControlToken, SpecialIds, check_unicode, printable
+from .base import END_OF_TEXT, SPACE, ControlToken, Encoded, SpecialIds, check_unicode, printable
 from .export import Export, ExportedTokenizer
 from .sentencepiece_model import (
     CONTROL,
@@ -78,9 +78,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         """
         return cls(path.read_bytes(), path)
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         check_unicode(text)
         ids: list[int] = []
@@ -178,23 +176,14 @@ def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePi
 
 
 def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
-    def present(id: int) -> int | None:
-        return id if id >= 0 else None
-
-    def control(name: str) -> int | None:
-        id = processor.piece_to_id(name)
-        return id if processor.is_control(id) else None
-
-    bos, eos = present(processor.bos_id()), present(processor.eos_id())
-    if bos is not None and eos is None and processor.id_to_piece(bos) == END_OF_TEXT:
-        eos = bos  # the library cannot give one piece two roles
-    return SpecialIds(
-        pad=present(processor.pad_id()),
-        unk=present(processor.unk_id()),
-        bos=bos,
-        eos=eos,
-        **{role: control(name) for role, name in _CONTROL_NAMES.items()},
-    )
+    stated = {role: getattr(processor, f"{role}_id")() for role in ("pad", "unk", "bos", "eos")}
+    named = {role: processor.piece_to_id(name) for role, name in _CONTROL_NAMES.items()}
+    ids: dict[str, int] = {role: id for role, id in stated.items() if id >= 0}
+    ids |= {role: id for role, id in named.items() if processor.is_control(id)}
+    # The library cannot give one piece two roles.
+    if "eos" not in ids and "bos" in ids and processor.id_to_piece(ids["bos"]) == END_OF_TEXT:
+        ids["eos"] = ids["bos"]
+    return SpecialIds(**ids)
 
 
 def _splits_lines(proto: ModelProto) -> bool:

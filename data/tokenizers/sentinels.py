@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
-from .base import SPACE, SpecialIds, Tokenizer, encode_around
+from .base import SPACE, Encoded, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
 from .folder import Settings
 from .frame import Frame
@@ -75,9 +75,7 @@ class SentinelTokenizer(ExportedTokenizer):
         end = self.special_ids.eos
         return Frame.ending(end) if self.adds_end and end is not None else self.base.frame
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         found = encode_around(text, self._find(text), self._encode_between)
         return self.frame.join_offsets(*found) if add_special_tokens else found
@@ -103,7 +101,7 @@ class SentinelTokenizer(ExportedTokenizer):
         )
         return [(start, m.end(), self._ids[m[0]]) for start, m in zip(starts, found, strict=True)]
 
-    def _encode_between(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode_between(self, text: str) -> Encoded:
         return self.base.encode_with_offsets(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -71,6 +71,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         raise DataError("texts is one string: give a list of texts, or split it into documents")
     if config.path is not None:
         return load_tokenizer(config.path)
+    # Characters have no size, words may have one, and the other kinds need one.
     kind, size = config.kind, config.vocab_size
     if kind == "characters" and size is not None:
         raise DataError(
@@ -152,6 +153,7 @@ def _train_byte_bpe(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     corpus.check_minimum(len(alphabet) + 1)
     backend = byte_level_backend(models.BPE())
+    # Every byte gets a piece, so the vocabulary can encode any text.
     trainer = trainers.BpeTrainer(
         vocab_size=corpus.size,
         special_tokens=[END_OF_TEXT],
