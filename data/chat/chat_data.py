@@ -80,6 +80,7 @@ class Unusable:
         for location, record in records:
             try:
                 used.append((record, use(record)))
+            # An endless template would take its time again for every record.
             except EndlessTemplateError:
                 raise
             except unusable as error:
@@ -122,6 +123,7 @@ class ChatData(DataConfig, Generic[R]):
         Raises:
           DataError: `template` names no chat template.
         """
+        # The template of the data takes precedence over the tokenizer's.
         found = tokenizer.chat_template
         if self.template is not None:
             path = Path(self.template).expanduser()
@@ -168,6 +170,7 @@ class ChatData(DataConfig, Generic[R]):
         """
         unusable = Unusable(self.strict, "record")
         rows = (("", located) for located in read_rows(source, split, left_out))
+        # Other errors, such as an unknown role, concern all records and end the reading.
         used = unusable.used(
             rows, lambda one: list(self.records_of(one[1], one[0])), UnusableRecordError
         )
@@ -203,8 +206,10 @@ class ChatData(DataConfig, Generic[R]):
           DataError: No record is left, or `strict` is set and one cannot be used.
         """
         unusable = Unusable(self.strict, noun)
+        # Errors of tokenization do not name the record, so add its location.
         located = ((self.demonstrations_of(record)[0].location, record) for record in records)
         encoded = unusable.used(located, encode)
+        # A text without its end would teach something else, so leave it out instead of truncating.
         kept = [(record, one) for record, one in encoded if size(one) <= most]
         shortest = min((size(one) for _, one in encoded), default=0)
         require(
@@ -271,6 +276,7 @@ class ChatData(DataConfig, Generic[R]):
         known = sorted({task for task in tasks if task is not None})
         for name in self.hold_out:
             require_one_of(f"data.hold_out of {self.source_name}", name, known, error=DataError)
+        # Training sees all other tasks, and records that name no task.
         held_out = split == "validation"
         of_each = zip(records, tasks, strict=True)
         kept = [record for record, task in of_each if (task in self.hold_out) == held_out]
@@ -284,6 +290,7 @@ class ChatData(DataConfig, Generic[R]):
 
     def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:
         """Returns a hash of everything that determines the examples."""
+        # The tokenizer's fingerprint does not cover its chat template.
         template = tokenizer.chat_template
         decisive = [repr((self.length, *settings)), tokenizer.fingerprint]
         decisive += [

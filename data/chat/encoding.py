@@ -70,6 +70,7 @@ def encode_chat(
         "contents as <<name argument>>, or give a template that has a form",
         error=DataError,
     )
+    # A prompt has no answer; otherwise the template or a comparison of texts locates the answers.
     if add_generation_prompt:
         rendered = template.render_traced(messages, tools=tools)
     else:
@@ -77,6 +78,7 @@ def encode_chat(
         ends = [name for name, token in controls if token.is_special]
         rendered = template.render_with_answers(messages, tools=tools, ends=ends)
     text, spans = rendered.text, () if add_generation_prompt else rendered.answers
+    # Control tokens that are not special count only if one of the templates names them.
     source = template.source + (template.with_tools or "")
     ids, offsets = encode_guarded(tokenizer, text, rendered.origins, source)
     # A token is learned if any of its characters is part of an answer.
@@ -104,6 +106,7 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]
     # Render a short conversation and take the last token of the answer.
     messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
     encoded = encode_chat(tokenizer, messages, template=template)
+    # A template may end a turn with ordinary text, which does not stop a generation.
     last = max(i for i, answer in enumerate(encoded.answers) if answer)
     names = [
         tokenizer.encode_with_controls(name)[0]
@@ -138,6 +141,7 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
     )
     problem = f"the completion of {prompt[:80]!r} is empty: leave the example out"
     require(completion, problem, error=DataError)
+    # Encode the prompt also alone, to find the tokens that do not depend on the completion.
     before = frame.before
     ids = tokenizer.encode(prompt + completion, add_special_tokens=False)
     alone = tokenizer.encode(prompt, add_special_tokens=False) if prompt else []

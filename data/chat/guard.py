@@ -44,6 +44,7 @@ def encode_guarded(
     Raises:
       DataError: Text of a message cannot be kept apart from a control token.
     """
+    # The control tokens by id, and whether each is special.
     known = {
         id: is_special
         for name, (id, is_special) in tokenizer.control_tokens().items()
@@ -73,6 +74,7 @@ def encode_guarded(
         ids, offsets = tokenizer.encode_with_controls(text, literal)
         found = {trimmed((*span, id)) for id, span in zip(ids, offsets, strict=True) if id in known}
         wrong = sorted(one for one in found - wanted if known[one[2]] or not is_by(one, ASSISTANT))
+        # The result has exactly the control tokens that the template wrote.
         if not wrong and wanted <= found:
             return ids, offsets
         # Text that the template may have written cannot be marked as ordinary.
@@ -80,9 +82,9 @@ def encode_guarded(
         if unclear or (after := _separated(literal, wrong, wanted, len(text))) == literal:
             break
         literal = after
-    place = wrong[0][0] if wrong else 0
+    first = wrong[0][0] if wrong else 0
     raise DataError(
-        f"the text {text[max(place - 20, 0) : place + 40]!r} of the conversation cannot be kept "
+        f"the text {text[max(first - 20, 0) : first + 40]!r} of the conversation cannot be kept "
         "apart from a control token of its chat template: write it in another way"
     )
 
@@ -91,7 +93,8 @@ def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
     """Adds ranges of ordinary text that keep further control tokens out."""
-    if not wrong:  # one of the template's is missing: all between them is ordinary
+    # If one of the template's tokens is missing, mark all text between them as ordinary.
+    if not wrong:
         edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
     spans = list(literal)
@@ -102,7 +105,8 @@ def _separated(
             over = [s for s in spans if s[0] < end and start < s[1]]
             spans = [s for s in spans if s not in over]
             spans.append((min([start, *(s[0] for s in over)]), max([end, *(s[1] for s in over)])))
-        elif end - start > 1:  # cut it in two, so that it is not found as a whole
+        # Divide an ordinary range inside the token, so that the token is not found again.
+        elif end - start > 1:
             spans.remove(inside)
             spans += [(inside[0], start + 1), (start + 1, inside[1])]
     return sorted(spans)

@@ -65,6 +65,7 @@ class InstructionTask(Checked):
         Raises:
           DataError: The source cannot be read, or an example lacks a field of a form.
         """
+        # Parse the forms and labels once for all examples.
         patterns = tuple(map(PromptPattern, self.forms))
         words = {name: str(word) for name, word in self.labels.items()}
         for number, example in enumerate(prompt_examples(self.source, split)):

@@ -107,6 +107,7 @@ def _begun(row: Row, location: str) -> Demonstration:
     if prompt is not None:
         # A list of messages is read as a conversation.
         return demonstration({"messages": prompt, "tools": row.get("tools")}, location)
+    # Both answers of a preference follow the same prompt.
     if {"chosen", "rejected"} <= row.keys() and "text" not in row:
         chosen = next(preferences(row, location)).chosen
         if isinstance(chosen, Dialogue):
@@ -129,6 +130,7 @@ def _without_answer(whole: Demonstration) -> Demonstration:
     """Returns a conversation up to its last answer; a document is a prompt."""
     if isinstance(whole, PromptedText):
         return PromptedText(whole.prompt or whole.completion, "")
+    # Several messages in a row, such as calls of tools, may make up the answer.
     messages = list(whole.messages)
     while messages and messages[-1].get("role") == "assistant":
         messages.pop()

@@ -56,6 +56,7 @@ class PairExamples(PickledByFields):
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one pair, the same in every epoch; see the top of this file."""
+        # Row 0 is the chosen text and row 1 the rejected text, padded on the right.
         names = ["input_ids", "attention_mask", *(("labels", "loss_mask") if self.shifted else ())]
         arrays = {name: np.zeros((2, self.length), np.int32) for name in names}
         for side, (ids, answer) in enumerate((self.chosen[index], self.rejected[index])):
@@ -135,9 +136,11 @@ class PreferenceData(ChatData[Preference]):
         require(kept, f"{equal} have equal texts: give other pairs", error=DataError)
         if len(kept) < len(fitting):
             notes += (f"{equal} left out: equal texts",)
+        # The sums of log-probabilities compare only if both answers have the same prompt.
         if self.shifted:
             for _, chosen, rejected in kept:
                 _begin_together(chosen, rejected)
+        # Without a stated margin the batch has no such array.
         margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
         examples = PairExamples(
             chosen=tuple(chosen for _, chosen, _ in kept),
@@ -192,6 +195,7 @@ def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
     A frame that the tokens already have is not added again.
     """
+    # A completion is encoded with the frame, a conversation without it.
     before, after = (list(marks) for marks in tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
     return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]
@@ -235,6 +239,7 @@ class DPOData(PreferenceData):
         if self._reference is None:
             return split
         assert isinstance(split.examples, PairExamples)
+        # Compute them once for all epochs.
         found = self._reference(split.examples)
         examples = dataclasses.replace(split.examples, reference_log_probs=found)
         return dataclasses.replace(split, examples=examples)

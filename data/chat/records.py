@@ -80,6 +80,7 @@ class Dialogue:
         whole = encode_chat(tokenizer, self.messages, tools=self.tools, template=template)
         if self.first == 0:
             return whole
+        # Tokens may differ at the border, so encode the prompt separately as well.
         prompt = encode_chat(
             tokenizer,
             self.messages[: self.first],
@@ -206,8 +207,9 @@ def _without_form(row: Row, noun: str, forms: str, location: str) -> str:
 
 def _alpaca(row: Row, location: str) -> Dialogue:
     check_spelling(row, "input", location)
-    asked = [name for name in ("instruction", "input") if name == "instruction" or row.get(name)]
-    question = "\n\n".join(_text(row, name, location) for name in asked)
+    # An empty or missing input adds nothing to the instruction.
+    names = ("instruction", "input") if row.get("input") else ("instruction",)
+    question = "\n\n".join(_text(row, name, location) for name in names)
     answer = _text(row, "output", location)
     return Dialogue(
         ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
@@ -256,6 +258,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     """
     margin = row.get("margin", 0.0)
     _check(margin, float, f"{location}: margin")
+    # A ranking of n answers gives up to n (n - 1) / 2 preferences.
     tools = _tools(row, location)
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
@@ -354,6 +357,7 @@ def _share_gpt(turns: Any, location: str) -> tuple[Message, ...]:
     messages = []
     for turn in turns:
         _check_keys(turn, {"from", "value"}, f"{location}: the turn {turn!r}")
+        # Chat templates know fewer names of speakers than ShareGPT.
         speaker = str(turn["from"])
         require_one_of(f"{location}: the role", speaker, _ROLES, error=DataError)
         messages.append({"role": _ROLES[speaker], "content": turn["value"]})

@@ -41,6 +41,7 @@ def read_rows(
     Raises:
       DataError: A source is unknown, unreadable or empty, or a record is not an object.
     """
+    # A source without a record is probably a mistake.
     name, empty = as_source(source), True
     for conditions, rows in _parts(name, split):
         for location, row in rows:
@@ -93,6 +94,7 @@ def _read_published(source: Source, split: Split) -> Rows:
     from ..sources.tfds_documents import download, open_builder, open_split
 
     builder = open_builder(source)
+    # The first use downloads the data set.
     if not builder.is_prepared():
         download(builder, source)
     has = list(builder.info.splits)

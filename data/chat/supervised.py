@@ -55,12 +55,14 @@ class SupervisedExamples(PickledByFields):
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one sequence, the same in every epoch; see the top of this file."""
+        # The demonstrations of the sequence; gather their tokens as spans.
         chosen = self._plan[index] if self.packed else [index]
         spans = [(self.starts[i], self.starts[i + 1]) for i in chosen]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
         # The first token is only an input and the last one only a label.
         sizes = np.asarray([b - a - 1 for a, b in spans])
         arrays = packed_arrays(PackedTokens(tokens, sizes), self.length)
+        # A token is learned as a label, so shift the flags like the labels.
         learned = np.concatenate([self.learned[a + 1 : b] for a, b in spans])
         arrays["loss_mask"] = np.zeros(self.length, np.int32)
         arrays["loss_mask"][: len(learned)] = learned
@@ -131,6 +133,7 @@ class SupervisedData(ChatData[Demonstration]):
             most=self.length,
             setting=f"data.length {self.length}",
         )
+        # Flat arrays of all demonstrations are small and are pickled quickly.
         ids = [np.asarray(encoded.ids, np.int32) for _, encoded in kept]
         answers = np.concatenate([encoded.answers for _, encoded in kept])
         examples = SupervisedExamples(

@@ -176,6 +176,7 @@ class ChatTemplate:
             the earlier turns, or it refuses the conversation.
         """
         given = {**variables, "tools": tools, "documents": documents}
+        # Templates that mark answers give their ranges directly.
         whole = self._run(messages, given)
         text, answers = whole.text, list(whole.answers)
         if not _MARKER.search(self._source(given)):
@@ -315,6 +316,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)
+    # A folder may have a default template and others by name.
     named = _templates(config.get("chat_template"), path)
     # Separate files override tokenizer_config.json, which has the templates of older folders.
     if (file := folder / TEMPLATE_FILE).is_file():
@@ -406,6 +408,7 @@ def _size(value: object) -> int:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Removes fields that are None, and gives the reasoning the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
+    # The first name in the order of `_REASONING` counts.
     found = [message[name] for name in _REASONING if name in message]
     if not found:
         return message

@@ -61,6 +61,7 @@ class _Generation(jinja2.ext.Extension):
 
     def parse(self, parser: Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
+        # `_mark` runs when the template is rendered, with the text of the block.
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         block = jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body)
         return block.set_lineno(line)
@@ -246,6 +247,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Returns a safe ``format`` of a string that keeps origins."""
         if super().wrap_str_format(value) is None:
             return None
+        # `value` is the method `format` or `format_map` of a string.
         pattern, formatter = value.__self__, _Formatter(self)
 
         @functools.wraps(value)

@@ -126,6 +126,7 @@ def _example(row: Any, location: str) -> PromptExample:
         f"{type(row).__name__}",
         error=DataError,
     )
+    # `pick` rejects values that cannot be encoded as UTF-8.
     values = {name: pick(row, name, location) for name in row}
     texts = {
         str(name): value if isinstance(value, str) else json.dumps(value)

@@ -154,6 +154,7 @@ class FewShot(Checked):
         Raises:
           UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
         """
+        # Count the tokens of the whole text, because tokens may span two examples.
         parts, size = self.parts(query), 0
         # Try all examples, then without the first, and so on; the query always remains.
         for first in range(len(parts) if drop else 1):

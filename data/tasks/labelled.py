@@ -113,6 +113,7 @@ class LabelledData(DataConfig, Generic[E]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
         """Returns the records of a source, and lines for the log."""
+        # Conditions of the source leave records out, which the log counts.
         left_out = LeftOut()
         if published is not None:
             records, notes = list(published.read(split, left_out)), ()
@@ -266,6 +267,7 @@ class LabelledData(DataConfig, Generic[E]):
         # Validation data come from the named source, a published split, or a part held out.
         if split == "validation" and self.validation is not None:
             return self._read(*self._open(self.validation), "validation")
+        # Sources with a published validation split are not divided.
         source, published = self._open(self.source)
         if source.kind == "builtin" or (published is not None and published.validation is not None):
             return self._read(source, published, split)

@@ -86,6 +86,7 @@ class LabelledExamples(ABC, Generic[E]):
         Returns:
           ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T], and the labels, if known.
         """
+        # Examples to predict have no labels, so the batch has no such array.
         row = self.row(index)
         return row if self.values is None else {**row, **self.labels_of(index, self.values)}
 

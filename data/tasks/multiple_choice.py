@@ -207,8 +207,8 @@ def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
         f"{number - 1}",
         error=DataError,
     )
-    asked = question[0] if question else None
-    return ChoiceExample(context, asked, tuple(choices), index if labelled else None, location)
+    shown = question[0] if question else None
+    return ChoiceExample(context, shown, tuple(choices), index if labelled else None, location)
 
 
 def _equally_many(examples: Sequence[ChoiceExample]) -> tuple[ChoiceExample, ...]:

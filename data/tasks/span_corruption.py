@@ -70,6 +70,7 @@ class SpanCorruptionExamples(PickledByFields):
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
         start, end = start_and_end(self.tokenizer)
+        # Corrupt each text of the sequence in order, with one random generator.
         texts, sequence_starts = self._plan
         before, after = self.tokenizer.source_frame.single.marks
         found = [
