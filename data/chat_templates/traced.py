@@ -9,7 +9,8 @@ unknown origin and never counts as the template's.
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from .bounds import spend
@@ -294,35 +295,79 @@ def as_text(value: object) -> Traced:
     if isinstance(value, Traced):
         return value
     if isinstance(value, list | tuple | dict):
-        return joined(_representation(value))
+        return joined(_pieces(value, _REPR))
     return Traced(str(value), origins(value) if isinstance(value, str) and value else None)
 
 
-def _representation(value: object) -> Iterator[str]:
-    """Yields the pieces of a value as Python's ``repr`` writes it.
+@dataclass(frozen=True)
+class _Notation:
+    """How values are written: as Python's ``repr``, or as JSON.
 
-    Strings keep their origins; brackets, commas and numbers count as the user's.
+    Attributes:
+      text: Writes a string.
+      key: Writes a key of a dict.
+      other: Writes any other value, such as a number or an empty list.
+      brackets: Returns the marks before and after the items of a value.
+      between: The mark between two items.
+      colon: The mark after a key.
+      indent: The indentation of a level, or None for a single line.
+      sort_keys: Whether the keys of dicts are sorted.
+    """
+
+    text: Callable[[str], Traced]
+    key: Callable[[Any], Iterable[str]]
+    other: Callable[[object], str]
+    brackets: Callable[[Any], Sequence[str]]
+    between: str = ", "
+    colon: str = ": "
+    indent: str | None = None
+    sort_keys: bool = False
+
+    def line(self, depth: int) -> str:
+        """Returns the start of a line."""
+        return "" if self.indent is None else "\n" + self.indent * depth
+
+
+def _pieces(value: Any, notation: _Notation, depth: int = 0) -> Iterator[str]:
+    """Yields the pieces of a value; strings keep their origins.
+
+    Brackets, commas and numbers count as the user's, so they never form a control token.
     """
     spend()
     if isinstance(value, str):
-        text = repr(str.__str__(value))
-        yield Traced(text, origin(value) if value else USER)
-    elif isinstance(value, dict):
-        for i, (key, item) in enumerate(value.items()):
-            yield Traced(", " if i else "{", USER)
-            yield from _representation(key)
-            yield Traced(": ", USER)
-            yield from _representation(item)
-        yield Traced("}" if value else "{}", USER)
-    elif isinstance(value, list | tuple):
-        start, end = "[]" if isinstance(value, list) else "()"
-        for i, item in enumerate(value):
-            yield Traced(", " if i else start, USER)
-            yield from _representation(item)
-        end = f",{end}" if isinstance(value, tuple) and len(value) == 1 else end
-        yield Traced(end if value else start + end, USER)
-    else:
-        yield Traced(repr(value), USER)
+        yield notation.text(value)
+        return
+    if not isinstance(value, Mapping | list | tuple) or not value:
+        yield Traced(notation.other(value), USER)
+        return
+    line = notation.line(depth + 1)
+    # The indentation grows with the depth, so count it before it is made.
+    spend(characters=len(line) * len(value))
+    before, after = notation.brackets(value)
+    in_order = isinstance(value, Mapping) and notation.sort_keys
+    for item in sorted(value) if in_order else value:
+        yield Traced(before + line, USER)
+        if isinstance(value, Mapping):
+            yield from notation.key(item)
+            yield Traced(notation.colon, USER)
+            item = value[item]
+        yield from _pieces(item, notation, depth + 1)
+        before = notation.between
+    yield Traced(notation.line(depth) + after, USER)
+
+
+def _python_brackets(value: Any) -> Sequence[str]:
+    if isinstance(value, tuple):
+        return "(", ",)" if len(value) == 1 else ")"
+    return "[]" if isinstance(value, list) else "{}"
+
+
+_REPR = _Notation(
+    text=lambda text: Traced(repr(str.__str__(text)), origin(text) if text else USER),
+    key=lambda key: _pieces(key, _REPR),
+    other=repr,
+    brackets=_python_brackets,
+)
 
 
 def as_json(
@@ -334,40 +379,29 @@ def as_json(
     sort_keys: bool = False,
 ) -> Traced:
     """Formats JSON as ``json.dumps`` does, without escapes for HTML."""
-    # Punctuation and numbers count as the user's, so they never form a control token.
-    between, colon = separators or (", " if indent is None else ",", ": ")
     if isinstance(indent, int):
         spend(characters=max(indent, 0))
         indent = " " * indent
+    between, colon = separators or (", " if indent is None else ",", ": ")
 
-    def pieces(value: object, depth: int) -> Iterator[str]:
-        spend()
-        nested = isinstance(value, Mapping | list | tuple)
-        if isinstance(value, str):
-            yield _quoted(value, ensure_ascii=ensure_ascii)
-            return
-        if not nested or not value:
-            yield Traced(json.dumps(value), USER)
-            return
-        line = "" if indent is None else "\n" + indent * (depth + 1)
-        spend(characters=len(line) * len(value))
-        if isinstance(value, Mapping):
-            items = sorted(value.items()) if sort_keys else value.items()
-            for i, (key, item) in enumerate(items):
-                yield Traced((between if i else "{") + line, USER)
-                # json.dumps writes other keys as strings; take the key out of {"1": 0}.
-                name = key if isinstance(key, str) else json.dumps({key: 0})[2:-5]
-                yield _quoted(name, ensure_ascii=ensure_ascii)
-                yield Traced(colon, USER)
-                yield from pieces(item, depth + 1)
-        else:
-            for i, item in enumerate(value):
-                yield Traced((between if i else "[") + line, USER)
-                yield from pieces(item, depth + 1)
-        last = "" if indent is None else "\n" + indent * depth
-        yield Traced(last + ("}" if isinstance(value, Mapping) else "]"), USER)
+    def quoted(text: str) -> Traced:
+        return _quoted(text, ensure_ascii=ensure_ascii)
 
-    return joined(pieces(x, 0))
+    def key(name: object) -> Iterable[str]:
+        # json.dumps writes other keys as strings; take the key out of {"1": 0}.
+        yield quoted(name if isinstance(name, str) else json.dumps({name: 0})[2:-5])
+
+    notation = _Notation(
+        text=quoted,
+        key=key,
+        other=json.dumps,
+        brackets=lambda value: "{}" if isinstance(value, Mapping) else "[]",
+        between=between,
+        colon=colon,
+        indent=indent,
+        sort_keys=sort_keys,
+    )
+    return joined(_pieces(x, notation))
 
 
 def _quoted(text: str, *, ensure_ascii: bool) -> Traced:
