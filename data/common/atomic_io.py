@@ -118,11 +118,11 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
             # config.json comes last, because it shows that a folder is complete.
             parts = sorted(temporary.iterdir(), key=lambda part: part.name == "config.json")
             moves = [(part, final / part.name) for part in parts]
-        for made, place in moves:
+        for made, target in moves:
             try:
-                os.replace(made, place)
+                os.replace(made, target)
             except OSError:
-                if not place.is_dir():  # no other process was faster, so this is a real failure
+                if not target.is_dir():  # no other process was faster, so this is a real failure
                     raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -55,6 +55,7 @@ def similar_names(name: str, valid: Sequence[str]) -> list[str]:
 
 def misspelled(name: str, valid: Sequence[str]) -> str | None:
     """Returns the name in `valid` that differs from `name` by a letter or two, if any."""
+    # Nearly equal names of another length are often valid names of something else.
     for choice in difflib.get_close_matches(name, valid, n=1, cutoff=0.8):
         if choice != name and abs(len(choice) - len(name)) <= 1:
             return choice

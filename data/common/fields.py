@@ -216,6 +216,7 @@ def require_one_of(
     Raises:
       UserError: "role must be one of user, system, got 'usr': did you mean user?", as `error`.
     """
+    # A list, because a value from a file need not be hashable.
     known = list(choices)
     if value in known:
         return
@@ -255,6 +256,7 @@ def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
       UserError: A field is unknown or missing, or a value is not of its type or range.
     """
     known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
+    # Name unknown fields first: a misspelled field is also a missing one.
     for name in sorted(fields.keys() - known):
         raise UserError(f"unknown field {prefix}{name}")
     for name, field in known.items():

@@ -39,6 +39,7 @@ def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False
     Raises:
         UserError: A number in it is NaN or infinite, which JSON cannot express.
     """
+    # `ensure_ascii=False` keeps text readable; NaN would not be JSON.
     try:
         return json.dumps(
             value, ensure_ascii=False, allow_nan=False, indent=indent, sort_keys=sort_keys

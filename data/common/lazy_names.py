@@ -24,6 +24,7 @@ def attach_stub(
     """
     # Only parse the stub; its imports run when a name is used.
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    # Name → the module that has it, relative to the package.
     module_of = {
         name.name: "." * node.level + str(node.module)
         for node in stub.body

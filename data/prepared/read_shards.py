@@ -187,10 +187,10 @@ def prepared_split(
     if unknown is not None and counts[unknown]:
         summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
     # The fingerprint covers the record format, the tokenizer and the bytes of the files.
-    whole = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
+    hasher = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
     for file in files:
-        whole.update(file.sha256.encode())
-    return DataSplit(rows, content, whole.hexdigest(), summary)
+        hasher.update(file.sha256.encode())
+    return DataSplit(rows, content, hasher.hexdigest(), summary)
 
 
 def _open(source: str) -> tuple[Path, Settings, list[Shard]]:

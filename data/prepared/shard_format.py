@@ -130,8 +130,8 @@ def shard_name(part: Source) -> str:
     # Keep a readable part of the file name; the hash makes the name unique.
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     # File names need not be UTF-8; `surrogateescape` keeps their bytes.
-    whole = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
-    return f"{stem}-{whole.hexdigest()}"
+    hasher = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
+    return f"{stem}-{hasher.hexdigest()}"
 
 
 def rows_path(shard_folder: Path, split: str) -> Path:

@@ -276,10 +276,10 @@ def _input_digest(part: Source) -> str:
     if part.kind != "builtin":
         return file_sha256(Path(part.location))
     # A built-in text is not a file: hash its documents.
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for text in documents_in(part):
-        whole.update(text_digest(text))
-    return whole.hexdigest()
+        hasher.update(text_digest(text))
+    return hasher.hexdigest()
 
 
 def _is_undamaged(folder: Path, shard: Shard) -> bool:

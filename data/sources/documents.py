@@ -172,9 +172,9 @@ class JoinedRecords:
         """Joins the documents of several sources; returns a single part unchanged."""
         if len(parts) == 1:
             return parts[0]
-        whole = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(digest_size=16)
         for part in parts:
-            whole.update(f"{part.fingerprint} {len(part)}\n".encode())
+            hasher.update(f"{part.fingerprint} {len(part)}\n".encode())
         # Local parts share a note, which is logged once.
         note = "; ".join(filter(None, dict.fromkeys(part.note for part in parts)))
-        return Documents(cls(tuple(parts)), "text", whole.hexdigest(), note=note)
+        return Documents(cls(tuple(parts)), "text", hasher.hexdigest(), note=note)

@@ -169,10 +169,10 @@ def _load_one(
 
 def _key(digests: Counter[bytes], rule: str) -> str:
     """Hashes the content of a data set, independent of the reading order."""
-    whole = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
+    hasher = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
     for digest in sorted(digests):
-        whole.update(digest + digests[digest].to_bytes(8, "big"))
-    return whole.hexdigest()
+        hasher.update(digest + digests[digest].to_bytes(8, "big"))
+    return hasher.hexdigest()
 
 
 class _Reread:

@@ -58,23 +58,23 @@ class SplitView(PairSource):
     """The pairs of one split of a source, divided by the hash of the source text.
 
     Attributes:
-      whole: The source.
+      source: The source.
       division: The division into splits.
       split: The split.
     """
 
-    whole: PairSource
+    source: PairSource
     division: HashSplit
     split: Split
 
     def __iter__(self) -> Iterator[SentencePair]:
-        for pair in self.whole:
+        for pair in self.source:
             if self.division.split(text_digest(pair.source)) == self.split:
                 yield pair
 
     def notes(self) -> tuple[str, ...]:
         """See ``PairSource``; only the training split has notes."""
-        return self.whole.notes() if self.split == "train" else ()
+        return self.source.notes() if self.split == "train" else ()
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,10 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
         kept = _kept(records, key, source, cache)
         left_out[f"the filter {written(source.conditions)}"] += len(records) - len(kept)
     note = left_out_note(+left_out)
-    whole = Documents(records, source.part, key, kept, note=note)
+    documents = Documents(records, source.part, key, kept, note=note)
     if published or (fraction == 0 and split == "train"):
-        return whole
-    is_validation = _divide(whole, fraction, source, cache)
+        return documents
+    is_validation = _divide(documents, fraction, source, cache)
     indices = np.flatnonzero(is_validation == (split == "validation"))
     # Translate indices of kept documents to indices of records.
     indices = indices if kept is None else kept[indices]

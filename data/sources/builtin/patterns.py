@@ -168,10 +168,10 @@ class Patterns:
         """
         task = draw_task(rng, self.kinds[rng.integers(len(self.kinds))], held_out=held_out)
         # Draw all queries in random order before any repeats; more rounds follow if necessary.
-        asked: list[str] = []
-        while len(asked) < number:
-            asked += _in_order(task.queries, rng.permutation(len(task.queries)))
-        return Episode(task, tuple((query, task.answer(query)) for query in asked[:number]))
+        queries: list[str] = []
+        while len(queries) < number:
+            queries += _in_order(task.queries, rng.permutation(len(task.queries)))
+        return Episode(task, tuple((query, task.answer(query)) for query in queries[:number]))
 
     def training_episode(self, seed: int, epoch: int, index: int, number: int) -> Episode:
         """Returns a training episode, a pure function of its arguments.

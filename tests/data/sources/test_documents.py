@@ -178,37 +178,22 @@ def test_cache_dir_from_the_environment(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def published(monkeypatch, tmp_path):
-    """Prepares a tiny "published" data set and returns a function that does so."""
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+def published(publish):
+    """Publishes a data set of news, whose body is the text in capitals."""
 
-    def prepare(**splits):
-        class TinyNews(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-            name = "tiny_news"
-            VERSION = tfds.core.Version("1.0.0")
-            url_infos = None
-            code_path = None
+    def write(**splits):
+        rows = {
+            name: [{"text": text, "label": 0, "body": text.upper()} for text in texts]
+            for name, texts in splits.items()
+        }
+        features = {
+            "text": tfds.features.Text(),
+            "label": tfds.features.ClassLabel(num_classes=2),
+            "body": tfds.features.Text(),
+        }
+        publish("tiny_news", features, **rows)
 
-            def _info(self):
-                features = {
-                    "text": tfds.features.Text(),
-                    "label": tfds.features.ClassLabel(num_classes=2),
-                }
-                features["body"] = tfds.features.Text()
-                return tfds.core.DatasetInfo(
-                    builder=self, features=tfds.features.FeaturesDict(features)
-                )
-
-            def _split_generators(self, dl_manager):
-                return {split: self._generate_examples(texts) for split, texts in splits.items()}
-
-            def _generate_examples(self, texts):
-                for text in texts:
-                    yield text, {"text": text, "label": 0, "body": text.upper()}
-
-        TinyNews(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-
-    return prepare
+    return write
 
 
 def test_published_validation_split_is_used(published, tmp_path):

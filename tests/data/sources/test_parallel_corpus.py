@@ -116,34 +116,15 @@ def test_local_pairs_are_divided_by_their_source_text(tmp_path):
 
 
 @pytest.fixture
-def published(monkeypatch, tmp_path):
-    """Prepares a tiny "published" data set of translations."""
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+def published(publish):
+    """Publishes a data set of translations from German."""
 
-    def prepare(**splits):
-        class TinyTranslate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-            name = "tiny_translate"
-            VERSION = tfds.core.Version("1.0.0")
-            url_infos = None
-            code_path = None
+    def write(**splits):
+        rows = {name: [{"de": de, "en": en} for de, en in split] for name, split in splits.items()}
+        features = {"de": tfds.features.Text(), "en": tfds.features.Text()}
+        publish("tiny_translate", features, supervised_keys=("de", "en"), **rows)
 
-            def _info(self):
-                return tfds.core.DatasetInfo(
-                    builder=self,
-                    features=tfds.features.Translation(languages=("de", "en")),
-                    supervised_keys=("de", "en"),
-                )
-
-            def _split_generators(self, dl_manager):
-                return {split: self._generate_examples(rows) for split, rows in splits.items()}
-
-            def _generate_examples(self, rows):
-                for i, (de, en) in enumerate(rows):
-                    yield i, {"de": de, "en": en}
-
-        TinyTranslate(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-
-    return prepare
+    return write
 
 
 def numbered(n, first=0):

@@ -2,12 +2,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from flaxzoo.data import DataError, TokenizerConfig, load_documents, open_parallel
-from flaxzoo.data.sources import (
-    tfds_documents as published,
-)
-from flaxzoo.data.sources import (
-    tfds_records as published_records,
-)
+from flaxzoo.data.sources import tfds_documents as published
+from flaxzoo.data.sources import tfds_records as published_records
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
@@ -19,34 +15,6 @@ def data(source, **fields):
     return SequenceClassificationData(
         source=source, tokenizer=TokenizerConfig(), length=12, **fields
     )
-
-
-@pytest.fixture
-def prepared(monkeypatch, tmp_path):
-    """Prepares a tiny "published" data set of any features."""
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-
-    def prepare(name_, features, **splits):
-        class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-            name = name_
-            VERSION = tfds.core.Version("1.0.0")
-            url_infos = None
-            code_path = None
-
-            def _info(self):
-                return tfds.core.DatasetInfo(
-                    builder=self, features=tfds.features.FeaturesDict(features)
-                )
-
-            def _split_generators(self, dl_manager):
-                return {split: self._generate_examples(rows) for split, rows in splits.items()}
-
-            def _generate_examples(self, rows):
-                yield from enumerate(rows)
-
-        Tiny(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-
-    return prepare
 
 
 Text = tfds.features.Text
@@ -61,8 +29,8 @@ def sentiment(n, first=0):
     return [{"label": i % 2, "text": f"text {i}", "idx": i} for i in range(first, first + n)]
 
 
-def test_published_labels_and_splits(prepared, tokenizer):
-    prepared("tiny_sentiment", SENTIMENT, train=sentiment(9), validation=sentiment(3, 9))
+def test_published_labels_and_splits(publish, tokenizer):
+    publish("tiny_sentiment", SENTIMENT, train=sentiment(9), validation=sentiment(3, 9))
     config = data("tfds:tiny_sentiment")
     labels = config.labels()
     assert labels == ("negative", "positive")
@@ -75,9 +43,9 @@ def test_published_labels_and_splits(prepared, tokenizer):
     assert other.fingerprint == validation.fingerprint
 
 
-def test_published_records_are_filtered(prepared, tokenizer, monkeypatch, tmp_path):
+def test_published_records_are_filtered(publish, tokenizer, monkeypatch, tmp_path):
     monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
-    prepared("tiny_sentiment", SENTIMENT, train=sentiment(20), validation=sentiment(4, 20))
+    publish("tiny_sentiment", SENTIMENT, train=sentiment(20), validation=sentiment(4, 20))
     config = data("tfds:tiny_sentiment#label,text?idx>=16&label==1")
     train = config.train_split(tokenizer, config.labels(), 0)
     assert {example.text for example in train.content} == {"text 17", "text 19"}
@@ -99,9 +67,9 @@ def test_published_records_are_filtered(prepared, tokenizer, monkeypatch, tmp_pa
     assert (len(pairs), len(pairs.fingerprint)) == (2, 32)
 
 
-def test_published_documents_are_filtered_and_divided(prepared, monkeypatch, tmp_path):
+def test_published_documents_are_filtered_and_divided(publish, monkeypatch, tmp_path):
     monkeypatch.setenv("FLAXZOO_CACHE", str(tmp_path / "cache"))
-    prepared("tiny_sentiment", SENTIMENT, train=sentiment(60))
+    publish("tiny_sentiment", SENTIMENT, train=sentiment(60))
     train, held_out = (
         load_documents("tfds:tiny_sentiment#text?label==1", split, validation_fraction=0.3)
         for split in ("train", "validation")
@@ -110,8 +78,8 @@ def test_published_documents_are_filtered_and_divided(prepared, monkeypatch, tmp
     assert sorted((*train, *held_out)) == sorted(f"text {i}" for i in range(1, 60, 2))
 
 
-def test_published_without_validation(prepared, tokenizer):
-    prepared("tiny_sentiment", SENTIMENT, train=sentiment(40), test=sentiment(3, 90))
+def test_published_without_validation(publish, tokenizer):
+    publish("tiny_sentiment", SENTIMENT, train=sentiment(40), test=sentiment(3, 90))
     config = data("tfds:tiny_sentiment", validation_fraction=0.2)
     train = config.train_split(tokenizer, config.labels(), 0)
     validation = config.validation_split(tokenizer, config.labels())
@@ -120,8 +88,8 @@ def test_published_without_validation(prepared, tokenizer):
         config.whole_source("tfds:tiny_sentiment", tokenizer, config.labels())
 
 
-def test_published_faults(prepared, tokenizer):
-    prepared("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
+def test_published_faults(publish, tokenizer):
+    publish("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
     with pytest.raises(DataError, match=r"has no field 'body': its fields are .*label"):
         data("tfds:tiny_sentiment#label,body").train_split(tokenizer, (), 0)
     with pytest.raises(DataError, match=r"train example 1 has no label \(-1\)"):
@@ -130,14 +98,14 @@ def test_published_faults(prepared, tokenizer):
         data("tfds:tiny_sentimen").labels()
 
 
-def test_published_tags(prepared, tokenizer):
+def test_published_tags(publish, tokenizer):
     tags = ["O", "B-PER", "I-PER"]
     features = {
         "tokens": tfds.features.Sequence(Text()),
         "ner": tfds.features.Sequence(tfds.features.ClassLabel(names=tags)),
     }
     rows = [{"tokens": ["mr", "x", "ran"], "ner": [1, 2, 0]}, {"tokens": ["i", "y"], "ner": [0, 1]}]
-    prepared("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
+    publish("tiny_entities", features, train=rows, dev=rows[:1], test=rows)
     config = TokenClassificationData(
         source="tfds:tiny_entities", tokenizer=TokenizerConfig(), length=12
     )
@@ -146,12 +114,12 @@ def test_published_tags(prepared, tokenizer):
     validation = config.validation_split(tokenizer, config.labels())
     assert validation.examples.gold() == [["B-PER", "I-PER", "O"]]
     tags = tfds.features.Sequence(tfds.features.ClassLabel(names=[*tags, "B-LOC", "I-LOC"]))
-    prepared("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
+    publish("tiny_places", {**features, "ner": tags}, train=rows, dev=rows)
     config = TokenClassificationData(
         source="tfds:tiny_places", tokenizer=TokenizerConfig(), length=12
     )
     assert config.labels() == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")  # no example has LOC
-    prepared("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
+    publish("tiny_unknown", features, train=[{"tokens": ["a"], "ner": [-1]}])
     config = TokenClassificationData(
         source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12
     )
@@ -159,19 +127,19 @@ def test_published_tags(prepared, tokenizer):
         config.labels()
 
 
-def test_published_labels_of_several(prepared):
-    prepared("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
+def test_published_labels_of_several(publish):
+    publish("tiny_sentiment", SENTIMENT, train=sentiment(4), validation=sentiment(4))
     assert data("tfds:tiny_sentiment", target="multi_label").labels() == ("negative", "positive")
 
 
-def test_a_float_is_no_label(prepared):
+def test_a_float_is_no_label(publish):
     features = {"label": np.float32, "text": Text()}
-    prepared("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
+    publish("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
     with pytest.raises(DataError, match=r"has the label 3.5: .* choose target regression"):
         data("tfds:tiny_scores").labels()
 
 
-def test_published_answers(prepared, tokenizer):
+def test_published_answers(publish, tokenizer):
     answers = tfds.features.Sequence({"text": Text(), "answer_start": np.int32})
     texts = {name: Text() for name in ("id", "title", "context", "question")}
     answer = {"text": ["red"], "answer_start": [6]}
@@ -180,7 +148,7 @@ def test_published_answers(prepared, tokenizer):
         {"id": "b", "title": "t", "context": "it is red", "question": "who",
          "answers": {"text": [], "answer_start": []}},
     ]  # fmt: skip
-    prepared("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
+    publish("tiny_squad", {**texts, "answers": answers}, train=rows, validation=rows)
     config = QuestionAnsweringData(source="tfds:tiny_squad", tokenizer=TokenizerConfig(), length=32)
     assert config.labels() == ("no answer",)
     split = config.train_split(tokenizer, config.labels(), 0)
@@ -215,14 +183,14 @@ def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name)
     assert (name == "glue/sst2") == (names == ("negative", "positive"))
 
 
-def test_published_choices(prepared, tokenizer):
+def test_published_choices(publish, tokenizer):
     names = ["goal", "sol1", "sol2"]
     features = {
         **{name: Text() for name in names},
         "label": tfds.features.ClassLabel(num_classes=2),
     }
     rows = [{"goal": "cut", "sol1": "knife", "sol2": "spoon", "label": 1}]
-    prepared("tiny_piqa", features, train=rows, validation=rows)
+    publish("tiny_piqa", features, train=rows, validation=rows)
     source = "tfds:tiny_piqa#label,goal,sol1+sol2"
     config = MultipleChoiceData(source=source, tokenizer=TokenizerConfig(), length=32)
     split = config.validation_split(tokenizer, ())
