@@ -41,15 +41,14 @@ import jaxtyping
 import numpy as np
 import pytest
 
-# Tracing makes many objects that live on, and none of them need be looked through so often.
+# Tracing makes many long-lived objects, so collect garbage less often.
 gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Shares compiled programs between runs of the tests, and with their subprocesses.
 
-    Each worker of pytest-xdist has its own, for jax does not write an entry at once: another
-    process may find half of it.
+    Each worker of pytest-xdist has its own folder, because jax does not write entries atomically.
     """
     if config.pluginmanager.hasplugin("cacheprovider"):
         folder = str(config.cache.mkdir("jax-compilation"))  # type: ignore[union-attr]
@@ -111,9 +110,9 @@ CHECKED = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Checks shapes in the tests of parts; whole runs and comparisons are a sixth quicker without.
+    """Checks shapes in unit tests; whole runs and comparisons are a sixth faster without.
 
-    A fixture that several tests share is checked or not as the first of them.
+    The first test that uses a shared fixture decides whether its functions are checked.
     """
     folder = item.path.parent.relative_to(Path(__file__).parent)
     rooms = [Path(name) for name in CHECKED]
@@ -125,9 +124,9 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 
 def check_shapes() -> None:
-    """Has every annotated function of ours check its arguments and its answer, if it is asked to.
+    """Makes every annotated function of ours check its arguments and its result.
 
-    All but functions within others, which are made anew at each call, as their checks would be.
+    Functions within functions are not checked, because each call would make their checks again.
     """
     import flax.struct
 
@@ -158,7 +157,7 @@ MOST_MAPS = 20_000
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Drops what earlier tests compiled before the process runs out of maps, and dies of it."""
+    """Drops compiled programs before the process runs out of memory maps."""
     yield
     maps = Path("/proc/self/maps")
     if maps.is_file() and maps.read_text().count("\n") > MOST_MAPS:
@@ -170,7 +169,7 @@ def forget_programs():
 
 @pytest.fixture(scope="session", autouse=True)
 def flaxzoo_cache(tmp_path_factory: pytest.TempPathFactory):
-    """No test writes to the home folder."""
+    """Keeps the tests from writing to the home folder."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("FLAXZOO_CACHE", str(folder))

@@ -1,4 +1,4 @@
-"""Two processes and one run folder: one trains, the other is told who does."""
+"""Two processes with one run folder: one trains, the other is refused."""
 
 import contextlib
 import errno
@@ -59,12 +59,12 @@ def acquire(folder):
     assert not (folder / "lock.json").exists()
 
 
-def test_the_second_process_is_told_who_trains(start, tmp_path):
+def test_a_second_process_is_refused_with_the_name_of_the_first(start, tmp_path):
     first = start()
     assert first.stdout.readline() == "held\n"
     holder = json.loads((tmp_path / "lock.json").read_text())
-    told = start().stdout.readline()
-    assert told == (
+    printed = start().stdout.readline()
+    assert printed == (
         f"{tmp_path} is in use by process {first.pid} on {os.uname().nodename} since "
         f"{holder['started']}: wait for it, stop it (kill {first.pid}), or give another --workdir\n"
     )
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_no_lock(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
-def test_of_many_that_start_at_once_one_has_it(start, tmp_path, killed):
+def test_one_of_many_that_start_at_once_gets_the_lock(start, tmp_path, killed):
     if killed:
         before = start()
         assert before.stdout.readline() == "held\n"
@@ -92,12 +92,12 @@ def test_of_many_that_start_at_once_one_has_it(start, tmp_path, killed):
         before.wait()
     (tmp_path / "go").unlink()
     processes = [start() for _ in range(6)]
-    time.sleep(2)  # until all of them wait
+    time.sleep(2)  # until all processes wait
     (tmp_path / "go").touch()
-    told = [process.stdout.readline() for process in processes]
-    assert told.count("held\n") == 1
-    holder = processes[told.index("held\n")]
-    others = [line for line in told if line != "held\n"]
+    printed = [process.stdout.readline() for process in processes]
+    assert printed.count("held\n") == 1
+    holder = processes[printed.index("held\n")]
+    others = [line for line in printed if line != "held\n"]
     assert [line for line in others if f"in use by process {holder.pid} on " not in line] == []
 
 
@@ -129,7 +129,7 @@ def test_the_lock_of_another_process_is_left_alone(tmp_path):
     assert (tmp_path / "lock.json").read_text() == "another"
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch):
     def lockf(file, flags):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,4 +1,4 @@
-"""Two commands that train into one folder: the run of one of them is not touched by the other."""
+"""Two commands train into one folder: the second does not touch the run of the first."""
 
 import subprocess
 
@@ -19,20 +19,20 @@ def begin(arguments):
 
 
 @pytest.mark.slow
-def test_of_two_that_start_at_once_one_trains(source, tmp_path):
+def test_one_of_two_that_start_at_once_trains(source, tmp_path):
     arguments = command(source, tmp_path / "run", steps=300)
     processes = [begin(arguments), begin(arguments)]
-    told = [process.communicate(timeout=300)[1] for process in processes]
-    assert sorted(process.returncode for process in processes) == [0, 2], told
+    messages = [process.communicate(timeout=300)[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 2], messages
     winner = processes[0] if processes[0].returncode == 0 else processes[1]
-    refused = told[processes.index(winner) - 1].splitlines()[-1]
+    refused = messages[processes.index(winner) - 1].splitlines()[-1]
     assert refused.startswith(f"flaxzoo: {tmp_path / 'run'} is in use by process {winner.pid} on ")
     assert newest_step(tmp_path / "run") == 300
     assert not (tmp_path / "run" / "lock.json").exists()
 
 
 @pytest.mark.slow
-def test_a_second_one_is_told_before_it_reads_any_data(source, tmp_path):
+def test_a_second_run_is_refused_before_it_reads_data(source, tmp_path):
     folder = tmp_path / "run"
     with begin(command(source, folder, steps=100_000)) as first:
         try:

@@ -1,22 +1,21 @@
-"""Kills training processes with `kill -9` at random moments, and looks whether anything is lost.
+"""Kills training processes with `kill -9` at random moments, and checks that nothing is lost.
 
     python tests/integration/kill.py [--kills 100] [--kills-per-run 4] [--seed 0]
                                      [--steps 30] [--objectives causal translation …]
 
-First a run of each objective is trained without being stopped. Then for each in turn the same run
-is trained in another folder by processes that are killed: while they start, while they train, or
-as soon as a half-written checkpoint is seen, of each `len(MOMENTS)` kills as many as `MOMENTS`
-says. A killed run is started again, and after a few kills left to end. It must end with the
-metrics, the parameters and the optimizer state of the run never stopped, bit for bit, and no whole
-checkpoint may have gone.
+First, a run of each objective is trained without interruption. Then the same run is trained in
+another folder by processes that are killed: while they start, while they train, or when a
+half-written checkpoint appears. `MOMENTS` has the share of each moment. A killed run is started
+again, and after a few kills it may finish. It must end with the metrics, the parameters and the
+optimizer state of the uninterrupted run, bit for bit, and no complete checkpoint may be lost.
 
-Prints one line of JSON at the end, or when Ctrl-C asks for it: `killed`, `during_save` (a
-half-written checkpoint was left), `resumed` (kills of runs that ended as they had to), `lost` (of
-all others), and how many kills each objective had, `by_objective`, and each moment, `by_moment`.
-What happens is told on standard error. The status is 1 if anything is lost.
+Prints one line of JSON at the end or after Ctrl-C: `killed`, `during_save` (a half-written
+checkpoint remained), `resumed` (kills of runs that ended correctly), `lost` (kills of all others),
+and the number of kills by objective, `by_objective`, and by moment, `by_moment`. Progress goes to
+standard error. The status is 1 if anything is lost.
 
-Processes are forked from one that has imported everything and computed nothing, which is much
-quicker than to start them anew. Nothing is left behind.
+Processes are forked from one that has imported everything and computed nothing, which is faster
+than starting them. All files are deleted at the end.
 """
 
 import argparse
@@ -38,7 +37,7 @@ os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1",
     "FLAXZOO_CACHE": str(SCRATCH / "cache"),
-    "JAX_COMPILATION_CACHE_DIR": str(SCRATCH / "xla"),  # whoever is killed leaves half an entry
+    "JAX_COMPILATION_CACHE_DIR": str(SCRATCH / "xla"),  # a killed process leaves half an entry
 }
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -153,11 +152,11 @@ def killed_objective(name, run, kills, at, draw):
     ours = SCRATCH / "ours"
     killed, well = killed_run(run[0], ours, run[1], kills, at, draw)
     shutil.rmtree(ours)
-    told = ", ".join(
+    moments = ", ".join(
         f"{moment}{' (half a checkpoint)' if half else ''} at {max(kept, default=0)}"
         for moment, half, kept in killed
     )
-    print(f"{name}: {'same' if well else 'LOST'} after {told}", file=sys.stderr, flush=True)
+    print(f"{name}: {'same' if well else 'LOST'} after {moments}", file=sys.stderr, flush=True)
     counted = collections.Counter(
         {
             "killed": len(killed),
@@ -179,29 +178,29 @@ def read_arguments():
 
 
 def main():
-    asked = read_arguments()
-    draw = random.Random(asked.seed)
+    options = read_arguments()
+    draw = random.Random(options.seed)
     at = moments(draw)
     write_sources(SCRATCH)
-    fields = {"steps": asked.steps, "log_every": 1, "checkpoint_every": 2}
-    runs = {n: (RUNS[n](SCRATCH, **fields), SCRATCH / f"whole-{n}") for n in asked.objectives}
+    fields = {"steps": options.steps, "log_every": 1, "checkpoint_every": 2}
+    runs = {n: (RUNS[n](SCRATCH, **fields), SCRATCH / f"whole-{n}") for n in options.objectives}
     if not ended(forked(train_all, list(runs.values()))):
-        raise SystemExit("the runs that nobody kills did not end")
+        raise SystemExit("the uninterrupted runs did not end")
     count, by_objective, by_moment = (collections.Counter() for _ in range(3))
-    names = itertools.cycle(asked.objectives)
+    names = itertools.cycle(options.objectives)
     name = next(names)
     with contextlib.suppress(KeyboardInterrupt):
-        while count["killed"] < asked.kills:
-            kills = min(asked.kills_per_run, asked.kills - count["killed"])
+        while count["killed"] < options.kills:
+            kills = min(options.kills_per_run, options.kills - count["killed"])
             counted, moment_counts = killed_objective(name, runs[name], kills, at, draw)
             count += counted
             by_objective[name] += counted["killed"]
             by_moment += moment_counts
             if counted["killed"]:  # else the run was too quick: once more
                 name = next(names)
-    told = {name: count[name] for name in ("killed", "during_save", "resumed", "lost")}
-    told |= {"by_objective": by_objective, "by_moment": by_moment}
-    print(json.dumps(told), flush=True)
+    result = {name: count[name] for name in ("killed", "during_save", "resumed", "lost")}
+    result |= {"by_objective": by_objective, "by_moment": by_moment}
+    print(json.dumps(result), flush=True)
     return int(count["lost"] > 0)
 
 

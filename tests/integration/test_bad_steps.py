@@ -135,10 +135,10 @@ def go(on_one_device):
     return go
 
 
-def test_bad_steps_are_skipped_counted_and_told(config, go, tmp_path, capsys):
+def test_bad_steps_are_skipped_counted_and_logged(config, go, tmp_path, capsys):
     assert go(config, tmp_path / "run", bad=(4, 5, 9)).finished
-    told = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert told == [
+    skipped = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    assert skipped == [
         "the loss of step 4 is nan (gradient norm nan): skipped, 1 of at most 2 in a row",
         "the loss of step 5 is nan (gradient norm nan): skipped, 2 of at most 2 in a row",
         "the loss of step 9 is nan (gradient norm nan): skipped, 1 of at most 2 in a row",
@@ -167,7 +167,7 @@ def test_too_many_in_a_row_end_the_run(config, go, tmp_path):
     with pytest.raises(train.NonFiniteLoss, match=message):
         go(config, tmp_path / "run", bad=(6, 7, 8))
     assert kept(tmp_path / "run") == [5]
-    # They are counted over a stop, too.
+    # The count continues after a stop.
     assert go(config, tmp_path / "run", bad=(6, 7, 8), stop=7).step == 7
     with pytest.raises(train.NonFiniteLoss, match=r"step 8 .*; step 7 is kept"):
         go(config, tmp_path / "run", bad=(6, 7, 8))

@@ -1,4 +1,4 @@
-"""Bytes that change on disk: found by their checksums, named, and gone around."""
+"""Changed bytes on disk are found by checksums, and an older checkpoint is used."""
 
 import random
 import shutil
@@ -14,11 +14,11 @@ from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
 from ..train.engine.test_checkpoint import assert_same, make_state, shapes_of
 
 AS_IT_WAS = ("_CHECKPOINT_METADATA", "commit_success.txt")
-"""Beside the parts: when it was written, and by what; a state is read without them."""
+"""Files next to the parts, which say when and by what a checkpoint was written."""
 
 
 def state_of(step):
-    """One with a matrix that is stored raw, as those of real models are."""
+    """Returns a state with a matrix that is stored raw, as in real models."""
     state = make_state(step)
     noise = np.random.default_rng(step).normal(size=(64, 64))
     return train.TrainState(
@@ -55,9 +55,9 @@ def names(run):
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def restore(run, say=lambda line: None):
-    """The newest whole state."""
-    set_aside_damaged(run, say)
+def restore(run, log=lambda line: None):
+    """Returns the newest intact state."""
+    set_aside_damaged(run, log)
     with Checkpoints(run, keep_last=3, keep_best=1) as checkpoints:
         assert checkpoints.newest is not None
         return checkpoints.restore(checkpoints.newest, shapes_of(state_of(1)))
@@ -86,18 +86,18 @@ def test_the_newest_whole_checkpoint_is_used(run):
     flip(big, 5000)
     position = run / "checkpoints" / "2" / "data" / "metadata"
     position.write_bytes(position.read_bytes().replace(b"2", b"3"))
-    told = []
-    state, data = restore(run, told.append)
+    logged = []
+    state, data = restore(run, logged.append)
     assert_same(state, state_of(1))
     assert data == {"step": 1}
     part = big.relative_to(run / "checkpoints" / "3")
-    assert told == [
+    assert logged == [
         f"checkpoint 3 of {run} is damaged: {part} differs from its checksum; kept aside as "
         "3.damaged",
         f"checkpoint 2 of {run} is damaged: data/metadata differs from its checksum; kept aside "
         "as 2.damaged",
     ]
-    # The same steps are saved again; what is damaged then is kept aside, too.
+    # If the same steps are saved again and damaged, they are kept aside, too.
     with Checkpoints(run, keep_last=3, keep_best=1) as checkpoints:
         checkpoints.save(state_of(2), {"step": 2}, None)
     assert names(run) == ["1", "2", "2.damaged", "3.damaged"]
@@ -106,13 +106,13 @@ def test_the_newest_whole_checkpoint_is_used(run):
     assert names(run) == ["1", "2.damaged", "2.damaged-2", "3.damaged"]
 
 
-def test_an_older_one_with_a_broken_loss_is_in_nobodys_way(run):
+def test_an_older_damaged_checkpoint_is_set_aside(run):
     (run / "checkpoints" / "1" / "metrics" / "metrics").write_text("{")
     assert_same(restore(run)[0], state_of(3))
     assert names(run) == ["1.damaged", "2", "3"]
 
 
-def test_what_no_state_is_read_from_may_be_damaged(run):
+def test_files_that_no_state_is_read_from_may_be_damaged(run):
     for name in AS_IT_WAS:
         flip(run / "checkpoints" / "3" / name, 20)
     assert_same(restore(run)[0], state_of(3))
@@ -121,7 +121,7 @@ def test_what_no_state_is_read_from_may_be_damaged(run):
     assert_same(restore(run)[0], state_of(3))
 
 
-def test_without_a_whole_one_nothing_is_touched(run):
+def test_without_an_intact_checkpoint_nothing_changes(run):
     for step in (1, 2, 3):
         flip(run / "checkpoints" / str(step) / "params" / "_METADATA", 3)
     with pytest.raises(train.RunError, match=r"every checkpoint of .* is damaged \(3: params/_MET"):
@@ -130,14 +130,14 @@ def test_without_a_whole_one_nothing_is_touched(run):
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[]"])
-def test_one_without_checksums_is_not_taken_for_whole(run, content):
+def test_a_checkpoint_without_checksums_is_damaged(run, content):
     file = run / "checkpoints" / "3" / "checksums.json"
     file.unlink() if content is None else file.write_text(content)
     assert_same(restore(run)[0], state_of(2))
     assert names(run) == ["1", "2", "3.damaged"]
 
 
-def test_parameters_are_checked_by_whoever_reads_them(run):
+def test_parameters_are_checked_when_they_are_read(run):
     from flaxzoo.models.loading import restore_params
 
     shapes = shapes_of(state_of(1).params)

@@ -1,4 +1,4 @@
-"""Processes that train, stopped by signals: nothing is lost, and a shell is told."""
+"""Training processes that signals stop: nothing is lost, and the exit status names the signal."""
 
 import json
 import os

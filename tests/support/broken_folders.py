@@ -158,7 +158,7 @@ BREAKS = {
         header(lambda h: h[QUERY].update(data_offsets=h[WORDS]["data_offsets"], shape=[32, 16])),
         "model.safetensors is not a whole safetensors file",
     ),
-    "bytes that are nobody's": (
+    "bytes of no tensor": (
         raw(lambda b: b + bytes(4)),
         "model.safetensors is not a whole safetensors file",
     ),
@@ -174,7 +174,7 @@ BREAKS = {
         f"{QUERY} in .*safetensors holds int32",
     ),
     "lacking": (tensors(**{QUERY: None}), f"lacks {QUERY}"),
-    "nobody's": (tensors(adapter=np.zeros(3)), "nothing reads adapter"),
+    "unused tensor": (tensors(adapter=np.zeros(3)), "nothing reads adapter"),
     "index is no JSON": (
         lambda f: (
             (f / "model.safetensors").unlink(),

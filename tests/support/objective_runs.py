@@ -67,7 +67,7 @@ def translation(place, **fields):
 
 
 def policy(algorithm):
-    asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 4, 9) for b in (2, 7, 8)]
+    prompts = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in (1, 4, 9) for b in (2, 7, 8)]
     settings = {"rewards": ("exact_match", "length:2"), "max_new_tokens": 4, "beta": 0.1}
     kind = {"grpo": train.GRPOConfig, "rloo": train.RLOOConfig, "ppo": train.PPOConfig}[algorithm]
     objective = kind(num_iterations=2, **settings)
@@ -79,7 +79,7 @@ def policy(algorithm):
             ),
             data=PolicyData(
                 source="builtin:sums",
-                validation=Examples.of(asked),
+                validation=Examples.of(prompts),
                 length=9,
                 tokenizer=TokenizerConfig(kind="characters"),
             ),

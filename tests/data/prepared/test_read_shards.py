@@ -147,9 +147,9 @@ def test_resumed_in_another_process_it_is_the_same(split):
 def test_a_difference_in_settings_is_named(config, fields, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_tokenizer(["xyz"], TokenizerConfig("characters")).save("other")
-    asked = dataclasses.replace(config, **fields)
+    other = dataclasses.replace(config, **fields)
     with pytest.raises(DataError, match=message):
-        asked.train_split(asked.make_tokenizer(), (), 0)
+        other.train_split(other.make_tokenizer(), (), 0)
 
 
 def test_prepared_sequences_are_for_next_tokens_only(config):
@@ -166,9 +166,9 @@ def test_prepared_sequences_are_for_next_tokens_only(config):
 def test_nothing_held_out_is_named(place, config, tmp_path):
     source = f"text:{place}/0.txt#block"
     prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
-    asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
+    other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
     with pytest.raises(DataError, match="has no sequences for validation: name data"):
-        asked.validation_split(asked.make_tokenizer(), ())
+        other.validation_split(other.make_tokenizer(), ())
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
 )
 def test_a_folder_that_is_not_whole_is_named(place, config, tmp_path, damage, message):
     shutil.copytree(place / "rows", tmp_path / "rows")
-    asked = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows")
+    other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows")
     damage(next((tmp_path / "rows").rglob("train.array_record")))
     with pytest.raises(DataError, match=message):
-        asked.train_split(load_tokenizer(place / "letters"), (), 0)
+        other.train_split(load_tokenizer(place / "letters"), (), 0)
 
 
 def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
@@ -199,8 +199,8 @@ def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
     raw = bytearray(file.read_bytes())
     raw[64 + 50] ^= 1  # in the first record: behind the headers of the file and of the record
     file.write_bytes(raw)
-    asked = dataclasses.replace(config, source=f"prepared:{rows}", validation_fraction=0.0)
-    split = asked.train_split(tokenizer, (), 0)
+    other = dataclasses.replace(config, source=f"prepared:{rows}", validation_fraction=0.0)
+    split = other.train_split(tokenizer, (), 0)
     with pytest.raises(DataError, match=r"train.array_record is damaged \(.*hash mismatch"):
         split.examples.example(0, 0)
     assert split.examples.example(0, 1)["segment_ids"].all()

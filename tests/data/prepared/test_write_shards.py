@@ -170,8 +170,8 @@ def test_an_interrupted_run_goes_on(texts, letters, tmp_path):
     assert contents(out) == contents(whole)
 
 
-def test_workers_that_made_nothing_are_told_of(texts, letters, tmp_path):
-    """As those that do not see the folder; the one who asked does not do their work unasked."""
+def test_workers_that_make_nothing_are_reported(texts, letters, tmp_path):
+    """Workers may not see the folder; the process that waits for them does not do their work."""
     with pytest.raises(DataError, match=r"3 of 3 shards are not in .*/out now that the workers"):
         prepare(source_of(texts), tmp_path / "out", letters, length=LENGTH, workers=lambda *_: None)
     assert read_manifest(tmp_path / "out") is None
@@ -188,7 +188,7 @@ def test_what_lies_beside_the_rows_is_mended(texts, letters, tmp_path, name):
     assert contents(out) == before
 
 
-def test_a_changed_file_is_prepared_anew_and_a_damaged_shard_mended(texts, letters, tmp_path):
+def test_changed_files_and_damaged_shards_are_prepared_again(texts, letters, tmp_path):
     out = tmp_path / "out"
     prepare(source_of(texts), out, letters, length=LENGTH)
     before = contents(out)
@@ -291,7 +291,7 @@ def test_a_file_that_changes_meanwhile_is_refused(texts, letters, tmp_path, monk
 
 
 @pytest.mark.parametrize("what", ["rows", "facts"])
-def test_a_full_disk_is_told_in_a_line(texts, letters, tmp_path, monkeypatch, what):
+def test_a_full_disk_is_reported_in_one_line(texts, letters, tmp_path, monkeypatch, what):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -208,10 +208,10 @@ def test_examples_to_predict(tokenizer):
     tags = make(TokenClassificationData, TAGGED)
     split = tags.input_split([{"tokens": ["a", "b"]}], tokenizer, tags.labels())
     assert split.content[0].words == ("a", "b")
-    asked = [{key: QUESTIONS[0][key] for key in ("context", "question")}]
+    questions = [{key: QUESTIONS[0][key] for key in ("context", "question")}]
     spans = make(QuestionAnsweringData, QUESTIONS, stride=8)
-    asked[0]["id"] = "x"
-    assert spans.input_split(asked, tokenizer, ()).content[0].id == "x"
+    questions[0]["id"] = "x"
+    assert spans.input_split(questions, tokenizer, ()).content[0].id == "x"
     chosen = make(MultipleChoiceData, CHOICES)
     rows = [{"context": "it", "choices": ["a", "b"]}]
     assert chosen.input_split(rows, tokenizer, ()).content[0].choices == ("a", "b")
@@ -240,7 +240,7 @@ def test_examples_to_predict(tokenizer):
         (TokenClassificationData, [{"tokens": ["a"], "tags": []}], r"examples\[0\] has 1 words"),
     ],
 )  # fmt: skip
-def test_faults_are_told_in_a_line(tokenizer, kind, source, message):
+def test_faulty_examples_are_refused_in_one_line(tokenizer, kind, source, message):
     def use():
         config = make(kind, source)
         list(config.texts())

@@ -106,7 +106,7 @@ def test_no_query_of_a_held_out_episode_occurs_twice():
         assert len(set(queries)) == len(queries) == source.DOCUMENT_EXAMPLES
     sums = Patterns.parse("builtin:patterns#arithmetic").training_episode(0, 0, 0, 60)
     queries = [query for query, _ in sums.examples]
-    assert set(queries[25:50]) == set(queries[:25]), "after all 25 sums they begin anew"
+    assert set(queries[25:50]) == set(queries[:25]), "after all 25 sums they repeat"
     assert queries[25:50] != queries[:25]
 
 
