@@ -88,13 +88,10 @@ class Unusable:
                 if self.strict:
                     raise DataError(message) from None
                 self.messages.append(message)
-        require(used or not self.messages, f"none of {self}", error=DataError)
+        if self.messages and not used:
+            number = counted(len(self.messages), self.noun)
+            raise DataError(f"none of {number} can be used; the first: {self.messages[0]}")
         return used
-
-    def __str__(self) -> str:
-        """Describes the records, for messages that begin with other words."""
-        first = next(iter(self.messages), "none")
-        return f"{counted(len(self.messages), self.noun)} can be used; the first: {first}"
 
 
 @dataclass(frozen=True, kw_only=True)

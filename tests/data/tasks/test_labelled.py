@@ -1,7 +1,7 @@
 import pickle
 
 import pytest
-from flaxzoo.data import DataError, TokenizerConfig
+from flaxzoo.data import DataError, Examples, TokenizerConfig
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
@@ -113,6 +113,20 @@ def test_nothing_to_validate_on(tmp_path, tokenizer):
         data(one, validation_fraction=1.5)
     with pytest.raises(ValueError, match=r"length must .*7"):
         SequenceClassificationData(source=one, tokenizer=TokenizerConfig(), length=7)
+
+
+def test_the_log_counts_what_a_condition_leaves_out(tokenizer):
+    tags = [{"tokens": ["a"], "tags": ["B-X"], "n": n} for n in range(4)]
+    answer = {"text": "a", "answer_start": 0}
+    questions = [{"context": "a b", "question": "q", "answers": [answer], "n": n} for n in range(4)]
+    for kind, rows, fields in (
+        (TokenClassificationData, tags, "tokens,tags"),
+        (QuestionAnsweringData, questions, "context,question,answers"),
+    ):
+        source = Examples.of(rows, fields=f"{fields}?n>=1")
+        config = kind(source=source, tokenizer=TokenizerConfig(), length=16)
+        notes = config.whole_source(source, tokenizer, config.labels()).notes
+        assert notes[0] == "1 record left out by the filter n>=1"
 
 
 def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):
