@@ -19,8 +19,8 @@ from .distributed.sharding import make_mesh as make_mesh
 from .distributed.sharding import parameter_shardings as parameter_shardings
 from .distributed.sharding import shard_batch as shard_batch
 from .distributed.sharding import state_shardings as state_shardings
-from .engine.compile import ShardedStep as ShardedStep
-from .engine.compile import make_sharded_step as make_sharded_step
+from .engine.sharded_step import ShardedStep as ShardedStep
+from .engine.sharded_step import make_sharded_step as make_sharded_step
 from .engine.train import Result as Result
 from .engine.train import train as train
 from .engine.train_step import make_train_step as make_train_step

@@ -116,7 +116,7 @@ def compile_step(case: Case) -> Any:
     import optax
     from flaxzoo import models, train
     from flaxzoo.train.distributed.sharding import batch_sharding, make_mesh
-    from flaxzoo.train.engine.compile import make_sharded_step
+    from flaxzoo.train.engine.sharded_step import make_sharded_step
 
     model = models.create(case.config, models.Execution(remat="dots"))
     tx = optax.adamw(1e-4, weight_decay=0.01)

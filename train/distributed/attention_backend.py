@@ -2,10 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.nn.fused_attention import AttentionCall, refusal
 from ..config import TrainConfig
 from .ring_attention import PART_KERNELS, ring_refusal
@@ -65,12 +64,9 @@ class KernelChoice:
     @property
     def description(self) -> str:
         """`attention by XLA, not by cuDNN: …`."""
-        said = f"attention by {NAMES[self.kernel]}"
-        if self.ring > 1:
-            said += f" on a ring of {self.ring} devices"
-        if self.instead_of:
-            said += f", not by {NAMES[self.instead_of]}: {self.reason}"
-        return said
+        ring = f" on a ring of {self.ring} devices" if self.ring > 1 else ""
+        other = f", not by {NAMES[self.instead_of]}: {self.reason}" if self.instead_of else ""
+        return f"attention by {NAMES[self.kernel]}{ring}{other}"
 
 
 def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> KernelChoice:
@@ -84,47 +80,43 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     Raises:
         UserError: the kernel named by `execution.attention` does not support the run.
     """
-    asked, platform = config.execution.attention, device.platform
-    fastest: Kernel | None = FASTEST.get(platform)
-    if any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder)):
-        # Not every kernel supports attention dropout.
-        fastest = DROPPING.get(platform) or fastest
+    requested, platform = config.execution.attention, device.platform
+    drops = any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder))
+    fastest = (DROPPING if drops else FASTEST).get(platform)
+    if requested == "xla":
+        return KernelChoice("xla", fastest or "", "execution.attention says so")
     kernels: tuple[Kernel, ...]
-    if asked == "auto":
-        alone = () if fastest is None else (fastest,)
-        kernels = FASTEST_ON_RING.get(platform, ("blocks",)) if context > 1 else alone
+    if requested != "auto":
+        kernels = (requested,)
+    elif context > 1:
+        kernels = FASTEST_ON_RING.get(platform, ("blocks",))
     else:
-        kernels = () if asked == "xla" else (asked,)
+        kernels = () if fastest is None else (fastest,)
     # Take the first kernel that works; remember why the best one does not.
-    instead_of = reason = ""
+    refused: list[tuple[str, str]] = []
     for kernel in kernels:
-        cannot = _reason(kernel, config, device, context)
-        if cannot is None:
-            ring = context if kernel in PART_KERNELS else 1
-            return KernelChoice(kernel, instead_of, reason, ring)
-        instead_of, reason = instead_of or kernel, reason or cannot
-    # Report that a faster kernel was declined.
-    if asked == "xla" and fastest is not None:
-        return KernelChoice("xla", fastest, "execution.attention says so")
-    if asked in ("auto", "xla"):
-        return KernelChoice("xla", instead_of, reason)
-    raise UserError(
-        f"execution.attention {asked} cannot serve this run: {reason}: leave it out, or say xla"
+        reason = _reason(kernel, config, device, context)
+        best, why = next(iter(refused), ("", ""))
+        if reason is None:
+            return KernelChoice(kernel, best, why, context if kernel in PART_KERNELS else 1)
+        refused.append((kernel, reason))
+    best, why = next(iter(refused), ("", ""))
+    require(
+        requested == "auto",
+        f"execution.attention {requested} cannot serve this run: {why}: leave it out, or choose "
+        "xla",
     )
-
-
-def with_kernel(config: TrainConfig, kernel: Kernel) -> TrainConfig:
-    """Returns the configuration with this attention kernel."""
-    execution = dataclasses.replace(config.execution, attention=kernel)
-    return dataclasses.replace(config, execution=execution)
+    return KernelChoice("xla", best, why)
 
 
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
     """Returns why a kernel does not support a training step, or None."""
     # Check the device first, then the sizes of the calls.
-    for cannot, why in _LIMITS:
-        if cannot(kernel, device):
-            return why.format(device=device, needs=PLATFORMS.get(kernel, ""))
+    platform = PLATFORMS.get(kernel)
+    if platform not in (None, device.platform):
+        return f"it is for a {platform}, and here is a {device.platform}"
+    if platform == "gpu" and _is_old(device):
+        return f"a {device.device_kind} is not of NVIDIA's Ampere generation or later"
     # Check encoder, decoder and cross-attention, whose sizes differ.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder
@@ -143,27 +135,13 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
             biased=sizes.scores_by_distance,
             capped=sizes.score_cap is not None,
         )
-        reason = refusal(kernel, call)
-        if reason is None and context > 1:
-            reason = ring_refusal(kernel, call, context)
+        on_ring = ring_refusal(kernel, call, context) if context > 1 else None
+        reason = refusal(kernel, call) or on_ring
         if reason is not None:
             return reason
     return None
 
 
-def _is_old_gpu(kernel: str, device: Any) -> bool:
-    if PLATFORMS.get(kernel) != "gpu":
-        return False
-    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(device.compute_capability))  # AMD's are gfx90a …
-    return numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST_CAPABILITY
-
-
-_LIMITS: tuple[tuple[Callable[[str, Device], bool], str], ...] = (
-    (
-        lambda kernel, device: device.platform != PLATFORMS.get(kernel, device.platform),
-        "it is for a {needs}, and here is a {device.platform}",
-    ),
-    (_is_old_gpu, "a {device.device_kind} is not of NVIDIA's Ampere generation or later"),
-)
-"""Tests for devices that a kernel does not support, with the reasons; `models.nn.fused_attention`
-checks sizes."""
+def _is_old(gpu: Any) -> bool:
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.compute_capability))  # AMD's are gfx90a …
+    return numbers is None or tuple(map(int, numbers.groups())) < LEAST_CAPABILITY

@@ -9,11 +9,12 @@ import functools
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.mesh_axes import MESH_AXIS_NAMES
 from ...models.nn.typing import Array, Params, PyTree
 from ..config import TrainConfig
-from .fsdp import Exchange, GradientFn
+from .fsdp import GradientFn
+from .gradient_exchange import Exchange
 
 AXIS = "devices"
 
@@ -28,11 +29,11 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
     Raises:
         UserError: `whole_batch` is True; each device would see only a part of the batch.
     """
-    if whole_batch:
-        raise UserError(
-            "the objective compares the examples of a batch with each other, and under pmap it "
-            "would see parts of the batch: leave micro_batches and pmap out"
-        )
+    require(
+        not whole_batch,
+        "the objective compares the examples of a batch with each other, and under pmap it would "
+        "see parts of the batch: leave micro_batches and pmap out",
+    )
     return Exchange(functools.partial(_pmapped, mesh=mesh))
 
 
@@ -77,18 +78,16 @@ def check_pmap(config: TrainConfig) -> None:
     """
     if config.parallel != "pmap":
         return
-    if jax.process_count() > 1:
-        raise UserError(
-            f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
-            "leave it out (--parallel jit)"
+    require(
+        jax.process_count() == 1,
+        f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
+        "leave it out (--parallel jit)",
+    )
+    sizes = {f"mesh.{name}": getattr(config.mesh, name) for name in MESH_AXIS_NAMES[1:]}
+    defaults = {**dict.fromkeys(sizes, 1), "gather": "auto"}
+    for name, value in {**sizes, "gather": config.gather}.items():
+        require(
+            value == defaults[name],
+            f"{name} {value} is for --parallel jit; under pmap every device has the whole model: "
+            "leave one of them out",
         )
-    settings: list[tuple[str, object, object]] = [
-        *((f"mesh.{name}", getattr(config.mesh, name), 1) for name in MESH_AXIS_NAMES[1:]),
-        ("gather", config.gather, "auto"),
-    ]
-    for name, value, needed in settings:
-        if value != needed:
-            raise UserError(
-                f"{name} {value} is for --parallel jit; under pmap every device has the whole "
-                "model: leave one of them out"
-            )

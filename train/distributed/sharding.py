@@ -11,7 +11,6 @@ keys and values in each layer; nothing else of a sequence is gathered.
 
 import dataclasses
 import functools
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ...data.common.errors import UserError
+from ...data.common.errors import UserError, counted
+from ...data.common.fields import require
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors_of
 from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
@@ -47,15 +47,12 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     try:
         grid = np.asarray(devices).reshape(sizes)  # -1: all remaining devices
     except ValueError:
-        given = [
-            f"mesh.{name} {size}"
-            for name, size in dataclasses.asdict(config).items()
-            if size != getattr(MeshConfig(), name)
-        ]
+        default = dataclasses.asdict(MeshConfig())
+        given = dataclasses.asdict(config).items() - default.items()
+        shown = " × ".join(f"mesh.{name} {size}" for name, size in sorted(given))
         raise UserError(
-            f"{' × '.join(given)}: the sizes do not multiply to the {len(devices)} "
-            f"device{'s' * (len(devices) > 1)}: "
-            "give sizes that do, at most one of them -1 (all that are left)"
+            f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: give "
+            "sizes that do, at most one of them -1 (all that are left)"
         ) from None
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
     return Mesh(grid, MESH_AXIS_NAMES, axis_types=kinds)
@@ -81,33 +78,44 @@ def parameter_spec(
     """
     if name.startswith("further/"):  # a second model of any family
         return PartitionSpec()
+    several = {axis for axis, size in mesh.shape.items() if size > 1}
+    spec: list[tuple[str, ...]] = []
+    for size, logical in zip(shape, _logical_axes(name, shape, model), strict=True):
+        # A mesh axis shards only the first dimension that requests it.
+        axes = tuple(axis for axis in MESH_AXES[logical] if axis in several)
+        several -= {*axes}
+        over = " × ".join(f"mesh.{axis} {mesh.shape[axis]}" for axis in axes)
+        require(
+            size % math.prod(mesh.shape[axis] for axis in axes) == 0,
+            f"parameter {name} {shape}: dimension {size} cannot be sharded over {over}: choose it "
+            f"from {divisors_of(size)}, or change the dimension",
+        )
+        spec.append(axes)
+    return PartitionSpec(*spec)
+
+
+def _logical_axes(
+    name: str, shape: tuple[int, ...], model: TransformerConfig | None
+) -> LogicalAxes:
+    """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
-    # An adapter's factors follow the rule of their kernel.
+    # An adapter's factors follow the rule of their kernel, and have fewer axes.
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
-    matches = [axes for pattern, axes in rules if re.fullmatch(pattern, stored)]
-    # An adapter's factor has fewer axes than its kernel.
-    matches = [_factor_axes(own, axes, len(shape)) for axes in matches]
-    if len(matches) != 1 or len(matches[0]) != len(shape):
-        remedy = "" if model is not None else "; or say which by the model's configuration"
-        raise UserError(
-            f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of "
-            f"{'all families' if model is None else 'its family'}: exactly one must name its "
-            f"dimensions; change the patterns of the model's FAMILY{remedy}"
-        )
-    spec: list[tuple[str, ...]] = []
-    for size, logical in zip(shape, matches[0], strict=True):
-        # A mesh axis shards only the first dimension that requests it.
-        axes = tuple(a for a in MESH_AXES[logical] if a not in itertools.chain(*spec))
-        spec.append(tuple(a for a in axes if mesh.shape[a] > 1) or axes[:1])
-        if size % math.prod(mesh.shape[a] for a in spec[-1]):
-            over = " × ".join(f"mesh.{a} {mesh.shape[a]}" for a in spec[-1])
-            raise UserError(
-                f"parameter {name} {shape}: dimension {size} cannot be sharded over "
-                f"{over}: choose it from {divisors_of(size)}, or change the dimension"
-            )
-    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+    matches = [
+        _factor_axes(own, axes, len(shape))
+        for pattern, axes in rules
+        if re.fullmatch(pattern, stored)
+    ]
+    where = "all families" if model is None else "its family"
+    require(
+        [len(axes) for axes in matches] == [len(shape)],
+        f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of {where}: "
+        "exactly one must name its dimensions; change the patterns of the model's FAMILY, or name "
+        "the family by giving the model's configuration",
+    )
+    return matches[0]
 
 
 def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
@@ -118,6 +126,11 @@ def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
         first = axes.count("layers")
         return (*axes[:first], None, *axes[first + 1 - ndim :])
     return axes
+
+
+def axes_of(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the mesh axes that an entry of a PartitionSpec names."""
+    return (over,) if isinstance(over, str) else over or ()
 
 
 def parameter_shardings(
@@ -167,8 +180,7 @@ def moment_spec(
     if field != "scales":
         return whole
     *leading, last = whole
-    names = (last,) if isinstance(last, str) else last or ()
-    shards = math.prod(mesh.shape[name] for name in names)
+    shards = math.prod(mesh.shape[axis] for axis in axes_of(last))
     return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
 
 
@@ -229,12 +241,18 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:
     """Raises UserError if sequences, or the tokens of a sequence, cannot be divided evenly."""
-    check_batch_divides(batch_size, num_batch_shards(mesh), micro_batches)
-    if length % mesh.shape[CONTEXT]:
-        raise UserError(
-            f"data.length {length} cannot be sharded over mesh.{CONTEXT} "
-            f"{mesh.shape[CONTEXT]}: choose it from {divisors_of(length)}, or change the length"
-        )
+    devices, context = num_batch_shards(mesh), mesh.shape[CONTEXT]
+    parts = devices * micro_batches
+    require(
+        batch_size % parts == 0,
+        f"batch_size {batch_size} cannot be divided over {devices} devices in micro_batches "
+        f"{micro_batches}: choose a multiple of {parts}",
+    )
+    require(
+        length % context == 0,
+        f"data.length {length} cannot be sharded over mesh.{CONTEXT} {context}: choose it from "
+        f"{divisors_of(length)}, or change the length",
+    )
 
 
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
@@ -259,32 +277,21 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    held: dict[int, set[int]] = {}  # process → the parts on its devices
+    shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
-        held.setdefault(device.process_index, set()).add(rows.indices(number)[0])
-    wide = len(held[jax.process_index()])
-    for process, rows in held.items():
-        first = min(rows)
-        # A part is an aligned range of consecutive shards.
-        if first % wide or rows != set(range(first, first + wide)):
-            sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
-            raise UserError(
-                f"{sizes}: process {process} of {len(held)} would hold rows that are not one of "
-                f"equal parts of a batch: choose mesh.{CONTEXT} × mesh.tensor to divide the "
-                f"{mesh.size // len(held)} devices of a process, or to be a multiple of them"
-            )
-    return min(held[jax.process_index()]) // wide, number // wide
-
-
-def check_batch_divides(batch_size: int, devices: int, micro_batches: int = 1) -> None:
-    """Raises UserError if a batch cannot be divided evenly over devices and micro-batches."""
-    parts = devices * micro_batches
-    if batch_size % parts:
-        parted = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
-        raise UserError(
-            f"batch_size {batch_size} cannot be divided over {devices} devices{parted}: "
-            f"choose a multiple of {parts}"
-        )
+        shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])
+    own = shards[jax.process_index()]
+    wide = len(own)
+    # Each part must be an aligned range of consecutive shards.
+    aligned = [set(range(first, first + wide)) for first in range(0, number, wide)]
+    sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
+    require(
+        all(part in aligned for part in shards.values()),
+        f"{sizes}: the rows of each of the {len(shards)} processes are not one of equal parts of a "
+        f"batch: choose mesh.{CONTEXT} × mesh.tensor to divide the {mesh.size // len(shards)} "
+        "devices of a process, or to be a multiple of them",
+    )
+    return min(own) // wide, number // wide
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.common.errors import StepNotTaken
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.lora import make_lora
-from ...models.nn.typing import Array, Float, Key, Params
+from ...models.nn.typing import Array, Float, Params
 from ...models.registry import create
 from ..config import TrainConfig
 from ..distributed.expert_parallel import over_mesh
@@ -35,15 +36,7 @@ from ..optim.schedules import make_schedule
 from ..rewards.functions import RewardFunction, Rewards, rewards_of
 from ..runs.run_folder import Run
 from ..state import Metrics, TrainState
-from .compile import (
-    CompiledTrainer,
-    NumpyBatch,
-    ShardedStep,
-    run_keys,
-    step_of_run,
-    trainer_of,
-    with_shardings,
-)
+from .compile import CompiledTrainer, NumpyBatch, step_of_run, trainer_of
 from .memory_summary import BatchShapes
 from .policy_update import update_config
 from .rollout import (
@@ -56,6 +49,11 @@ from .rollout import (
     take_rows,
     weighted_rewards,
 )
+from .sharded_step import ShardedStep, run_keys, with_batch_sharding
+from .train_step import divide
+
+PROMPT = ("prompt_ids", "prompt_mask")
+"""The arrays of a prompt, `[B, T]`."""
 
 
 @dataclasses.dataclass
@@ -70,48 +68,28 @@ class PolicyTrainer:
     """The configuration of the run."""
     objective: OnlineConfig
     sharded: ShardedStep
-    """The update; `compile` may replace it by one that needs less memory."""
+    """The update; `compile` chooses the candidate that fits into memory."""
     programs: RolloutPrograms
     tokenizer: Tokenizer
     rewards: Rewards
     training: PolicyExamples
     validation: PolicyExamples
 
-    @functools.cached_property
-    def _keys(self) -> tuple[Key[Array, ""], Key[Array, ""]]:
-        """The keys of sampling and of updates."""
+    def __post_init__(self) -> None:
+        mesh, inner = self.sharded.mesh, update_config(self.config, self.objective)
+        self._update, self._schedule = (
+            self.sharded.step,
+            make_schedule(inner.optimizer, inner.steps),
+        )
         step_rng = run_keys(self.config.seed)[1]
-        return jax.random.fold_in(step_rng, 0), jax.random.fold_in(step_rng, 1)
-
-    @functools.cached_property
-    def _sample(self) -> Any:
-        return jax.jit(self.programs.sample, static_argnames="group_size")
-
-    @functools.cached_property
-    def _score(self) -> Any:
-        return jax.jit(self._scored)
-
-    @functools.cached_property
-    def _judge(self) -> Any:
+        self._sample_key, self._update_key = (jax.random.fold_in(step_rng, i) for i in range(2))
         # Replicated, because each process reads all answers, as in any evaluation.
-        return jax.jit(self._judged, out_shardings=self._whole)
-
-    @functools.cached_property
-    def _take(self) -> Any:
-        return jax.jit(functools.partial(take_rows, mesh=self.sharded.mesh))
-
-    @functools.cached_property
-    def _replicate(self) -> Any:
-        return jax.jit(lambda x: x, out_shardings=self._whole)
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return NamedSharding(self.sharded.mesh, PartitionSpec())
-
-    @functools.cached_property
-    def _schedule(self) -> Any:
-        inner = update_config(self.config, self.objective)
-        return make_schedule(inner.optimizer, inner.steps)
+        replicated = NamedSharding(mesh, PartitionSpec())
+        self._sample = jax.jit(self.programs.sample, static_argnames="group_size")
+        self._score = jax.jit(self._scored)
+        self._judge = jax.jit(self._judged, out_shardings=replicated)
+        self._take = jax.jit(functools.partial(take_rows, mesh=mesh))
+        self._replicate = jax.jit(lambda x: x, out_shardings=replicated)
 
     def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
         """Samples answers to a batch of prompts and takes the updates of a step.
@@ -123,14 +101,13 @@ class PolicyTrainer:
         Raises:
             StepNotTaken: a reward failed; `state` is unchanged.
         """
-        sample_key, update_key = self._keys
         # Keys depend on the step number alone, so that a resumed run samples the same answers.
         number = int(state.step)
         rollout = self._sample(
             state.params,
             state.frozen,
             self._placed(batch),
-            jax.random.fold_in(sample_key, number),
+            jax.random.fold_in(self._sample_key, number),
             group_size=self.objective.num_generations,
         )
         # Rewards run on the host, between two compiled programs.
@@ -140,18 +117,19 @@ class PolicyTrainer:
         for update, part in enumerate(self._mini_batches(rows, number)):
             if update:  # all updates count as one step of the run
                 state = dataclasses.replace(state, step=state.step - 1)
-            state, found = self.sharded.step(state, part, jax.random.fold_in(update_key, update))
-            collected.append(found)
+            key = jax.random.fold_in(self._update_key, update)
+            state, metrics_of_update = self._update(state, part, key)
+            collected.append(metrics_of_update)
             # Virtual CPU devices may deadlock with several programs in flight.
             if has_virtual_devices():
-                jax.block_until_ready(found)
+                jax.block_until_ready(metrics_of_update)
         means = _mean(collected)
         # The schedule counts updates: log the rate of the last one.
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
     def _placed(self, batch: NumpyBatch, *more: str) -> dict[str, Array]:
-        prompts = {name: batch[name] for name in ("prompt_ids", "prompt_mask", *more)}
+        prompts = {name: batch[name] for name in (*PROMPT, *more)}
         return shard_batch(prompts, self.sharded.mesh)
 
     def _rewards(
@@ -167,11 +145,11 @@ class PolicyTrainer:
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
         # A reward model needs all processes, so one with filler only rewards its first row.
         judged = [i for i, is_real in enumerate(real) if is_real] or [0]
-        asked = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
+        prompts = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
         try:
             with barrier():
-                values[judged] = self.rewards(asked, [texts[i] for i in judged])
+                values[judged] = self.rewards(prompts, [texts[i] for i in judged])
         except Exception as error:
             raise StepNotTaken from error
         # Discard the reward of such a row.
@@ -181,8 +159,8 @@ class PolicyTrainer:
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
         """Returns the answers of this process as texts, and which of them are not filler."""
         part, parts = process_shard(self.sharded.mesh)
-        held = (rollout.labels, rollout.loss_mask, rollout.real)
-        ids, answer, real = map(np.asarray, self._replicate(held))
+        arrays = rollout.labels, rollout.loss_mask, rollout.real
+        ids, answer, real = map(np.asarray, self._replicate(arrays))
         # Take this process's share of the global rows.
         rows = len(ids) // parts
         local = slice(part * rows, (part + 1) * rows)
@@ -201,40 +179,30 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> tuple[dict[str, Array], Metrics]:
         """Returns the batch of the updates, and the metrics of the rollout."""
-        objective = self.objective
-        total = self._total(rollout, rewards)
-        scored = self._log_probs(params, frozen, rollout)
+        objective, mesh = self.objective, self.sharded.mesh
+        total, scored = self._total(rollout, rewards), {}
+        if objective.needs_log_probs:
+            has_reference = objective.beta > 0
+            scored = self.programs.log_probs(params, frozen, rollout, reference=has_reference)
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
-        # Answers without an end token get no loss.
         if objective.mask_truncated:
-            for name in ("loss_mask", "value_mask"):
-                if name in batch:
-                    batch[name] = batch[name] * rollout.ended[:, None]
-        mesh = self.sharded.mesh
+            # Answers without an end token get no loss.
+            masks = {"loss_mask", "value_mask"} & batch.keys()
+            batch |= {name: batch[name] * rollout.ended[:, None] for name in masks}
         batch = {
             name: jax.lax.with_sharding_constraint(x, batch_sharding(mesh, x.shape))
             for name, x in batch.items()
         }
         return batch, {
-            **self._means(rollout, rewards, total, scored),
+            **divide(*self._sums(rollout, rewards, total, scored)),
             **group_metrics(total, objective.num_generations),
             **objective.rollout_metrics(total, rollout.loss_mask, scored, ended=rollout.ended),
         }
 
-    def _log_probs(
-        self, params: Params, frozen: Params | None, rollout: Rollout
-    ) -> dict[str, Array]:
-        """Returns the log-probabilities that the objective needs, or an empty dict."""
-        if not self.objective.needs_log_probs:
-            return {}
-        has_reference = self.objective.beta > 0
-        return self.programs.log_probs(params, frozen, rollout, reference=has_reference)
-
     def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
         """Returns each answer's reward, minus the penalty if it has no end token."""
-        penalty = self.objective.missing_end_penalty
         total = weighted_rewards(rewards, self.rewards.weights)
-        return total - penalty * ~rollout.ended if penalty else total
+        return total - self.objective.missing_end_penalty * ~rollout.ended
 
     def _sums(
         self,
@@ -244,26 +212,15 @@ class PolicyTrainer:
         scored: Mapping[str, Array],
     ) -> tuple[Metrics, Metrics]:
         """Returns sums and counts of all metrics of a rollout."""
-        sums, counts = reward_metrics(rollout, rewards, total, list(self.rewards.functions))
-        more = [completion_metrics(rollout)]
+        measured = [
+            reward_metrics(rollout, rewards, total, list(self.rewards.functions)),
+            completion_metrics(rollout),
+        ]
         if "reference_log_probs" in scored:
-            more.append(
-                divergence_metrics(rollout, scored["log_probs"], scored["reference_log_probs"])
-            )
-        for more_sums, more_counts in more:
-            sums |= more_sums
-            counts |= more_counts
+            log_probs, reference = scored["log_probs"], scored["reference_log_probs"]
+            measured.append(divergence_metrics(rollout, log_probs, reference))
+        sums, counts = (functools.reduce(operator.or_, x) for x in zip(*measured, strict=True))
         return sums, counts
-
-    def _means(
-        self,
-        rollout: Rollout,
-        rewards: Float[Array, "R F"],
-        total: Float[Array, " R"],
-        scored: Mapping[str, Array],
-    ) -> Metrics:
-        sums, counts = self._sums(rollout, rewards, total, scored)
-        return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
         """Returns the mini-batches of a step, shuffled by seed and step if there are several."""
@@ -320,13 +277,9 @@ class PolicyTrainer:
     def compile(self, batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         """Compiles the update for prompts of these shapes."""
         mesh, state = self.sharded.mesh, self.sharded.state
-        names = ("prompt_ids", "prompt_mask")
-        prompts = with_shardings(
-            {name: batch[name] for name in names},
-            {name: batch_sharding(mesh, batch[name].shape) for name in names},
-        )
+        prompts = with_batch_sharding({name: batch[name] for name in PROMPT}, mesh)
         group = self.objective.num_generations
-        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        key = jax.eval_shape(lambda: self._sample_key)
         sample = functools.partial(self.programs.sample, group_size=group)
         # Trace sampling and scoring by shape, to learn the shapes of an update's batch.
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
@@ -335,17 +288,12 @@ class PolicyTrainer:
         rows, _ = jax.eval_shape(self._scored, state.params, state.frozen, rollout, rewards)
         size = number // self.objective.num_mini_batches
         part = {
-            name: jax.ShapeDtypeStruct(
-                (size, *x.shape[1:]),
-                x.dtype,
-                sharding=batch_sharding(mesh, (size, *x.shape[1:])),
-            )
-            for name, x in rows.items()
+            name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in rows.items()
         }
-        # Replace the update by the candidate that fits into memory.
-        chosen, program = self.sharded.compile(part)
-        changed, self.sharded = chosen.change_from(self.sharded), chosen
-        return program, changed
+        # Use the candidate that fits into memory.
+        chosen, program = self.sharded.compile(with_batch_sharding(part, mesh))
+        self._update = chosen.step
+        return program, self.sharded.change_to(chosen)
 
 
 @jax.jit

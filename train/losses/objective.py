@@ -86,6 +86,11 @@ class Objective:
     """Whether the terms of an example depend on other examples of the batch, as with in-batch
     negatives. Such a batch cannot be split into micro-batches or run under pmap."""
 
+    @property
+    def needs_initial(self) -> bool:
+        """Whether the state keeps a frozen copy of the initial parameters."""
+        return self.reference or self.keeps_initial
+
     def initial_models(self, rng: Array) -> tuple[Params | None, Params | None]:
         """Returns the initial parameters of the trained and of the frozen further models.
 

@@ -8,7 +8,8 @@ import numpy as np
 from ...data.dataset import ArraySpec, BatchSpec, Values
 from ..config import MeshConfig, TrainConfig, objective_of
 from ..distributed.sharding import batch_sharding, make_mesh
-from ..engine.compile import NumpyBatch, ShardedStep, configured_step
+from ..engine.compile import NumpyBatch, configured_step
+from ..engine.sharded_step import ShardedStep
 from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4

@@ -24,9 +24,10 @@ from ..distributed.sharding import (
     num_batch_shards,
     parameter_shardings,
 )
-from ..engine.compile import ShardedStep, configured_step, with_shardings
+from ..engine.compile import configured_step
 from ..engine.memory_summary import bytes_per_device, is_out_of_memory, temp_bytes
 from ..engine.rollout import RolloutPrograms, samples_stacked
+from ..engine.sharded_step import ShardedStep, with_shardings
 from ..objectives.online import OnlineConfig
 from ..runs.config_json import from_dict
 from ..state import count_parameters
@@ -160,7 +161,7 @@ def _with_compiled_step(
 ) -> Plan:
     """Returns the plan with the compiled program's figures, or with the compiler's error."""
     try:
-        step, executable = step.compile(batch)
+        chosen, executable = step.compile(batch)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -173,7 +174,7 @@ def _with_compiled_step(
     devices = mesh.devices.flatten().tolist()
     return dataclasses.replace(
         plan,
-        exchange=step.exchange,
+        exchange=chosen.exchange,
         temp_bytes=temp_bytes(memory),
         code_bytes=memory.generated_code_size_in_bytes,
         device_flops=matmul_flops(program),

@@ -17,7 +17,7 @@ import jax
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
-from flaxzoo.train.engine import machine_memory, start
+from flaxzoo.train.engine import machine_memory, sharded_step, start
 from flaxzoo.train.engine.train import train
 from flaxzoo.train.runs.config_json import from_dict
 
@@ -37,21 +37,21 @@ REFUSALS = {
 @contextlib.contextmanager
 def refusal(message):
     """The compiler of process 1 refuses to gather parameters once, which its memory allows."""
-    trace, memory = parallel.ShardedStep.trace, machine_memory.device_memory
+    trace, memory = sharded_step.ShardedStep.trace, machine_memory.device_memory
 
-    def refused(step, batch):
-        if "gathered once a step, which" in step.exchange and jax.process_index() == 1:
+    def refused(step, batch, candidate):
+        if "gathered once a step, which" in candidate.exchange and jax.process_index() == 1:
             raise jax.errors.JaxRuntimeError(message)
-        print(f"traced: {step.exchange}", file=sys.stderr)
-        return trace(step, batch)
+        print(f"traced: {candidate.exchange}", file=sys.stderr)
+        return trace(step, batch, candidate)
 
-    parallel.ShardedStep.trace = refused
+    sharded_step.ShardedStep.trace = refused
     machine_memory.device_memory = lambda devices: (2 + jax.process_index()) << 30
     machine_memory.memory_of_each.cache_clear()
     try:
         yield
     finally:
-        parallel.ShardedStep.trace, machine_memory.device_memory = trace, memory
+        sharded_step.ShardedStep.trace, machine_memory.device_memory = trace, memory
         machine_memory.memory_of_each.cache_clear()
 
 

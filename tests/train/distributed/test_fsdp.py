@@ -14,10 +14,10 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import init_params
 from flaxzoo.models.nn.kernels import flash
-from flaxzoo.train.distributed import fsdp
+from flaxzoo.train.distributed import fsdp, gradient_exchange
 from flaxzoo.train.distributed.sharding import batch_sharding, make_mesh
-from flaxzoo.train.engine.compile import ShardedStep
 from flaxzoo.train.engine.memory_summary import peak_bytes
+from flaxzoo.train.engine.sharded_step import ShardedStep
 from flaxzoo.train.optim.parameters import is_stacked, named
 from flaxzoo.train.plan.hlo.collectives import collective_ops
 from flaxzoo.train.plan.hlo.parser import parse_hlo
@@ -103,7 +103,7 @@ def test_shards_scattered_in_stages_are_those_scattered_at_once(shape, sizes):
 
     def summed(stages):
         scatter = jax.shard_map(
-            lambda x: fsdp._scattered(x[0], spec, ("data", "fsdp"), stages),
+            lambda x: fsdp.Wire(None, stages).scatter(x[0], spec, {"data", "fsdp"}),
             mesh=mesh,
             in_specs=PartitionSpec(("data", "fsdp")),
             out_specs=spec,
@@ -325,10 +325,10 @@ def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, mon
 
     trace = ShardedStep.trace
 
-    def refused(step, batch):
-        if step.exchange.startswith(BY_STEP):
+    def refused(step, batch, candidate):
+        if candidate.exchange.startswith(BY_STEP):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
-        return trace(step, batch)
+        return trace(step, batch, candidate)
 
     monkeypatch.setattr(ShardedStep, "trace", refused)
     assert fitted(peak)[1].exchange.startswith(BY_LAYER)
@@ -345,7 +345,9 @@ def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, mon
     ],
 )
 def test_parameters_are_gathered_whole_if_they_fit(sizes, fits, expected):
-    found = fsdp.gather_candidates("auto", mesh_of(**sizes), whole_batch=False, fits=fits)
+    found = gradient_exchange.gather_candidates(
+        "auto", mesh_of(**sizes), whole_batch=False, fits=fits
+    )
     assert found == expected
 
 
@@ -370,14 +372,14 @@ def test_whole_bytes(dtype, number, expected):
         is_leaf=lambda x: isinstance(x, tuple),
     )
     state = train.init_state(params, optax.identity(), params)
-    assert fsdp.whole_bytes(state, dtype, number) == expected
+    assert gradient_exchange.full_bytes(state, dtype, number) == expected
 
 
 def test_where_they_cannot_be_gathered_once():
-    with pytest.raises(UserError, match=r"whole parameters, but here is mesh.tensor 2: choose ga"):
+    with pytest.raises(UserError, match=r"gather step .* mesh.tensor is 2"):
         sharded_step("gpt", mesh_of(fsdp=4, tensor=2), gather="step")
     objective = dataclasses.replace(train.CAUSAL, whole_batch=True)
-    with pytest.raises(UserError, match=r"an example depends on its whole batch: choose gather la"):
+    with pytest.raises(UserError, match=r"gather step .* whole batch"):
         train.make_sharded_step(
             models.create(GPT), objective, optax.sgd(0.1), mesh_of(fsdp=8), gather="step"
         )
@@ -396,7 +398,7 @@ def test_where_they_cannot_be_gathered_once():
             {"fsdp": 8},
             {"gather": "step"},
             "gradients exchanged once a step; parameters gathered once a step, which takes 0.2 MB "
-            "beside the state (--gather layer: less)",
+            "in addition to the state (--gather layer: less)",
         ),
         (
             {"data": 2, "fsdp": 4},

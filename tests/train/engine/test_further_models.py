@@ -10,7 +10,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data import UserError
 from flaxzoo.models.nn.dropout import fold_in
-from flaxzoo.train.engine.compile import make_init
+from flaxzoo.train.engine.sharded_step import make_init
 
 from ...support.run_folders import assert_same, everything, small_run
 
