@@ -95,6 +95,7 @@ FAMILIAR_NAMES: dict[str, str] = {
         "log-every": "logging-steps log-interval",
         "keep-last": "save-total-limit",
         "data.num-workers": "dataloader-num-workers num-workers",
+        "objective.gae-lambda": "objective.lam objective.lambda lam",
         "objective.beta": "data.beta data.rollout.beta kl-coef",
         "objective.loss-type": "data.loss data.rollout.loss loss-type",
         "objective.label-smoothing": "label-smoothing label-smoothing-factor data.wrong-labels",

@@ -7,6 +7,7 @@ label that does not occur) is 0, without a warning.
 """
 
 import importlib.util
+import itertools
 import re
 import string
 import warnings
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 
 Scores = dict[str, float]
 Labels = Sequence[object] | np.ndarray
@@ -84,9 +85,8 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     from scipy import stats
 
     gold, predicted = (x.astype(np.float64) for x in _paired(gold, predicted))
-    if not np.isfinite(predicted).all():
-        bad = int(np.count_nonzero(~np.isfinite(predicted)))
-        raise UserError(f"{bad} of {len(predicted)} predicted scores are not finite numbers")
+    bad = np.count_nonzero(~np.isfinite(predicted))
+    require(not bad, f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
     # The correlation of nearly constant scores is still defined.
@@ -121,7 +121,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     _check_tags(gold, predicted)
     tags, predicted_tags = [list(s) for s in gold], [list(s) for s in predicted]
     # Parse the entities once for both averages.
-    entities = Entities(tags, IOB2, False), Entities(predicted_tags, IOB2, False)
+    entities, found = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
 
     def score(average: str | None) -> tuple:
         return precision_recall_fscore_support(
@@ -130,20 +130,20 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
             average=average,
             zero_division=0,  # pyright: ignore[reportArgumentType]
             scheme=IOB2,
-            entities_true=entities[0],
-            entities_pred=entities[1],
+            entities_true=entities,
+            entities_pred=found,
         )
 
     precision, recall, f1, _ = score("micro")
-    types = sorted(entities[0].unique_tags | entities[1].unique_tags)
-    of_types = zip(types, score(None)[2], strict=True) if types else ()
-    same = [a == b for x, y in zip(gold, predicted, strict=True) for a, b in zip(x, y, strict=True)]
+    types = sorted(entities.unique_tags | found.unique_tags)
+    of_types = np.atleast_1d(score(None)[2])[: len(types)]
+    words, predicted_words = (np.array([*itertools.chain(*side)]) for side in (gold, predicted))
     return {
         "precision": float(precision),
         "recall": float(recall),
         "f1": float(f1),
-        "token_accuracy": float(np.mean(same)),
-        **{f"f1_{name}": float(x) for name, x in of_types},
+        "token_accuracy": float(np.mean(words == predicted_words)),
+        **{f"f1_{name}": float(x) for name, x in zip(types, of_types, strict=True)},
     }
 
 
@@ -166,12 +166,11 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
         UserError: there is nothing to score, or a question has no prediction.
     """
     missing = [question for question in gold if question not in predicted]
-    if missing or not gold:
-        first = f", the first {missing[0]!r}" if missing else ""
-        raise UserError(
-            f"{len(missing)} of {len(gold)} questions have no predicted answer{first}: "
-            'predict one for each, "" for none'
-        )
+    require(
+        gold and not missing,
+        f"{len(missing)} of {len(gold)} questions have no predicted answer {missing[:1]}: give at "
+        'least one question, and an answer for each, "" for none',
+    )
     pairs = [_answer_score(texts, predicted[question]) for question, texts in gold.items()]
     exact_match, f1 = np.mean(pairs, axis=0).tolist()
     return {"exact_match": exact_match, "f1": f1}
@@ -200,31 +199,36 @@ def _word_f1(gold: list[str], predicted: list[str]) -> float:
 
 
 def _paired(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
-    gold, predicted = np.asarray(gold), np.asarray(predicted)
-    if gold.shape != predicted.shape or not gold.size:
-        raise UserError(
-            f"gold {list(gold.shape)} and predicted {list(predicted.shape)} must be as many, "
-            "and at least one"
+    """Returns both sides as arrays of numbers."""
+    sides = np.asarray(gold), np.asarray(predicted)
+    shapes = [list(side.shape) for side in sides]
+    require(
+        shapes[0] == shapes[1] and sides[0].size,
+        f"gold and predicted must have equal shapes and at least one example, got {shapes[0]} and "
+        f"{shapes[1]}",
+    )
+    for name, side in zip(("gold", "predicted"), sides, strict=True):
+        require(
+            side.dtype.kind in "biuf",
+            f"{name} must be numbers, got {str(side.flat[0])!r}. Give the index of each label in "
+            "`names`.",
         )
-    for side in (gold, predicted):
-        if side.dtype.kind not in "biuf":
-            raise UserError(
-                f"{str(side.flat[0])!r} is no number: give labels by their place in `names`"
-            )
-    return gold, predicted
+    return sides
 
 
 def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
-    lengths = [len(sentence) for sentence in gold]
-    predicted_lengths = [len(sentence) for sentence in predicted]
-    if lengths != predicted_lengths or not any(lengths):
-        raise UserError(
-            f"{len(gold)} gold sentences of {sum(lengths)} words and {len(predicted)} predicted of "
-            f"{sum(predicted_lengths)} must have tag for tag, and at least one"
+    lengths, predicted_lengths = ([len(tags) for tags in side] for side in (gold, predicted))
+    require(
+        lengths == predicted_lengths and any(lengths),
+        "gold and predicted must have as many tags for each sentence, and at least one, got "
+        f"{len(gold)} sentences of {sum(lengths)} words and {len(predicted)} of "
+        f"{sum(predicted_lengths)}",
+    )
+    for tag in set(itertools.chain(*gold, *predicted)):
+        require(
+            re.fullmatch(r"O|[BI]-.+", tag),
+            f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE",
         )
-    for tag in {tag for sentence in (*gold, *predicted) for tag in sentence}:
-        if not re.fullmatch(r"O|[BI]-.+", tag):
-            raise UserError(f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE")
 
 
 def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, float | str]:
@@ -271,13 +275,8 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
           and references differ.
     """
     missing = missing_rouge()
-    if missing:
-        raise UserError(missing)
-    if not references or len(references) != len(texts):
-        raise UserError(
-            f"{len(texts)} texts for {len(references)} references: give one for each, and at "
-            "least one"
-        )
+    require(not missing, str(missing))
+    _check_texts(references, texts)
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
@@ -304,14 +303,17 @@ def translation_scores(
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    if not references or len(references) != len(translations):
-        raise UserError(
-            f"{len(translations)} translations for {len(references)} references: give one for "
-            "each, and at least one"
-        )
+    _check_texts(references, translations)
     scores: dict[str, float | str] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(translations), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     equal = sum(a == b for a, b in zip(references, translations, strict=True))
     return {**scores, "exact_match": equal / len(references)}
+
+
+def _check_texts(references: Sequence[str], texts: Sequence[str]) -> None:
+    require(
+        len(references) == len(texts) > 0,
+        f"{len(texts)} texts for {len(references)} references: give one for each, and at least one",
+    )

@@ -59,9 +59,9 @@ def make_optimizer(
           layers, for `config.layer_decay`; if None, all families are consulted.
 
     Returns:
-        The transformation; its `init` raises ValueError if a pattern of
-        `config.frozen` fits no parameter or all are frozen, and if
-        `config.layer_decay` meets a parameter whose depth is unknown.
+        The transformation; its `init` raises UserError if a pattern of `config.frozen` matches no
+        parameter or all are frozen, and if `config.layer_decay` is below 1 and the depth of a
+        parameter is unknown.
     """
     clip = config.max_gradient_norm
     lamb, frozen = config.name == "lamb", bool(config.frozen)

@@ -113,9 +113,10 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
+    # The smaller split comes first, so that it fails before a reference scores the larger one.
+    validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
     _log_split("training data", train, log)
-    validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
     if existing:

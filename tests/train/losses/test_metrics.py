@@ -96,21 +96,10 @@ def test_what_is_not_defined_is_zero_without_a_warning(gold, predicted):
     }
 
 
-@pytest.mark.parametrize(("gold", "predicted"), [([], []), ([1, 0], [1]), ([[1, 0]], [1, 0])])
-def test_labels_that_are_no_pairs(gold, predicted):
-    with pytest.raises(ValueError, match="must be as many, and at least one"):
-        classification_scores(gold, predicted, ["no", "yes"])
-
-
 def test_labels_may_be_of_any_number_type():
     gold, predicted = np.array([[1.0, 0.0], [0.0, 1.0]]), [[True, False], [True, True]]
     scores = classification_scores(gold, predicted, ["a", "b"])
     assert scores == pytest.approx({"accuracy": 0.5, "f1_micro": 4 / 5, "f1_macro": 5 / 6})
-
-
-def test_names_are_no_labels():
-    with pytest.raises(ValueError, match="'yes' is no number: give labels by their place"):
-        classification_scores([1, 0], ["yes", "no"], ["no", "yes"])
 
 
 def test_correlations_by_hand():
@@ -138,11 +127,6 @@ def test_nearly_constant_predictions_do_not_warn():
     predicted = np.array([1, 1 + 4e-16, 1, 1])
     assert np.ptp(predicted) > 0
     assert -1 <= regression_scores([1, 2, 3, 4], predicted)["spearman"] <= 1
-
-
-def test_scores_that_are_no_numbers():
-    with pytest.raises(ValueError, match="2 of 3 predicted scores are not finite numbers"):
-        regression_scores([1, 2, 3], [1, math.nan, math.inf])
 
 
 def test_entities_by_hand():
@@ -217,21 +201,6 @@ def test_without_entities():
 
 
 @pytest.mark.parametrize(
-    ("gold", "predicted", "message"),
-    [
-        ([["O", "O"]], [["O"]], "1 gold sentences of 2 words and 1 predicted of 1 must have tag"),
-        ([["O"], ["O"]], [["O", "O"]], "2 gold sentences of 2 words and 1 predicted of 2"),
-        ([], [], "0 gold sentences"),
-        ([["O"]], [["PER"]], "tag 'PER' is not BIO: it must be O, B-TYPE or I-TYPE"),
-        ([["E-PER"]], [["O"]], "tag 'E-PER' is not BIO"),
-    ],
-)
-def test_tags_that_cannot_be_scored(gold, predicted, message):
-    with pytest.raises(ValueError, match=message):
-        entity_scores(gold, predicted)
-
-
-@pytest.mark.parametrize(
     ("text", "normal"),
     [
         ("The  Cat's\tpyjamas!", "cats pyjamas"),
@@ -292,14 +261,6 @@ def test_answers_are_averaged_over_questions():
     )
 
 
-def test_questions_without_a_prediction():
-    message = "1 of 2 questions have no predicted answer, the first 'b': predict one for each"
-    with pytest.raises(ValueError, match=message):
-        answer_scores({"a": ["x"], "b": ["y"]}, {"a": "x"})
-    with pytest.raises(ValueError, match="0 of 0 questions"):
-        answer_scores({}, {})
-
-
 def test_nothing_slow_is_imported_before_it_is_needed():
     program = (
         "import sys, flaxzoo.train.losses.metrics;"
@@ -329,12 +290,6 @@ def test_a_perfect_translation_has_all_points():
     assert scores["exact_match"] == 1
 
 
-@pytest.mark.parametrize("translations", [[], ["a"]])
-def test_translations_without_a_partner(translations):
-    with pytest.raises(ValueError, match=f"{len(translations)} translations for 0 references"):
-        translation_scores([], translations)
-
-
 def test_rouge_by_hand():
     references, texts = ["The cat sat on the mat", "a dog"], ["the mat: the cat sat", "A dog."]
     # All 5 words of the first text are among the 6; 3 of its 4 pairs of words are among the 5; the
@@ -344,8 +299,6 @@ def test_rouge_by_hand():
     assert scores == {name: pytest.approx((x + 1) / 2) for name, x in expected.items()}
     everything = text_scores(references, texts)
     assert everything == {**translation_scores(references, texts), **scores}
-    with pytest.raises(ValueError, match="1 texts for 2 references"):
-        rouge_scores(references, texts[:1])
 
 
 def test_without_rouge_the_other_scores_are_there(monkeypatch):
@@ -353,3 +306,28 @@ def test_without_rouge_the_other_scores_are_there(monkeypatch):
     assert text_scores(["a"], ["a"]) == translation_scores(["a"], ["a"])
     with pytest.raises(ValueError, match=r"rouge-score is not installed: pip install 'flaxzoo"):
         rouge_scores(["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("score", "arguments", "message"),
+    [
+        (classification_scores, ([], [], "ab"), r"gold and predicted .* \[0\]"),
+        (classification_scores, ([1, 0], [1], "ab"), r"\[2\] and \[1\]"),
+        (classification_scores, ([[1, 0]], [1, 0], "ab"), r"\[1, 2\] and \[2\]"),
+        (classification_scores, ([1, 0], ["yes", "no"], "ab"), "predicted must be numbers.*'yes'"),
+        (regression_scores, ([1, 2, 3], [1, math.nan, math.inf]), "2 of 3 predicted .* finite"),
+        (entity_scores, ([["O", "O"]], [["O"]]), "gold and predicted .* 2 words .* 1"),
+        (entity_scores, ([["O"], ["O"]], [["O", "O"]]), "gold and predicted .* 2 sentences .* 1"),
+        (entity_scores, ([], []), "gold and predicted .* 0 sentences"),
+        (entity_scores, ([["O"]], [["PER"]]), "'PER' is not BIO"),
+        (entity_scores, ([["E-PER"]], [["O"]]), "'E-PER' is not BIO"),
+        (answer_scores, ({"a": ["x"], "b": ["y"]}, {"a": "x"}), "1 of 2 questions .*'b'"),
+        (answer_scores, ({}, {}), "0 of 0 questions"),
+        (translation_scores, ([], []), "0 texts for 0 references"),
+        (translation_scores, ([], ["a"]), "1 texts for 0 references"),
+        (rouge_scores, (["a", "b"], ["a"]), "1 texts for 2 references"),
+    ],
+)
+def test_predictions_that_cannot_be_scored_are_refused(score, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        score(*arguments)
