@@ -48,6 +48,8 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     """The metrics that a progress line shows."""
     next_command: ClassVar[str]
     """A command that uses a finished run; {run} is replaced by its folder."""
+    head_names: ClassVar[tuple[str, ...]] = ()
+    """The supported heads of `HEADS`, the default first. Defaults to the kind of data."""
     needs_init_from: ClassVar[bool] = False
     """Whether the loss compares the model with the model of `init_from`."""
     generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
@@ -67,7 +69,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
     def heads(self, data: D) -> tuple[str, ...]:
         """Returns the names in `HEADS` of the supported heads, the default first."""
-        return (data.kind,)
+        return self.head_names or (data.kind,)
 
     def check(self, data: D) -> None:
         """Checks the hyperparameters against the data; raises UserError."""

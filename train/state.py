@@ -53,3 +53,10 @@ def init_state(
 def count_parameters(params: Params) -> int:
     """Counts the numbers in `params`, which are arrays or their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
+
+
+def in_units(number: int) -> str:
+    """Returns bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
+    unit, size = next((x for x in units if number >= x[1]), units[-1])
+    return f"{number / size:,.1f} {unit}"

@@ -14,7 +14,7 @@ from ...models.config import Execution
 from ...models.nn.typing import Array, PyTree
 from ..mesh import Gather
 from ..optim.parameters import map_named
-from ..state import TrainState
+from ..state import TrainState, in_units
 from .fsdp import GradientFn, Way, compute_dtype, exchanged
 
 ONCE = ("data", "fsdp")
@@ -173,7 +173,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
     if way.gather == "step":
         return (
             "gradients exchanged once a step; parameters gathered once a step, which takes "
-            f"{full / 1e6:,.1f} MB in addition to the state (--gather layer: less)"
+            f"{in_units(full)} in addition to the state (--gather layer: less)"
         )
     by = "" if way.per_layer and way.axes else " by the compiler"
     among = " among the devices of fsdp" if way.axes and not is_once else ""

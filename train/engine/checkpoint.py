@@ -1,5 +1,6 @@
 """Checkpoints of a run through Orbax: parameters, optimizer state and data position."""
 
+import itertools
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from orbax.checkpoint import checkpoint_managers
 from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
+from ...models.nn.typing import PyTree
 from ...models.run_files import CHECKPOINTS, PARAMS, numbered, steps
 from ..state import TrainState
 
@@ -138,15 +140,8 @@ class Checkpoints:
         # The previous save is done, so its checksums no longer need `_saving`.
         self._saving = step
         self._check_room(state)
-        items = {
-            PARAMS: ocp.args.StandardSave(state.params),
-            OPTIMIZER: ocp.args.StandardSave({"step": state.step, "state": state.opt_state}),
-            DATA: ocp.args.JsonSave(data),
-        }
-        if state.frozen is not None:
-            items[FROZEN] = ocp.args.StandardSave(state.frozen)
-        if state.further is not None:
-            items[FURTHER] = ocp.args.StandardSave(state.further)
+        arrays = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
+        items = {**arrays, DATA: ocp.args.JsonSave(data)}
         metrics = {} if validation_loss is None else {"loss": validation_loss}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
@@ -199,10 +194,10 @@ class Checkpoints:
 
     def _cannot_write(self, why: str) -> RunError:
         others = [step for step in steps(self._folder.parent) if step != self._saving]
-        rest = f"from step {others[-1]}" if others else "from the start"
+        start = f"step {others[-1]}" if others else "the start"
         return RunError(
             f"cannot write checkpoint {self._saving} to {self._folder} ({why}): mend that; "
-            f"the same command resumes {rest}"
+            f"the same command resumes from {start}"
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, DataState]:
@@ -218,21 +213,14 @@ class Checkpoints:
         Raises:
             RunError: `shapes` has frozen parameters, and the checkpoint has none.
         """
-        items = {
-            PARAMS: ocp.args.StandardRestore(shapes.params),
-            OPTIMIZER: ocp.args.StandardRestore({"step": shapes.step, "state": shapes.opt_state}),
-            DATA: ocp.args.JsonRestore(),
-        }
-        if shapes.frozen is not None:
-            if not (self._folder / str(step) / FROZEN).is_dir():
-                raise RunError(
-                    f"checkpoint {step} of {self._folder.parent} has no frozen parameters, which "
-                    "the objective needs as its reference: resume it with the objective that it "
-                    "was written with"
-                )
-            items[FROZEN] = ocp.args.StandardRestore(shapes.frozen)
-        if shapes.further is not None:
-            items[FURTHER] = ocp.args.StandardRestore(shapes.further)
+        if shapes.frozen is not None and not (self._folder / str(step) / FROZEN).is_dir():
+            raise RunError(
+                f"checkpoint {step} of {self._folder.parent} has no frozen parameters, which the "
+                "objective needs as its reference: resume it with the objective that it was "
+                "written with"
+            )
+        arrays = {name: ocp.args.StandardRestore(part) for name, part in _parts(shapes).items()}
+        items = {**arrays, DATA: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         optimizer = restored[OPTIMIZER]
         state = TrainState(
@@ -253,6 +241,17 @@ class Checkpoints:
             self._removing.join()
 
 
+def _parts(state: TrainState) -> dict[str, PyTree]:
+    """Returns the arrays of a checkpoint by folder, without absent ones."""
+    parts = {
+        PARAMS: state.params,
+        OPTIMIZER: {"step": state.step, "state": state.opt_state},
+        FROZEN: state.frozen,
+        FURTHER: state.further,
+    }
+    return {name: part for name, part in parts.items() if part is not None}
+
+
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining one is intact.
 
@@ -266,21 +265,19 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
     Raises:
         RunError: All checkpoints are damaged; they are left unchanged.
     """
+    complete = steps(run)
+    for step in sorted(set(numbered(run)) - set(complete)):
+        # Orbax would treat such a folder as the newest checkpoint.
+        _set_aside(run, step, "it is not a checkpoint", log)
     damaged: dict[int, str] = {}
-    newest: int | None = None
-    held = steps(run)
-    for step in numbered(run):
-        if step not in held:  # Orbax would treat it as the newest
-            _set_aside(run, step, "it holds no checkpoint", log)
-    for step in reversed(held):
-        # An empty part means the whole checkpoint.
-        part = "" if newest is None else METRICS
+    part = ""  # the whole checkpoint
+    for step in reversed(complete):
         damage = find_damage(run / CHECKPOINTS / str(step), part)
-        if damage is not None:
+        if damage is None:
+            part = METRICS
+        else:
             damaged[step] = damage
-        elif newest is None:
-            newest = step
-    if damaged and newest is None:
+    if damaged and not part:
         listed = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
         raise RunError(
             f"every checkpoint of {run} is damaged ({listed}): restore one, or give another "
@@ -299,11 +296,8 @@ def _set_aside(run: Path, step: int, damage: str, log: LogFn) -> None:
 
 def _free_name(path: Path) -> Path:
     """Returns `path`, or the first of `path-2`, `path-3` … that does not exist."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([path], numbered) if not name.exists())
 
 
 def _loss(metrics: dict[str, float]) -> float:

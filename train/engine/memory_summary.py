@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import jax
 
 from ...data.common.errors import UserError, counted
+from ...data.common.fields import require
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
-from ..state import TrainState
+from ..state import TrainState, in_units
 from .machine_memory import Device, available_bytes, available_on_machine
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
     params, optimizer, frozen = (
         bytes_per_device(x) for x in (shapes.params, shapes.opt_state, shapes.frozen)
     )
-    reference = f", {_in_units(frozen)} of frozen parameters" if frozen else ""
+    reference = f", {in_units(frozen)} of frozen parameters" if frozen else ""
     return (
         f"a step: {counted(rows, 'row')} of {counted(length, 'token')}, "
         f"{counted(rows * length, 'token')}; each device has "
-        f"{counted(rows // num_shards, 'row')}, {at_once}, {_in_units(params)} of "
-        f"parameters{reference} and {_in_units(optimizer)} of optimizer state; "
+        f"{counted(rows // num_shards, 'row')}, {at_once}, {in_units(params)} of "
+        f"parameters{reference} and {in_units(optimizer)} of optimizer state; "
         f"{attention}"
     )
 
@@ -93,12 +94,12 @@ def check_state_fits(
     Raises:
         UserError: They do not fit.
     """
-    needed, available = _needed(bytes_per_device(shapes), devices), available_bytes(devices)
-    if available is not None and needed > available:
-        raise UserError(
-            f"parameters and optimizer state need {_in_units(needed)} of memory, and "
-            f"{_in_units(available)} are available: {_smaller_model(config, resumed)}"
-        )
+    _require_memory(
+        "parameters and optimizer state need",
+        _needed(bytes_per_device(shapes), devices),
+        available_bytes(devices),
+        remedy=_smaller_model(config, resumed),
+    )
 
 
 def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:
@@ -114,12 +115,8 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
     """
     # The host of each process holds only its part of the global batch.
     whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
-    needed, available = whole // jax.process_count(), available_on_machine()
-    if available is not None and needed > available:
-        raise UserError(
-            f"a batch needs {_in_units(needed)} of memory, and {_in_units(available)} are "
-            f"available: {_remedies(config, resumed)}"
-        )
+    needed, remedy = whole // jax.process_count(), _remedies(config, resumed)
+    _require_memory("a batch needs", needed, available_on_machine(), remedy=remedy)
 
 
 def check_step_fits(
@@ -159,12 +156,19 @@ def check_step_fits(
     memory, available = step.memory_analysis(), available_bytes(devices)
     if memory is None or available is None:
         return
-    needed = _needed(peak_bytes(memory), devices)
-    told = f"a step needs {_in_units(needed)} of memory, and {_in_units(available)} are available"
-    if needed > available:
-        raise UserError(f"{told}: {_remedies(config, resumed)}")
+    needed, remedy = _needed(peak_bytes(memory), devices), _remedies(config, resumed)
+    figures = _require_memory("a step needs", needed, available, remedy=remedy)
     close = needed > CLOSE * available
-    log(f"{told}; should it not suffice, {_remedies(config, resumed)}" if close else told)
+    log(f"{figures}; if it does not suffice, {remedy}" if close else figures)
+
+
+def _require_memory(what: str, needed: int, available: int | None, *, remedy: str) -> str:
+    """Returns both figures as a clause; raises UserError if `needed` exceeds `available`."""
+    if available is None:
+        return ""
+    figures = f"{what} {in_units(needed)} of memory, and {in_units(available)} are available"
+    require(needed <= available, f"{figures}: {remedy}")
+    return figures
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -204,11 +208,3 @@ def _smaller_model(config: TrainConfig, resumed: bool) -> str:
         now = f"now {optimizer.state_dtype}"
         remedies.append(f"keep moments in 8 bits (optimizer.state_dtype int8, {now})")
     return ", or ".join([*remedies, divided])
-
-
-def _in_units(number: int) -> str:
-    """Returns bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number / 1e3:,.1f} KB"

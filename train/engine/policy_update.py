@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ..config import TrainConfig
 from ..objectives.online import OnlineConfig
 
@@ -11,17 +11,19 @@ def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
     """Returns the configuration of an update: its batch of answers, and the number of updates.
 
     Raises:
-        RunError: the answers of a step are not a multiple of the mini-batches, or the run uses
+        UserError: the answers of a step are not a multiple of the mini-batches, or the run uses
           pmap.
     """
     rows, parts = config.batch_size * objective.num_generations, objective.num_mini_batches
-    if rows % (parts * config.micro_batches):
-        raise RunError(
-            f"the {rows} answers of a step do not divide into objective.num_mini_batches "
-            f"{parts} of micro_batches {config.micro_batches}: change one of them"
-        )
-    if config.parallel == "pmap":
-        raise RunError("reinforcement learning needs parallel jit, not pmap: leave it out")
+    require(
+        rows % (parts * config.micro_batches) == 0,
+        f"the {rows} answers of a step do not divide into objective.num_mini_batches {parts} of "
+        f"micro_batches {config.micro_batches}: change one of them",
+    )
+    require(
+        config.parallel == "jit",
+        f"parallel must be jit for reinforcement learning, got {config.parallel}: leave it out",
+    )
     # The optimizer counts updates, not steps, so its steps and warm-up are scaled.
     updates = objective.num_iterations * parts
     warmup = config.optimizer.warmup_steps * updates

@@ -238,8 +238,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     plan = run.init_from
     if plan is None:
         return trainer.init()
-    # Both the loss and rollouts may use the initial parameters as a reference.
-    keep_initial = opened.objective.reference or opened.objective.keeps_initial
+    keep_initial = opened.objective.needs_initial
     if run.config.lora is not None:
         lora = make_lora(run.config.lora, create(run.config.model))
         return _with_base(trainer, plan, lora, keep_initial=keep_initial, log=log)

@@ -123,9 +123,8 @@ def _watch(reader: socket.socket) -> None:
             if first is None:
                 first = now
             elif now - first > SECONDS_OF_ONE:
-                shown = (
-                    "\x1b[?25h\n" if sys.stderr.isatty() else ""
-                )  # show the cursor that the progress bar hides
+                # Show the cursor, which the progress bar hides.
+                shown = "\x1b[?25h\n" if sys.stderr.isatty() else ""
                 print(
                     f"{shown}flaxzoo: a second signal ({signal.Signals(number).name}): ended at "
                     "once; the same command resumes from the newest checkpoint",

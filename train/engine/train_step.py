@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.adapters.lora import LoRA
 from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Key, Params
@@ -49,13 +49,11 @@ def make_train_step(
     Raises:
         UserError: the objective needs the whole batch, and there are several micro-batches.
     """
-    if objective.whole_batch and num_micro_batches > 1:
-        raise UserError(
-            "the objective compares the examples of a batch with each other, and with "
-            f"micro_batches {num_micro_batches} it would see parts of the batch: leave "
-            "micro_batches and pmap out"
-        )
-
+    require(
+        not objective.whole_batch or num_micro_batches == 1,
+        "the objective compares the examples of a batch with each other, and with micro_batches "
+        f"{num_micro_batches} it would see parts of the batch: leave micro_batches and pmap out",
+    )
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.nn.typing import Array, Bool, Float
 from ...models.token_log_probs import TokenLogProbs, token_log_probs
 from .objective import Batch, Outputs, Terms
@@ -66,9 +66,9 @@ def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S
     Raises:
         UserError: N is not a multiple of the group size, or the group size is below 2.
     """
-    if group_size < 2 or rewards.shape[0] % group_size:
-        raise UserError(
-            f"{rewards.shape[0]} rewards do not make groups of {group_size}: give a multiple of "
-            "the number of answers to each prompt, which is at least 2"
-        )
+    require(
+        group_size >= 2 and rewards.shape[0] % group_size == 0,
+        f"{rewards.shape[0]} rewards do not make groups of {group_size}: give a multiple of the "
+        "number of answers to each prompt, which is at least 2",
+    )
     return rewards.reshape(-1, group_size)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.nn.dropout import fold_in
 from ...models.nn.typing import Array, Float, Int, Params
 
@@ -100,12 +100,10 @@ class Objective:
         Args:
             rng: the key.
         """
-        made = {
-            name: model.init(jax.random.fold_in(rng, number))
-            for number, (name, model) in enumerate(self.models.items())
-        }
-        trained = {name: x for name, x in made.items() if self.models[name].trained}
-        frozen = {name: x for name, x in made.items() if name not in trained}
+        trained, frozen = {}, {}
+        for number, (name, model) in enumerate(self.models.items()):
+            made = trained if model.trained else frozen
+            made[name] = model.init(jax.random.fold_in(rng, number))
         return trained or None, {FURTHER: frozen} if frozen else None
 
     def outputs(
@@ -197,26 +195,25 @@ class Objective:
         Raises:
             UserError: `values` is not a dict of scalars, or lacks a term of `coefficients`.
         """
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f"{function} of the objective returned {type(values).__name__}: return a dict of a "
-                "scalar for each term"
-            )
+        require(
+            isinstance(values, Mapping),
+            f"{function} of the objective returned {type(values).__name__}: return a dict of a "
+            "scalar for each term",
+        )
         for name, value in values.items():
-            numeric = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
-            if not numeric or np.shape(value) != ():
-                found = f"the shape {np.shape(value)}" if numeric else f"the type {type(value)}"
-                raise UserError(
-                    f"{function}[{name!r}] of the objective has {found}: return a scalar, such as "
-                    "the sum over the examples"
-                )
-        for name in self.coefficients:
-            if name not in values:
-                raise UserError(
-                    f"{function} of the objective returned {', '.join(values) or 'nothing'} and "
-                    f"no {name!r}, which has a coefficient: return it, or leave it out of "
-                    "coefficients"
-                )
+            is_number = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
+            found = f"shape {np.shape(value)}" if is_number else f"type {type(value).__name__}"
+            require(
+                found == "shape ()",
+                f"{function}[{name!r}] of the objective has the {found}: return a scalar, such as "
+                "the sum over the examples",
+            )
+        missing = [name for name in self.coefficients if name not in values]
+        require(
+            not missing,
+            f"{function} of the objective returned {', '.join(values) or 'nothing'} without "
+            f"{missing}, which have a coefficient: return them, or leave them out of coefficients",
+        )
         return dict(values)
 
     def check_counted(self, sums: Terms, counts: Terms) -> None:
@@ -225,12 +222,12 @@ class Objective:
         Raises:
             UserError: a sum has no count.
         """
-        for name in sums:
-            if name not in counts:
-                raise UserError(
-                    f"terms of the objective returned {name!r}, which counts did not: return from "
-                    "counts how many items it averages over, or leave it out of terms"
-                )
+        uncounted = sorted(sums.keys() - counts.keys())
+        require(
+            not uncounted,
+            f"terms of the objective returned {uncounted}, which counts did not: return from "
+            "counts how many items they average over, or leave them out of terms",
+        )
 
 
 def joined(params: Params, further: Params | None) -> Params:

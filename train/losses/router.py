@@ -8,7 +8,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.config import TransformerConfig
 from ...models.nn.experts import (
     RouterStatistics,
@@ -43,11 +43,11 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     """
     if not model.num_experts:
         return objective
-    if objective.forward is not None:
-        raise UserError(
-            f"num_experts {model.num_experts} is for an objective without forward, as the losses "
-            "of the router need the outputs of the model alone: choose a model without experts"
-        )
+    require(
+        objective.forward is None,
+        f"num_experts {model.num_experts} is for an objective without forward, as the losses of "
+        "the router need the outputs of the model alone: choose a model without experts",
+    )
     over_batch = model.router_balance_over == "batch"
 
     def counts(batch: Batch) -> Terms:

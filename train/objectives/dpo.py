@@ -26,6 +26,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
 
     kind = "dpo"
     data_kinds = (DPOData,)
+    head_names = ("causal_lm",)
     progress_metrics = ("rewards/accuracies", "rewards/margins")
     next_command = "chat {run}"
     needs_init_from = True
@@ -57,11 +58,6 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         """Returns the measures of `dpo`, and the number of pairs."""
         del data
         return preference_metrics(evaluation, split)
-
-    def heads(self, data: DPOData) -> tuple[str, ...]:
-        """Returns the head of a language model."""
-        del data
-        return ("causal_lm",)
 
     def batch_spec(self, data: DPOData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a pair, and the reference's log-probabilities if precomputed."""

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ...data.chat.policy import PolicyData
-from ...data.common.errors import UserError
-from ...data.common.fields import NonNegative, Range
+from ...data.common.fields import NonNegative, Range, require
 from ...data.dataset import BatchSpec
 from ...models.nn.typing import Array, Float, Int
 from ..losses.answers import (
@@ -26,7 +25,7 @@ from ..losses.answers import (
     real_rows,
 )
 from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
-from .online import OnlineConfig, near_zero_note, per_token_spec
+from .online import OnlineConfig, per_token_spec
 
 GroupSize = Annotated[int, Range(least=2)]
 """Number of answers per prompt, for an objective that compares them."""
@@ -75,11 +74,6 @@ class GRPOConfig(OnlineConfig):
         if self.beta:
             found["reference_log_probs"] = scored["reference_log_probs"]
         return found
-
-    def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line on the validation loss and on that of a step."""
-        del data
-        return near_zero_note(self)
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a sampled answer."""
@@ -133,8 +127,10 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     """
     beta, loss_type, longest = settings.beta, settings.loss_type, settings.max_new_tokens
     low, high = settings.epsilon, settings.epsilon_high
-    if loss_type == "dr_grpo" and longest is None:
-        raise UserError("max_new_tokens None must be a number: the loss type dr_grpo divides by it")
+    require(
+        loss_type != "dr_grpo" or longest is not None,
+        "max_new_tokens must be a number, got None. The loss type dr_grpo divides by it.",
+    )
     measures = ("entropy", *(("kl",) if beta else ()), *CLIPPED)
 
     def counts(batch: Batch) -> Terms:

@@ -3,10 +3,10 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from ...data.chat.policy import PolicyData
-from ...data.common.errors import UserError
-from ...data.common.fields import NonNegative, Positive, PositiveInt
+from ...data.common.fields import NonNegative, Positive, PositiveInt, require
 from ...data.dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ...models.nn.typing import Array, Bool, Float, Int
 from ..losses.eval_step import Evaluation
@@ -19,8 +19,11 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     """The settings of sampling and rewards, shared by all online objectives."""
 
     data_kinds = (PolicyData,)
+    head_names = ("causal_lm",)
     progress_metrics = ("reward", "kl", "completions/mean_length")
     next_command = "chat {run}"
+    learns_values: ClassVar[bool] = False
+    """Whether the loss includes a value function."""
 
     rewards: tuple[str, ...] = ()
     """One or several rewards: exact_match, arithmetic, format:REGEX, length:N, contains:WORD, or
@@ -110,23 +113,24 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         del split, data
         return {**evaluation.means, "prompts": int(evaluation.counts["reward"])}
 
-    def heads(self, data: PolicyData) -> tuple[str, ...]:
-        """Returns the head of a causal language model."""
-        del data
-        return ("causal_lm",)
-
     def check(self, data: PolicyData) -> None:
         """Checks that an answer leaves tokens for a prompt."""
-        if self.answer_length(data) >= data.length:
-            raise UserError(
-                f"objective.max_new_tokens {self.answer_length(data)} leaves no token for a "
-                f"prompt in data.length {data.length}: lower the first or raise the second"
-            )
+        require(
+            self.answer_length(data) < data.length,
+            f"objective.max_new_tokens {self.answer_length(data)} leaves no token for a prompt in "
+            f"data.length {data.length}: lower the first or raise the second",
+        )
 
     def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line on the validation loss."""
+        """Returns a line on the validation loss, and on a loss near 0 in the only update of a step.
+
+        With several updates the loss of an objective without values leaves 0 after the first.
+        """
         del data
-        return "the validation loss is the mean reward of held-out prompts, negated"
+        note = "the validation loss is the mean reward of held-out prompts, negated"
+        if self.learns_values or self.updates_several:
+            return note
+        return f"{note}; the loss of a step is near 0 whatever the rewards, its gradient is not"
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a sampled answer."""
@@ -145,12 +149,3 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 def per_token_spec(length: int) -> ArraySpec:
     """Returns the spec of one number per token of a row."""
     return ArraySpec((length,), Values.LABEL, "float32")
-
-
-def near_zero_note(settings: OnlineConfig) -> str:
-    """Returns the note on a loss without values, which is near 0 in the first update of a step."""
-    note = "the validation loss is the mean reward of held-out prompts, negated"
-    # With several updates the loss leaves 0 after the first, so the note would be wrong.
-    if settings.updates_several:
-        return note
-    return f"{note}; the loss of a step is near 0 whatever the rewards, its gradient is not"

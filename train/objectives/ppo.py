@@ -31,6 +31,8 @@ class PPOConfig(OnlineConfig):
     """The settings of proximal policy optimization; the defaults are TRL's."""
 
     kind = "ppo"
+    learns_values = True
+    head_names = ("causal_lm_with_value",)
 
     num_generations: PositiveInt = 1
     temperature: Positive = 0.7
@@ -51,11 +53,6 @@ class PPOConfig(OnlineConfig):
     def needs_log_probs(self) -> bool:
         """True: the loss needs log-probabilities and values of the sampling policy."""
         return True
-
-    def heads(self, data: PolicyData) -> tuple[str, ...]:
-        """Returns the head of a causal language model with values."""
-        del data
-        return ("causal_lm_with_value",)
 
     def loss(self, data: PolicyData) -> Objective:
         """Returns `ppo`."""

@@ -23,6 +23,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
 
     kind = "reward"
     data_kinds = (RewardData,)
+    head_names = ("sequence_classification",)
     progress_metrics = ("accuracy", "margin")
     next_command = "evaluate {run} --data SOURCE"
 
@@ -43,11 +44,6 @@ class RewardConfig(ObjectiveConfig[RewardData]):
         rewards = evaluation.predictions["rewards"]
         extreme = {"min_reward": float(rewards.min()), "max_reward": float(rewards.max())}
         return {**preference_metrics(evaluation, split), **extreme}
-
-    def heads(self, data: RewardData) -> tuple[str, ...]:
-        """Returns the classification head, which has a single label here."""
-        del data
-        return ("sequence_classification",)
 
 
 def preference_metrics(evaluation: Evaluation, split: DataSplit) -> Scores:

@@ -22,7 +22,7 @@ from ..losses.answers import (
 )
 from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 from .grpo import GroupSize
-from .online import OnlineConfig, near_zero_note, per_token_spec
+from .online import OnlineConfig, per_token_spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,6 @@ class RLOOConfig(OnlineConfig):
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
         found = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
         return found | ({"old_log_probs": scored["log_probs"]} if self.updates_several else {})
-
-    def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line on the validation loss and on that of a step."""
-        del data
-        return near_zero_note(self)
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a sampled answer."""

@@ -29,6 +29,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
 
     kind = "seq2seq"
     data_kinds = (TranslationData, TextToTextData, SpanCorruptionData, DenoisingData)
+    head_names = ("seq2seq_lm",)
     progress_metrics = ("nll", "perplexity", "accuracy")
     next_command = "translate {run} --input FILE"
     generation: ClassVar = {
@@ -54,11 +55,6 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
             return {"nll": means["nll"], **scores, "tokens": tokens, "pairs": pairs}
         texts = cast(SpanCorruptionExamples, split.examples).num_texts
         return {**scores, "tokens": tokens, "texts": texts}
-
-    def heads(self, data: Seq2SeqData) -> tuple[str, ...]:
-        """Returns the head of an encoder-decoder."""
-        del data
-        return ("seq2seq_lm",)
 
     def loss_note(self, data: Seq2SeqData) -> str | None:
         """Returns a line on the smoothing, if there is any."""

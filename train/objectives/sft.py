@@ -20,6 +20,7 @@ class SFTConfig(ObjectiveConfig[SupervisedData]):
 
     kind = "sft"
     data_kinds = (SupervisedData,)
+    head_names = ("causal_lm",)
     progress_metrics = ("perplexity", "mean_token_accuracy")
     next_command = "chat {run}"
 
@@ -36,11 +37,6 @@ class SFTConfig(ObjectiveConfig[SupervisedData]):
             "mean_token_accuracy": evaluation.means["mean_token_accuracy"],
             "num_tokens": int(evaluation.counts["next_token"]),
         }
-
-    def heads(self, data: SupervisedData) -> tuple[str, ...]:
-        """Returns the head of a causal language model."""
-        del data
-        return ("causal_lm",)
 
 
 def supervised() -> Objective:

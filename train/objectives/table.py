@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.tasks.base import DataConfig
 from ..objective_config import ObjectiveConfig
 
@@ -79,9 +80,9 @@ def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None
         UserError: It learns from other data, or a hyperparameter does not suit the data.
     """
     kinds = [kind.kind for kind in objective.data_kinds]
-    if data.kind not in kinds:
-        raise UserError(
-            f"objective {objective.kind} learns from {' or '.join(kinds)} data, not from "
-            f"{data.kind} data: give its objective, or None for the default"
-        )
+    require(
+        data.kind in kinds,
+        f"objective {objective.kind} learns from {' or '.join(kinds)} data, not from {data.kind} "
+        "data: give its objective, or None for the default",
+    )
     objective.check(data)

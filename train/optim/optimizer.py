@@ -5,6 +5,7 @@ Composed of optax's parts. The treatment of a parameter depends only on its path
 
 import difflib
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ import numpy as np
 import optax
 
 from ...data.common.errors import UserError, suggest
+from ...data.common.fields import require
 from ...models.config import TransformerConfig
 from ...models.nn.typing import PyTree
 from ...models.registry import Family, families, family_of
@@ -171,21 +173,21 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
         UserError: a pattern matches nothing, or all parameters are frozen.
     """
     for pattern in patterns:
-        _check_fits(pattern, params)
-
-    def is_frozen(name: str) -> bool:
-        return any(_fits(pattern, name) for pattern in patterns)
+        _check_matches(pattern, params)
 
     def factor(name: str, param: Leaf) -> np.ndarray:
         # A pattern may match one layer, or a parameter in all layers.
-        of_layers = [not (is_frozen(name) or is_frozen(own)) for own in own_names(name, param)]
-        return _along_leading_axis(of_layers, name, param)
+        is_frozen = [
+            any(_matches(pattern, path) for pattern in patterns for path in (name, own))
+            for own in own_names(name, param)
+        ]
+        return _along_leading_axis(1.0 - np.asarray(is_frozen), name, param)
 
     factors = map_named(factor, params)
-    if not any(np.any(x) for x in jax.tree.leaves(factors)):
-        raise UserError(
-            f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some to train"
-        )
+    require(
+        any(np.any(x) for x in jax.tree.leaves(factors)),
+        f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some to train",
+    )
     return factors
 
 
@@ -224,41 +226,40 @@ def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[i
     if part == STACK:
         # Layer 0 is the lowest.
         return list(range(layers, 0, -1))
-    if any(re.fullmatch(family.below_layers, part) for family in known):
-        return [layers + 1]
-    if any(re.fullmatch(family.above_layers, part) for family in known):
-        return [0]
-    raise UserError(
-        f"parameter {name} stands neither below nor above the layers: "
-        "optimizer.layer_decay must be 1 for this model"
+    below = any(re.fullmatch(family.below_layers, part) for family in known)
+    above = any(re.fullmatch(family.above_layers, part) for family in known)
+    require(
+        below or above,
+        f"optimizer.layer_decay must be 1 for this model: its parameter {name} is neither below "
+        "nor above the layers",
     )
+    return [layers + 1 if below else 0]
 
 
-def _along_leading_axis(
-    values: Sequence[float] | Sequence[bool], name: str, param: Leaf
-) -> np.ndarray:
+def _along_leading_axis(values: Sequence[float] | np.ndarray, name: str, param: Leaf) -> np.ndarray:
+    """Returns a value for each layer of a stack `[L, 1, …]`, or a single one `[]`."""
     shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
     return np.asarray(values, np.float32).reshape(shape)
 
 
 def _with_parents(name: str) -> list[str]:
     """Returns `a`, `a/b` and `a/b/c` for `a/b/c`."""
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return list(itertools.accumulate(name.split("/"), "{}/{}".format))
 
 
-def _fits(pattern: str, name: str) -> bool:
-    return any(re.fullmatch(pattern, place) for place in _with_parents(name))
+def _matches(pattern: str, name: str) -> bool:
+    return any(re.fullmatch(pattern, path) for path in _with_parents(name))
 
 
-def _check_fits(pattern: str, params: PyTree) -> None:
+def _check_matches(pattern: str, params: PyTree) -> None:
     """Raises UserError, with the most similar paths, if a pattern matches nothing."""
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
-    if not any(_fits(pattern, name) for name in names):
-        places = list(dict.fromkeys(place for name in names for place in _with_parents(name)))
-        # Without similar paths, suggest the parts of the model.
-        top = [place for place in places if "/" not in place]
-        like = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
-        raise UserError(
-            f"optimizer.frozen {pattern!r} fits no parameter: {suggest(pattern, like or top)}"
-        )
+    if any(_matches(pattern, name) for name in names):
+        return
+    paths = list(dict.fromkeys(itertools.chain(*map(_with_parents, names))))
+    # Without similar paths, suggest the parts of the model.
+    similar = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
+    parts = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    raise UserError(
+        f"optimizer.frozen {pattern!r} matches no parameter: {suggest(pattern, similar or parts)}"
+    )

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.nn.typing import Array, ArrayLike
 from ..optimizer_config import OptimizerConfig
 
@@ -24,8 +24,10 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
     """
     peak, warmup = config.peak_learning_rate, config.warmup_steps
-    if not 0 <= warmup < steps:
-        raise UserError(f"optimizer.warmup_steps {warmup} must be at least 0 and below {steps}")
+    require(
+        0 <= warmup < steps,
+        f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}",
+    )
     # The peak is at the first step, or at the last step of the warm-up if there is one.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
@@ -43,11 +45,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
     """Returns a rate of peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
-    if warmup < 1:
-        raise UserError(
-            "the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1, and a run of at "
-            "least 2 steps"
-        )
+    require(
+        warmup >= 1,
+        "the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1, and a run of at "
+        "least 2 steps",
+    )
 
     def schedule(steps_after_warmup: ArrayLike) -> Array:
         return peak * jnp.sqrt(warmup / (warmup + steps_after_warmup))

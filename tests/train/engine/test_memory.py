@@ -114,10 +114,10 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
     size = needed(config, tmp_path, capsys)
     available(int(size * 1.05))
     assert train.train(config, tmp_path / "run").finished
-    assert "available; should it not suffice, raise micro_batches" in capsys.readouterr().err
+    assert "available; if it does not suffice, raise micro_batches" in capsys.readouterr().err
     available(int(size * 2))
     assert train.train(config, tmp_path / "run").finished
-    assert "should it not suffice" not in capsys.readouterr().err
+    assert "if it does not suffice" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def test_descriptions(runs):
 
 @pytest.mark.parametrize("way", ["data 8", "pmap"])
 def test_rows_that_cannot_be_dealt_out(way, train_config):
-    message = "batch_size 12 cannot be divided over 8 devices: choose a multiple of 8"
+    message = "batch_size 12 .* 8 devices .*: choose a multiple of 8"
     with pytest.raises(ValueError, match=message):
         compile_trainer(train_config(**WAYS[way], batch_size=12), CAUSAL)
 

@@ -110,7 +110,9 @@ def test_what_patterns_freeze(patterns, frozen):
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_a_pattern_that_fits_nothing(name, pattern, hint):
     tx = make_optimizer(dataclasses.replace(CONFIG, name=name, frozen=("pooler", pattern)), 10)
-    with pytest.raises(ValueError, match=f"optimizer.frozen '{pattern}' fits no parameter: {hint}"):
+    with pytest.raises(
+        ValueError, match=f"optimizer.frozen '{pattern}' matches no parameter: {hint}"
+    ):
         jax.eval_shape(lambda: init_state(PARAMS, tx))
 
 
