@@ -50,15 +50,7 @@ def assert_close(actual, expected, atol=1e-6):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "temperature", "with_bias"),  # chunks of 4 positions, some padded
-    [
-        (1, 1.0, False),
-        (1, 0.7, True),
-        (19, 1.0, True),
-        (19, 0.7, False),
-        (19, 0.7, True),
-        (20, 1.0, False),
-        (20, 0.7, True),
-    ],
+    [(1, 1.0, False), (1, 0.7, True), (19, 0.7, True), (20, 1.0, False)],
 )
 def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, temperature, length, with_bias):
     monkeypatch.setattr(module, "MOST_POSITIONS", 8)
@@ -90,12 +82,12 @@ def test_by_hand():
 def test_a_label_that_does_not_exist_is_nan_there_and_harms_no_gradient():
     hidden, kernel, bias, labels, _ = problem()
     labels = labels.at[0, 3].set(-100).at[1, 4].set(50)
-    asked = (labels >= 0) & (labels < 50)
+    valid = (labels >= 0) & (labels < 50)
     log_prob = chunked(hidden, kernel, bias, labels, 1.0).log_prob
-    np.testing.assert_array_equal(np.isnan(log_prob), ~asked)
+    np.testing.assert_array_equal(np.isnan(log_prob), ~valid)
 
     def loss(kernel):
-        return jnp.sum(jnp.where(asked, chunked(hidden, kernel, bias, labels, 1.0).log_prob, 0))
+        return jnp.sum(jnp.where(valid, chunked(hidden, kernel, bias, labels, 1.0).log_prob, 0))
 
     assert np.isfinite(jax.grad(loss)(kernel)).all()
 
@@ -122,8 +114,6 @@ def test_bfloat16_states_give_float32():
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"data": 8},
-        {"data": 1, "fsdp": 8},
         {"data": 2, "fsdp": 2, "tensor": 2},
         {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
     ],
