@@ -3,7 +3,6 @@
 All of it must be set before jax and flaxzoo are first imported.
 """
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -325,21 +324,12 @@ def batches() -> list[dict[str, np.ndarray]]:
     return [{k: v.astype(np.int32) for k, v in batch.items()} for batch in made]
 
 
-@contextlib.contextmanager
-def _on_one_device() -> Iterator[None]:
-    import jax
-    from flaxzoo.train.engine import compile as parallel
-
-    with pytest.MonkeyPatch.context() as patch:
-        make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
-        patch.setattr(parallel, "make_mesh", make_mesh)
-        yield
-
-
 @pytest.fixture(scope="module")
 def on_one_device() -> Iterator[None]:
     """Compiles for one of the eight devices, which is quicker."""
-    with _on_one_device():
+    from .support.devices import on_devices
+
+    with on_devices(1):
         yield
 
 
@@ -357,9 +347,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _pretrained(place: Path, name: str, **fields: Any) -> Path:
     from flaxzoo import train
 
+    from .support.devices import on_devices
     from .support.encoders import pretraining
 
-    with _on_one_device():
+    with on_devices(1):
         train.train(pretraining(place, **fields), place / name, quiet=True)
     return place / name
 
@@ -381,12 +372,13 @@ def tuned(place: Path, pretrained: Path) -> Any:
     """`tuned(kind)`: the result of fine-tuning that BERT for a kind of data."""
     from flaxzoo import train
 
+    from .support.devices import on_devices
     from .support.encoders import fine_tuning
 
     @functools.cache
     def tuned(kind: str) -> Any:
         config = fine_tuning(place, kind, init_from=str(pretrained))
-        with _on_one_device():
+        with on_devices(1):
             result = train.train(config, place / kind, quiet=True)
         assert result.finished
         return result

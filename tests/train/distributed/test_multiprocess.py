@@ -1,7 +1,6 @@
 """Several real processes that train together, of four virtual devices each or of one."""
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 from flaxzoo import train
@@ -19,6 +17,7 @@ from flaxzoo.train.distributed import launch
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
 
+from ...support.devices import on_devices
 from ...support.encoders import fine_tuning, write_labelled
 from ...support.run_folders import assert_same, everything, kept, lines, small_run
 from .several import go, set_devices
@@ -49,9 +48,7 @@ def assert_close(ours, theirs):
 
 
 def one_device(config):
-    with pytest.MonkeyPatch.context() as patch:
-        make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
-        patch.setattr(parallel, "make_mesh", make_mesh)
+    with on_devices(1):
         return parallel.compile_trainer(config, train.CAUSAL)
 
 

@@ -16,6 +16,7 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.engine import loop, start
 
+from ...support.devices import on_devices
 from ...support.run_folders import assert_same, everything, kept, lines, small_run
 
 STEPS = 12
@@ -37,11 +38,8 @@ def config(tmp_path_factory):
 
 @functools.cache
 def program_of(config):
-    # Runs of one configuration share what they compile; subprocesses do not (below).
-    with pytest.MonkeyPatch.context() as patch:
-        if number := {ONE_DEVICE: 1, TWO_DEVICES: 2}.get(config.mesh):
-            make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:number])
-            patch.setattr(parallel, "make_mesh", make_mesh)
+    # Runs of one configuration share what they compile.
+    with on_devices({ONE_DEVICE: 1, TWO_DEVICES: 2}.get(config.mesh, 8)):
         return parallel.compile_trainer(config, train.CAUSAL)
 
 

@@ -1,7 +1,6 @@
 """Training adapters: only they change, and on every mesh in the same way."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -9,10 +8,9 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.adapters.lora import by_path, is_adapter
 from flaxzoo.train.distributed import sharding
-from flaxzoo.train.engine import compile as compiling
-from flaxzoo.train.engine.compile import compile_trainer
 
-from .test_reference import OBJECTIVE
+from ...support.devices import on_devices
+from .test_reference import run
 
 LORA = models.LoRAConfig(rank=4, alpha=16.0, dropout_rate=0.2, targets=("attention", "up"))
 WAYS = {
@@ -21,29 +19,15 @@ WAYS = {
 }
 
 
-def run(config, batches):
-    trainer = compile_trainer(config, OBJECTIVE)
-    state, metrics = trainer.init(), []
-    first = jax.device_get(state)
-    for batch in batches:
-        state, values = trainer.step(state, batch)
-        metrics.append({name: float(x) for name, x in values.items()})
-    sums, counts, _ = trainer.evaluate(state, batches[0])
-    metrics.append({name: float(sums[name] / counts[name]) for name in sums})
-    return first, jax.device_get(state), metrics
-
-
 @pytest.fixture(scope="module")
 def one_device(train_config, batches):
-    with pytest.MonkeyPatch.context() as patch:
-        one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-        patch.setattr(compiling, "make_mesh", one)
+    with on_devices(1):
         return run(train_config(lora=LORA), batches)
 
 
 @pytest.mark.slow
 def test_only_adapters_are_trained_and_the_reference_is_the_base_alone(one_device):
-    first, last, metrics = one_device
+    _, first, last, metrics = one_device
     assert all(map(is_adapter, by_path(last.params)))
     jax.tree.map(np.testing.assert_array_equal, last.frozen, first.frozen)
     sizes = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (last.params, last.opt_state)]
@@ -57,10 +41,10 @@ def test_only_adapters_are_trained_and_the_reference_is_the_base_alone(one_devic
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_trains_the_same_adapters(way, train_config, batches, one_device):
-    _, last, metrics = run(train_config(lora=LORA, **WAYS[way]), batches)
-    for ours, expected in zip(metrics, one_device[2], strict=True):
+    _, _, last, metrics = run(train_config(lora=LORA, **WAYS[way]), batches)
+    for ours, expected in zip(metrics, one_device[3], strict=True):
         assert ours == pytest.approx(expected, rel=2e-6, abs=2e-7)
-    for a, b in zip(*(jax.tree.leaves(x) for x in (last, one_device[1])), strict=True):
+    for a, b in zip(*(jax.tree.leaves(x) for x in (last, one_device[2])), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
 
 
@@ -72,14 +56,14 @@ def test_in_bfloat16_only_the_base_and_the_computation_are_rounded(
     lora = dataclasses.replace(LORA, frozen_dtype="bfloat16")
     config = train_config(lora=lora, execution=models.Execution(dtype="bfloat16"))
     with jax.enable_x64(True):
-        first, last, metrics = run(config, batches)
-    for a, b in zip(*(jax.tree.leaves(x.params) for x in (first, one_device[0])), strict=True):
+        _, first, last, metrics = run(config, batches)
+    for a, b in zip(*(jax.tree.leaves(x.params) for x in (first, one_device[1])), strict=True):
         np.testing.assert_array_equal(a, b)
     assert {x.dtype for x in jax.tree.leaves(last.params)} == {np.dtype("float32")}
     moments = [x for x in jax.tree.leaves(last.opt_state) if x.ndim]
     assert {x.dtype for x in moments} == {np.dtype("float32")}
     assert {x.dtype for x in jax.tree.leaves(last.frozen)} == {jax.numpy.dtype("bfloat16")}
-    for ours, expected in zip(metrics, one_device[2], strict=True):
+    for ours, expected in zip(metrics, one_device[3], strict=True):
         assert ours["next_token"] == pytest.approx(expected["next_token"], rel=2e-3)
 
 

@@ -30,6 +30,10 @@ def config(tmp_path):
     return small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=2)
 
 
+def fail(*_):
+    raise UserError("too large")
+
+
 def no_init(monkeypatch):
     """Fails if parameters are made."""
 
@@ -69,11 +73,11 @@ def test_a_step_that_does_not_fit_is_refused_before_it(
 def test_a_step_that_is_not_compiled_leaves_only_the_files_of_others(
     config, tmp_path, monkeypatch, error
 ):
-    def fail(*_):
+    def write_and_fail(*_):
         (tmp_path / "run" / "notes.txt").write_text("mine")
         raise error
 
-    monkeypatch.setattr(start, "_foresee_memory", fail)
+    monkeypatch.setattr(start, "_foresee_memory", write_and_fail)
     with pytest.raises((KeyboardInterrupt, UserError)):
         train.train(config, tmp_path / "run", quiet=True)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
@@ -81,9 +85,6 @@ def test_a_step_that_is_not_compiled_leaves_only_the_files_of_others(
 
 @pytest.mark.usefixtures("on_one_device")
 def test_the_lock_of_a_removed_folder_is_removed_last(config, tmp_path, monkeypatch):
-    def fail(*_):
-        raise UserError("too large")
-
     def remove(folder, **_):
         left.extend(path.name for path in folder.parent.iterdir())
 
@@ -97,9 +98,6 @@ def test_the_lock_of_a_removed_folder_is_removed_last(config, tmp_path, monkeypa
 
 @pytest.mark.usefixtures("on_one_device")
 def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
-    def fail(*_):
-        raise UserError("too large")
-
     train.train(config, tmp_path / "run", quiet=True)
     before = sorted((tmp_path / "run").iterdir())
     monkeypatch.setattr(start, "_foresee_memory", fail)
@@ -181,16 +179,6 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
     available(8 * each - 1)
     with pytest.raises(UserError, match="parameters and optimizer state need"):
         memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_a_pmapped_step_that_does_not_fit_is_refused_before_it(
-    config, tmp_path, available, monkeypatch
-):
-    available(1 << 20)  # the state takes less
-    no_init(monkeypatch)
-    with pytest.raises(UserError, match=r"a step needs .* MB of memory"):
-        train.train(dataclasses.replace(config, parallel="pmap"), tmp_path / "run", quiet=True)
 
 
 @pytest.mark.usefixtures("on_one_device")
@@ -282,9 +270,3 @@ VERSION_1 = {
 )
 def test_a_container_may_have_less_than_its_machine(machine, files, expected):
     assert machine(files) == expected
-
-
-def test_the_machine_that_runs_this_has_memory():
-    available = machine_memory.available_on_machine()
-    assert available is not None
-    assert 1 << 24 < available < 1 << 50

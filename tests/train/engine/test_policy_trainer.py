@@ -1,16 +1,12 @@
 """Reinforcement learning as a run like any other."""
 
-import functools
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
 from flaxzoo import data, models, train
-from flaxzoo.train.distributed import sharding
-from flaxzoo.train.engine import compile as compiling
 from flaxzoo.train.evaluation.score_policy import ends_of_answers
 from flaxzoo.train.runs.samples import read_samples
 
@@ -132,9 +128,8 @@ def test_a_run_that_was_killed_is_the_run_never_stopped(algorithm, tmp_path, on_
 
 
 @pytest.mark.slow
-def test_eight_devices_train_the_same_policy(whole_run, tmp_path, monkeypatch):
-    one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(compiling, "make_mesh", one)
+@pytest.mark.usefixtures("on_one_device")
+def test_eight_devices_train_the_same_policy(whole_run, tmp_path):
     train.train(configured(settings=SEVERAL), tmp_path / "run", quiet=True)
     ours, theirs = (everything(folder, 4) for folder in (tmp_path / "run", whole_run[1]))
     for name, value in ours.items():

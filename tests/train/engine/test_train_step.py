@@ -20,12 +20,12 @@ from flaxzoo.train import (
     init_state,
     make_train_step,
 )
-from flaxzoo.train.distributed import sharding as sharding_module
-from flaxzoo.train.engine import compile as parallel_module
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.engine.train_step import divide, micro_batches, weigh
 from flaxzoo.train.losses.eval_step import Evaluation, evaluate, unigram_entropy
+
+from ...support.devices import on_devices
 
 WAYS = {
     "data 8": {"mesh": MeshConfig(data=8)},
@@ -34,7 +34,6 @@ WAYS = {
     "context 8": {"mesh": MeshConfig(data=1, context=8)},
     "fsdp 2 context 2 tensor 2": {"mesh": MeshConfig(data=1, fsdp=2, context=2, tensor=2)},
     "pmap": {"parallel": "pmap"},
-    "data 8, 2 micro-batches": {"mesh": MeshConfig(data=8), "micro_batches": 2},
     "fsdp 4 tensor 2, 4 micro-batches": {
         "mesh": MeshConfig(data=1, fsdp=4, tensor=2),
         "micro_batches": 4,
@@ -73,9 +72,7 @@ def run(config, batches):
 
 @pytest.fixture(scope="module")
 def one_device(train_config, batches):
-    with pytest.MonkeyPatch.context() as patch:
-        one = functools.partial(sharding_module.make_mesh, devices=jax.devices()[:1])
-        patch.setattr(parallel_module, "make_mesh", one)
+    with on_devices(1):
         return run(train_config(), batches)
 
 
@@ -112,10 +109,9 @@ def test_every_way_trains_the_same_model(way, runs, one_device):
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_accumulated_on_one_device(number, train_config, batches, one_device, monkeypatch):
-    one = functools.partial(sharding_module.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(parallel_module, "make_mesh", one)
-    assert_same(run(train_config(micro_batches=number), batches), one_device)
+def test_accumulated_on_one_device(number, train_config, batches, one_device):
+    with on_devices(1):
+        assert_same(run(train_config(micro_batches=number), batches), one_device)
 
 
 def test_the_batches_would_show_an_average_of_averages(one_device, train_config, batches):
@@ -180,17 +176,12 @@ def test_parameters_and_moments_really_lie_in_parts(way, parts, runs):
 @pytest.mark.parametrize("way", ["pmap", "fsdp 8"])
 def test_the_state_is_what_shapes_promise(way, runs):
     made = runs(way)
-    state = made.native
-    jax.tree.map(
-        lambda x, s: (
-            None
-            if (x.shape, x.dtype) == (s.shape, s.dtype)
-            and x.sharding.is_equivalent_to(s.sharding, x.ndim)
-            else pytest.fail(f"{x.shape} {x.sharding} is not {s}")
-        ),
-        state,
-        made.program.shapes,
-    )
+
+    def assert_same(x, shape):
+        assert (x.shape, x.dtype) == (shape.shape, shape.dtype)
+        assert x.sharding.is_equivalent_to(shape.sharding, x.ndim)
+
+    jax.tree.map(assert_same, made.native, made.program.shapes)
 
 
 @pytest.mark.parametrize(
@@ -212,17 +203,13 @@ def test_what_a_step_is_for_each_device(way, rows, runs):
     assert expected in made.program.memory_summary
 
 
-@pytest.mark.parametrize("axis", ["fsdp", "expert", "context", "tensor"])
-def test_pmap_has_no_mesh(train_config, axis):
-    config = train_config(parallel="pmap", mesh=MeshConfig(**{axis: 2}))
-    with pytest.raises(ValueError, match=f"mesh.{axis} 2"):
-        compile_trainer(config, CAUSAL)
-
-
-def test_pmap_gathers_nothing(train_config):
-    config = train_config(parallel="pmap", gather="step")
-    with pytest.raises(ValueError, match="gather step"):
-        compile_trainer(config, CAUSAL)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"mesh": MeshConfig(tensor=2)}, "mesh.tensor 2"), ({"gather": "step"}, "gather step")],
+)
+def test_pmap_has_no_mesh_and_gathers_nothing(train_config, fields, message):
+    with pytest.raises(ValueError, match=message):
+        compile_trainer(train_config(parallel="pmap", **fields), CAUSAL)
 
 
 def test_descriptions(runs):

@@ -10,7 +10,7 @@ from flaxzoo import models
 from flaxzoo.train.optim.optimizer import make_optimizer, rate_factors
 from flaxzoo.train.optim.parameters import decay_mask, named
 from flaxzoo.train.optimizer_config import OptimizerConfig
-from flaxzoo.train.state import count_parameters, init_state
+from flaxzoo.train.state import count_parameters
 
 CONFIG = OptimizerConfig(
     peak_learning_rate=0.1, schedule="constant", weight_decay=0.5, max_gradient_norm=None
@@ -303,37 +303,6 @@ def test_frozen_and_decayed_at_once():
     assert rates["layers/attention/query/kernel"].ravel().tolist() == [0, DECAY**2, DECAY]
     assert rates["embedding_norm/bias"] == 0
     assert rates["head/classifier/bias"] == rates["pooler/kernel"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"fsdp": 4}, {"fsdp": 2, "tensor": 2}])
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_eight_devices_update_as_one(name, sizes, tiny):
-    from flaxzoo.train import MeshConfig
-    from flaxzoo.train.distributed.sharding import make_mesh, state_shardings
-
-    params = tiny(vocab_size=32).params
-    config = dataclasses.replace(
-        CONFIG, name=name, layer_decay=0.8, frozen=("layers/0", "position_embedding")
-    )
-    tx = make_optimizer(dataclasses.replace(config, max_gradient_norm=1.0), 10)
-
-    def step(state):
-        gradients = jax.tree.map(jnp.sin, state.params)
-        updates, opt_state = tx.update(gradients, state.opt_state, state.params)
-        return dataclasses.replace(
-            state, params=optax.apply_updates(state.params, updates), opt_state=opt_state
-        )
-
-    state = init_state(params, tx)
-    shardings = state_shardings(jax.eval_shape(lambda: state), make_mesh(MeshConfig(**sizes)))
-    # Moments lie as their parameters do.
-    for moment in ("mu", "nu"):
-        assert optax.tree_utils.tree_get(shardings.opt_state, moment) == shardings.params
-    spread = jax.jit(step, in_shardings=(shardings,), out_shardings=shardings)
-    ours = spread(spread(jax.device_put(state, shardings)))
-    one = jax.jit(step)
-    assert_close(ours, one(one(state)), rtol=2e-6)
 
 
 @pytest.mark.slow
