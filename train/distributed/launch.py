@@ -4,6 +4,7 @@ Each process gets a share of the GPUs. Process 0 has the terminal; the output of
 prefixed with their number. If one fails, the others are ended, because they would wait for it.
 """
 
+import functools
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...data.common.errors import RunError
+from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
 """Time for the other processes to end by themselves after one failed."""
@@ -37,10 +38,9 @@ def launch(command: list[str], processes: int) -> int:
         it.
 
     Raises:
-        RunError: The GPUs cannot be divided over the processes.
+        UserError: The GPUs cannot be divided over the processes.
     """
-    if processes < 1:
-        raise RunError(f"processes {processes} must be at least 1")
+    require(processes >= 1, f"processes must be at least 1, got {processes}")
     shares = split_gpus(visible_gpus(), processes)
     address = f"127.0.0.1:{free_port()}"
     common = {
@@ -66,7 +66,7 @@ def launch(command: list[str], processes: int) -> int:
         try:
             failed = _first_failure(started)
             # If all fail alike, each has already printed the reason.
-            all_failed = failed is None or len({process.poll() for process in started}) == 1
+            all_failed = len({process.poll() for process in started}) == 1
         finally:
             for process in started:
                 # The remaining processes would wait for the failed one.
@@ -76,22 +76,23 @@ def launch(command: list[str], processes: int) -> int:
                 thread.join()
     if failed is None:
         return 0
+    status = started[failed].returncode
     if not all_failed:
-        print(_failure_message(failed, started[failed].returncode), file=sys.stderr)
-    return _shell_status(started[failed].returncode)
+        print(_failure_message(failed, status), file=sys.stderr)
+    return status if status >= 0 else 128 - status
 
 
 def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
     """Splits the GPUs into equal contiguous shares, one per process; empty without GPUs.
 
     Raises:
-        RunError: The GPUs cannot be divided equally.
+        UserError: The GPUs cannot be divided equally.
     """
-    if len(gpus) % processes:
-        raise RunError(
-            f"{len(gpus)} GPUs cannot be divided over {processes} processes: choose a divisor, or "
-            "name the GPUs to be used in CUDA_VISIBLE_DEVICES"
-        )
+    require(
+        len(gpus) % processes == 0,
+        f"{len(gpus)} GPUs cannot be divided over {processes} processes: choose a divisor, or name "
+        "the GPUs to be used in CUDA_VISIBLE_DEVICES",
+    )
     share = len(gpus) // processes
     return [gpus[i * share : (i + 1) * share] for i in range(processes)]
 
@@ -115,13 +116,13 @@ def free_port() -> int:
 
 def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
     # In a separate session, a process gets Ctrl-C only once, forwarded from here.
-    return subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        stdin=None if first else subprocess.DEVNULL,
-        stdout=None if first else subprocess.PIPE,
-        stderr=None if first else subprocess.STDOUT,
+    start = functools.partial(subprocess.Popen, command, env=environment, start_new_session=True)
+    if first:
+        return start()
+    return start(
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -138,27 +139,19 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
     """Waits until all end, or `ENDING_SECONDS` after a failure; returns the first failed index."""
     failed, deadline = None, math.inf
-    while time.monotonic() < deadline:
+    statuses: list[int | None] = [None]
+    while None in statuses and time.monotonic() < deadline:
+        time.sleep(0.05)
         statuses = [process.poll() for process in started]
         if failed is None and any(statuses):
             failed = next(i for i, status in enumerate(statuses) if status)
             deadline = time.monotonic() + ENDING_SECONDS
-        if None not in statuses:
-            break
-        time.sleep(0.05)
     return failed
 
 
-def _shell_status(returncode: int) -> int:
-    return returncode if returncode >= 0 else 128 - returncode
-
-
 def _failure_message(index: int, returncode: int) -> str:
-    how = (
-        f"ended with status {returncode}"
-        if returncode >= 0
-        else f"was ended by {signal.Signals(-returncode).name}"
-    )
+    by_signal = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else ""
+    how = by_signal or f"ended with status {returncode}"
     return (
         f"flaxzoo: process {index} {how}, and the others with it; the same command resumes "
         "from the last checkpoint"

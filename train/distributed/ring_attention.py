@@ -246,9 +246,7 @@ class Ring:
 
     def gradients(self, mine: _Queries, keys: _Keys) -> Gradients:
         """Returns the gradients of the device's own queries, keys and values."""
-
-        def add(a: T, b: T) -> T:
-            return jax.tree.map(jnp.add, a, b)
+        add = functools.partial(jax.tree.map, jnp.add)
 
         def visit(
             total: Array, sums: _Pair, keys: _Keys, *, step: Array | int, band: Band | None
@@ -406,11 +404,8 @@ def _halves(tree: T, halves: tuple[Half, Half]) -> T:
 
 def _two(tree: T) -> tuple[T, T]:
     """Splits what `_halves` stacked."""
-
-    def of_index(index: int) -> T:
-        return jax.tree.map(lambda x: jnp.split(x, 2)[index], tree)
-
-    return of_index(0), of_index(1)
+    first, second = (jax.tree.map(lambda x, i=i: jnp.split(x, 2)[i], tree) for i in range(2))
+    return first, second
 
 
 def _put(total: T, part: T, half: Half) -> T:
