@@ -127,8 +127,8 @@ def _around_ring(mesh: Mesh) -> Around:
         )
         if reason := ring_refusal(module.kernel, call, size):
             raise UserError(
-                f"execution.attention {module.kernel} cannot serve this call: {reason}: choose "
-                "xla, for which keys and values are gathered"
+                f"execution.attention {module.kernel} cannot serve this call ({reason}): choose "
+                "xla, which gathers keys and values"
             )
 
         def on_ring(

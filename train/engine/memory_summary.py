@@ -76,8 +76,8 @@ def temp_bytes(memory: MemoryAnalysis) -> int:
 
 def peak_bytes(memory: MemoryAnalysis) -> int:
     """Returns the peak bytes per device of a compiled program."""
-    held = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
-    return held + temp_bytes(memory)
+    inputs = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
+    return inputs + temp_bytes(memory)
 
 
 def check_state_fits(

@@ -88,7 +88,7 @@ def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
     """
     axes = matrix_axes(name, ndim)
     if axes is None:
-        raise ValueError(f"parameter {name} of {ndim} axes is no matrix")
+        raise ValueError(f"parameter {name} with {ndim} axes is not a matrix")
     return axes
 
 

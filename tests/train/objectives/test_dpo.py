@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxzoo import train
-from flaxzoo.data import UserError
+from flaxzoo import models, train
+from flaxzoo.data import DPOData, Examples, TokenizerConfig, UserError
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train.losses.objective import Objective
+from flaxzoo.train.runs import run_folder
+from flaxzoo.train.runs.custom import Custom
 
 DPOConfig = train.DPOConfig
 V, D, T = 7, 5, 4
@@ -176,3 +178,26 @@ def test_the_texts_of_a_pair_have_dropout_of_their_own():
 def test_a_wrong_setting_is_named(config, settings, named):
     with pytest.raises(UserError, match=named):
         config(**settings)
+
+
+def test_validation_pairs_that_do_not_fit_are_refused_before_the_reference_scores(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        run_folder, "prepared_data", lambda config, log: config.data.with_reference(pytest.fail)
+    )
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    config = train.TrainConfig(
+        model=models.GPTConfig(vocab_size=1, max_length=8, num_layers=1, d_model=8, num_heads=2),
+        data=DPOData(
+            source=Examples.of([pair]),
+            validation=Examples.of([{**pair, "chosen": "b" * 20}]),
+            length=8,
+            tokenizer=TokenizerConfig(kind="characters"),
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=0.1),
+        batch_size=1,
+        steps=1,
+    )
+    with pytest.raises(UserError, match=r"none of 1 pair .*data\.length"):
+        run_folder.prepare_run(config, tmp_path / "run", lambda line: None, Custom())
