@@ -25,14 +25,13 @@ import numpy as np
 from ..common.atomic_io import build_folder, new_folder, write_file
 from ..common.errors import DataError
 from ..common.fields import require
-from ..common.files import matching_files
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..filters.conditions import LeftOut, left_out_note, written
+from ..filters.conditions import LeftOut, left_out_note
 from ..filters.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.hash_split import HashSplit, Split, text_digest
-from ..sources.source_names import Source, documents_in, parse_sources
+from ..sources.source_names import Source, documents_in, input_files
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from .shard_format import (
@@ -117,28 +116,6 @@ def prepare(
     create_folder(folder, settings, loaded)
     workers(parts, folder, settings)
     return finish(folder, parts, settings)
-
-
-def input_files(source: str) -> list[Source]:
-    """Splits a source into its files, in order; a built-in text counts as one file.
-
-    Raises:
-      DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
-    """
-    parts: list[Source] = []
-    for one in parse_sources(source):
-        of_files = one.kind in ("builtin", "text", "jsonl")
-        remedy = "prepare text:GLOB or jsonl:GLOB#field"
-        require(of_files, f"{one.name!r} is not made of text files: {remedy}", DataError)
-        if one.kind == "builtin":
-            parts.append(one)
-            continue
-        for path in matching_files(one.location, one.name):
-            # Name each file as a source, so that a worker can read it alone.
-            conditions = f"?{written(one.conditions)}" if one.conditions else ""
-            name = f"{one.kind}:{path}#{one.part}{conditions}"
-            parts.append(dataclasses.replace(one, name=name, location=os.path.abspath(path)))
-    return parts
 
 
 def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:

@@ -152,8 +152,8 @@ def open_parallel(
     )
     if not divided or not validation_fraction:
         return ParallelText(tuple(part.of_split(which) for part in opened))
-    # All divided sources share one limit, so that equal source texts are in the same split. By
-    # source text, so that several translations of a sentence are in the same split.
+    # All divided sources share one limit. Equal source texts have equal digests, so several
+    # translations of a sentence are in the same split.
     digests = {text_digest(pair.source) for part in divided for pair in part}
     division = HashSplit.of(digests, validation_fraction, name)
     shares = (

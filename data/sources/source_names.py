@@ -24,9 +24,10 @@ them into lines. This file reads the local kinds; ``load_documents`` adds the pu
 """
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
@@ -197,6 +198,28 @@ def parse_source(name: str) -> Source:
     if kind == "builtin" and Patterns.parse(name) is None:
         require_one_of("the built-in text", name, _BUILTINS, error=DataError)
     return Source(name, cast(SourceKind, kind), location, part, conditions)
+
+
+def input_files(name: str) -> list[Source]:
+    """Splits a source into its files, in order; a built-in text counts as one file.
+
+    Raises:
+      DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
+    """
+    parts: list[Source] = []
+    for source in parse_sources(name):
+        of_files = source.kind in ("builtin", "text", "jsonl")
+        remedy = "name text:GLOB or jsonl:GLOB#field"
+        require(of_files, f"{source.name!r} is not made of text files: {remedy}", DataError)
+        files = [] if source.kind == "builtin" else matching_files(source.location, source.name)
+        # Name each file as a source, so that it can be read alone.
+        conditions = f"?{written(source.conditions)}" if source.conditions else ""
+        names = [f"{source.kind}:{file}#{source.part}{conditions}" for file in files]
+        parts += [
+            replace(source, name=part, location=os.path.abspath(file))
+            for part, file in zip(names, files, strict=True)
+        ] or [source]
+    return parts
 
 
 def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:

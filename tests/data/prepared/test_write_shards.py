@@ -26,8 +26,9 @@ from flaxzoo.data.packing.packing import first_fit
 from flaxzoo.data.prepared import write_shards
 from flaxzoo.data.prepared.read_shards import prepared_split
 from flaxzoo.data.prepared.shard_format import SPLITS, read_manifest
-from flaxzoo.data.prepared.write_shards import input_files, prepare_shard
+from flaxzoo.data.prepared.write_shards import prepare_shard
 from flaxzoo.data.sources.hash_split import HashSplit, text_digest
+from flaxzoo.data.sources.source_names import input_files
 
 LENGTH = 8
 
