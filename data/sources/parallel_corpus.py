@@ -206,6 +206,6 @@ def _open_published(source: LabelledSource) -> PublishedRecords:
 
 def _with_two_fields(source: LabelledSource) -> LabelledSource:
     seen = counted(len(source.fields), "field")
-    problem = f"{source.name!r} names {seen}: name those of the source and of the target"
+    problem = f"{source.name!r} names {seen}: name the fields of the source and the target"
     require(len(source.fields) == 2, f"{problem} after a #, as #1,2 or #en,de", DataError)
     return source

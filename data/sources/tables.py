@@ -65,16 +65,16 @@ _TEXT = frozenset(
     "text_a text1 sentence1 question1 phrase".split()
 )
 LABELED_TEXTS = ColumnRoles(
-    "the label's and those of the texts",
+    "the columns of the label and the texts",
     {"label": _LABEL, "text": _TEXT},
     frozenset("text_b text2 sentence2 question2 hypothesis answer".split()),
 )
 CHOICES = ColumnRoles(
-    "the label's and those of the texts",
+    "the columns of the label and the texts",
     {"label": _LABEL, "context": _TEXT | {"context"}, "choices": frozenset()},
 )
 SENTENCE_PAIRS = ColumnRoles(
-    "the source's and the target's",
+    "the columns of the source and the target",
     {
         "source": frozenset(("source", "src", "input")),
         "target": frozenset(("target", "tgt", "output", "translation")),

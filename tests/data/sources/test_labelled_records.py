@@ -51,7 +51,7 @@ def test_columns_by_name(tmp_path):
         ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 column"),
         ("#1,4", "1\tx\n", "line 1 must be one of 1, 2, got '4'"),
         ("#0,1", "1\tx\n", "one of 1, 2, got '0'"),
-        ("", "a\t1\t\tx\n", "a.tsv line 1 has 4 columns: name the label's .* as #2,4 or"),
+        ("", "a\t1\t\tx\n", "a.tsv line 1 has 4 columns: .* as #2,4 or"),
         ("#label,body", "label\ttext\n", "one of label, text, got 'body'"),
     ],
 )

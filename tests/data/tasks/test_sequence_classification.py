@@ -256,7 +256,7 @@ def test_real_files(datasets):
     assert vocabulary.decode(first).startswith("a stirring, funny and finally transporting")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv#2,4")
     assert (len(train), len(validation)) == (8551, 527)
-    with pytest.raises(DataError, match=r"cola.train.tsv line 1 has 4 columns: name the label's"):
+    with pytest.raises(DataError, match=r"cola.train.tsv line 1 has 4 columns"):
         load("cola.train.tsv", "cola.dev.tsv")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv")  # the same columns
     assert (labels, len(validation), validation.sum()) == (("0", "1"), 527, 365)
