@@ -33,7 +33,7 @@ OPTIONS = f"{NN}/test_block_options.py"
 SUBWORDS = "tests/data/tokenizers/test_subwords.py"
 SCORES = "tests/models/text/test_score.py"
 PATTERNS = "tests/data/prompts/test_pattern.py"
-AGAINST_TORCH = "tests/parity/test_gpt_against_torch.py"
+AGAINST_TORCH = "tests/models/hf/test_decoders.py"
 ATTENTION_BOOK = "colab/06_lectures.ipynb"
 POSITIONS_BOOK = "colab/07_lectures_positions.ipynb"
 
@@ -42,7 +42,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     1: (f"{HERE}::test_a_dense_layer_grows_with_the_text_and_attention_does_not",),
     2: ("tests/models/text/test_attend.py::test_the_command_prints_tables_and_draws",),
     3: (f"{NN}/test_attention.py::test_attention_by_hand",),
-    4: (f"{AGAINST_TORCH}::test_answers", f"{SIMPLE}::test_the_worked_example"),
+    4: (f"{AGAINST_TORCH}::test_logits_and_gradients", f"{SIMPLE}::test_the_worked_example"),
     5: (f"{HERE}::test_weights_grow_with_the_square_of_the_length_and_not_with_the_width",),
     6: (f"{SIMPLE}::test_a_soft_dictionary", f"{ATTENTION_BOOK}::3. A soft dictionary"),
     7: (f"{SIMPLE}::test_dot_products_measure_angles",),
@@ -55,9 +55,9 @@ PROOFS: dict[int, tuple[str, ...]] = {
     14: (f"{KINDS}::test_positions_at_projections_are_the_printed_formula",),
     15: (f"{NN}/test_attention.py::test_attention_by_hand",),
     16: (f"{HERE}::test_scaled_scores_have_variance_1_for_every_size",),
-    17: (f"{AGAINST_TORCH}::test_answers",),
+    17: (f"{AGAINST_TORCH}::test_logits_and_gradients",),
     18: (f"{OPTIONS}::test_a_masked_head_is_a_head_without_output",),
-    19: (f"{AGAINST_TORCH}::test_answers",),
+    19: (f"{AGAINST_TORCH}::test_logits_and_gradients",),
     # 000: tokens and embeddings.
     20: (f"{HERE}::test_words_of_one_stem_are_unknown_to_a_vocabulary_of_words",),
     21: ("tests/data/tokenizers/test_tokenizers.py::test_trained_vocabularies_round_trip",),
@@ -131,7 +131,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
         f"{SIMPLE}::test_dot_product_attention_is_kernel_regression_on_the_unit_sphere",
         f"{ATTENTION_BOOK}::2. Attention is kernel regression",
     ),
-    70: (f"{AGAINST_TORCH}::test_answers",),
+    70: (f"{AGAINST_TORCH}::test_logits_and_gradients",),
     71: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
     72: (f"{SUBWORDS}::test_the_rhymes_whole_tables",),
     73: (f"{SUBWORDS}::test_the_rhymes_fourth_table",),
@@ -177,7 +177,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     102: (f"{OPTIONS}::test_each_option_in_each_family",),
     103: (f"{NN}/test_layers.py::test_activations",),
     104: (f"{OPTIONS}::test_a_residual_scalar_begins_at_one_and_0_is_the_identity",),
-    105: (f"{AGAINST_TORCH}::test_answers",),
+    105: (f"{AGAINST_TORCH}::test_logits_and_gradients",),
     106: ("tests/train/recipes/test_reviews.py::test_the_recipes_are_those_of_the_lecture",),
     107: (f"{ORDER}::test_order_is_learned_with_positions_only",),
     108: (f"{KINDS}::test_order_is_seen_unless_there_are_no_positions",),
