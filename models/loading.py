@@ -75,7 +75,7 @@ def load(
     folder = local_folder(path).resolve()
     adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
     if adapter is None and base is not None:
-        raise UserError(f"{folder} is no adapter of peft: leave base {base} out")
+        raise UserError(f"{folder} is not an adapter of peft: leave base {base} out")
     # The base determines the architecture; an adapter may replace its head.
     under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
     config = model_config(under)

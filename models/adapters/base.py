@@ -54,9 +54,7 @@ class Base:
         stored = fields.get(BASE)
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(stored, Mapping) or stored.keys() != names:
-            raise UserError(
-                f"{run}/config.json does not say what its adapters belong to: restore it"
-            )
+            raise UserError(f"{run}/config.json does not name the base of its adapters: restore it")
         texts = (stored[name] for name in ("folder", "relative", "checksum"))
         step = stored["step"]
         if not all(isinstance(x, str) for x in texts) or not (step is None or type(step) is int):
@@ -74,15 +72,15 @@ class Base:
         """
         named = self.folder if self.step is None else f"step {self.step} of {self.folder}"
         moved = run.resolve() / self.relative
-        gone = UserError(f"{run} has adapters of {named}, which is not there any more: restore it")
+        missing = UserError(f"{run} has adapters of {named}, which does not exist: restore it")
         try:
             # Prefer the relative path: the folders may have been moved together.
             folder = moved if moved.exists() else local_folder(self.folder)
         except FileNotFoundError:
-            raise gone from None
+            raise missing from None
         files = _parameters(folder, self.step)
         if not files:
-            raise gone
+            raise missing
         if checksum_of_files(files) != self.checksum:
             raise UserError(
                 f"{run} has adapters of {named}, whose parameters have changed since: restore them"

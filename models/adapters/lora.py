@@ -168,8 +168,8 @@ class LoRA:
         """
         if frozen is None:
             raise ValueError(
-                "the state has no frozen parameters, to which the adapters belong: give them to "
-                "init_state(params, tx, frozen=…)"
+                "the state must have the frozen parameters of the base: init_state(params, tx, "
+                "frozen=…)"
             )
         frozen = jax.lax.stop_gradient(frozen)
         return join_params(frozen, trained), join_params(without_adapters(trained), frozen)
@@ -269,8 +269,8 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     adapted = tuple(maps[path] for path in targets if f"{path}/kernel" not in whole)
     if not adapted:
         raise UserError(
-            f"lora.targets {' '.join(config.targets)} are all trained whole: name another linear "
-            "map"
+            f"lora.targets {' '.join(config.targets)} are all in lora.also_trained: name another "
+            "linear map"
         )
     return LoRA(config, adapted, whole)
 
@@ -288,18 +288,18 @@ def without_adapters(params: Params) -> Params:
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
     """Returns the paths in which a pattern matches whole parts, in order."""
-    paths, found = list(paths), set[str]()
+    paths, matches = list(paths), set[str]()
     for pattern in patterns:
         try:
             parts = re.compile(rf"(.+/)?({pattern})(/.+)?")
         except re.error as error:
-            raise UserError(f"{field} {pattern!r} is no regular expression ({error})") from None
+            raise UserError(f"{field} {pattern!r} is not a regular expression ({error})") from None
         fitting = [path for path in paths if parts.fullmatch(path)]
         if not fitting:
             names = sorted({part for path in paths for part in path.split("/")})
-            raise UserError(f"{field} {pattern!r} fits no {what}: {suggest(pattern, names)}")
-        found.update(fitting)
-    return [path for path in paths if path in found]
+            raise UserError(f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}")
+        matches.update(fitting)
+    return [path for path in paths if path in matches]
 
 
 def join_params(first: Params, second: Params) -> Params:

@@ -66,8 +66,8 @@ def save_adapter(
         base: The name or the path of the base in Hugging Face's form, which loaders use.
 
     Raises:
-        UserError: The folder holds something; or transformers has no such model, or keeps in one
-            module what is in part frozen and in part trained whole.
+        UserError: The folder is not empty, transformers has no such model, or one of its modules
+            is partly frozen and partly trained.
     """
     config, flat = _as_exported(model.config, trained)
     mapping = module_mapping(config)
@@ -77,7 +77,7 @@ def save_adapter(
     unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
     if unknown:
         raise WeightsError(
-            f"{min(unknown)} is trained and has no place in transformers: export the model in "
+            f"{min(unknown)} is trained and transformers has no such tensor: export the model in "
             "another form"
         )
     adapters = [
@@ -227,7 +227,7 @@ def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
             names.add("classifier" if module.startswith("classifier.") else module)
     if stacked := [name for name in names if "{i}" in name]:
         raise WeightsError(
-            f"{stacked[0]} is trained whole in every layer: export the model merged, without "
+            f"{stacked[0]} is fully trained in every layer: export the merged model, without "
             "--form peft"
         )
     return sorted(names)
@@ -243,12 +243,12 @@ def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
         trained, frozen = paths & lora.whole, paths - lora.whole
         if trained and frozen:
             raise WeightsError(
-                f"{min(trained)} is trained whole and {min(frozen)} is frozen, which are one "
-                f"module in peft, {module}: train both (lora.also_trained), or export the model "
-                "merged"
+                f"{min(trained)} is fully trained and {min(frozen)} is frozen, which are one "
+                f"module in peft, {module}: train both (lora.also_trained), or export the merged "
+                "model"
             )
         if trained and f"{module}{WEIGHT}" in tied:
             raise WeightsError(
-                f"{min(trained)} is trained whole and has two places in transformers, which peft "
-                "would part: export the model merged"
+                f"{min(trained)} is fully trained and shared by two modules of transformers, which "
+                "peft would separate: export the merged model"
             )

@@ -183,6 +183,26 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     return named
 
 
+def typed_field(
+    hf_config: HFConfig, name: str, default: Any, source: str, *, kind: type | None = None
+) -> Any:
+    """Returns a field that does not fit a row of a table, after checking its type.
+
+    Args:
+      hf_config: The content of the file.
+      name: The name of the field.
+      default: Its value if the file lacks it.
+      source: The path of the file, for messages.
+      kind: The type of a non-null value. If None, the type of the default.
+
+    Raises:
+      WeightsError: The value has another type.
+    """
+    value = hf_config.get(name, default)
+    _check_type(Field(name, "", default, kind=kind), value, source)
+    return value
+
+
 def _check_type(field: Field, value: JsonValue, source: str) -> None:
     """Raises WeightsError unless a value has the type of its field; integers count as floats."""
     kind = field.kind or type(field.default)

@@ -63,7 +63,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         config = config if tuned == config.model else config_of_model(tuned)
     else:
         if base is not None:
-            raise RunError(f"{folder} is no adapter of peft: leave base {base} out")
+            raise RunError(f"{folder} is not an adapter of peft: leave base {base} out")
         if not is_foreign(read_fields(folder)):
             raise RunError(f"{folder} is a run folder already: copy it")
         config, tokenizer = open_run(folder)

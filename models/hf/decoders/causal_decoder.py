@@ -16,6 +16,7 @@ from ..config_mapping import (
     HFConfig,
     Settings,
     settings_from_hf,
+    typed_field,
 )
 from ..form import Form
 from ..tensor_mapping import (
@@ -233,16 +234,11 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
     Raises:
       WeightsError: A field has a wrong type, or `layer_types` does not fit the layers.
     """
-    used = fields.pop("use_sliding_window", False)
-    window = fields.pop("sliding_window", 4096)
-    first = fields.pop("max_window_layers", 28)
-    num_layers = fields.get("num_hidden_layers", 32)
-    for name, value in (("max_window_layers", first), ("num_hidden_layers", num_layers)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise WeightsError(f"{source}: {name} {value!r} is not of type int")
-    assert isinstance(num_layers, int)
-    assert isinstance(first, int)
+    first = typed_field(fields, "max_window_layers", 28, source)
+    num_layers = typed_field(fields, "num_hidden_layers", 32, source)
+    fields.pop("max_window_layers", None)
     # transformers applies the window only if it is switched on.
+    used, window = fields.pop("use_sliding_window", False), fields.pop("sliding_window", 4096)
     window = window if used is True else None
     windowed = take_layer_types(fields, num_layers, source)
     if window is None:
@@ -263,10 +259,8 @@ def set_windows(settings: Settings, window: JsonValue, windowed: list[bool], sou
     Raises:
       WeightsError: The window is not an integer.
     """
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise WeightsError(f"{source}: sliding_window {window!r} is not of type int")
     if any(windowed):
-        settings["window"] = window
+        settings["window"] = typed_field({"sliding_window": window}, "sliding_window", 1, source)
         settings["full_layers"] = tuple(i for i, w in enumerate(windowed) if not w)
 
 

@@ -2,10 +2,9 @@
 
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.gemma2 import Gemma2Config
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
 from ..form import head_classes
 from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
 from .causal_decoder import (
     ATTENTION,
     FEED_FORWARD,
@@ -48,15 +47,11 @@ def take_windows(
     window = fields.pop("sliding_window", WINDOW)
     names = "sliding_window_pattern", "_sliding_window_pattern"
     every_given = next(filter(None, [fields.pop(name, None) for name in names]), every)
-    number = fields.get("num_hidden_layers", num_layers)
-    for name, value in (("num_hidden_layers", number), ("sliding_window_pattern", every_given)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise WeightsError(f"{source}: {name} {value!r} is not of type int")
-    assert isinstance(number, int)
-    assert isinstance(every_given, int)
+    number = typed_field(fields, "num_hidden_layers", num_layers, source)
+    every = typed_field({names[0]: every_given}, names[0], every, source)
     windowed = take_layer_types(fields, number, source)
     if windowed is None:
-        windowed = [bool((i + 1) % every_given) for i in range(number)]
+        windowed = [bool((i + 1) % every) for i in range(number)]
     if window is not None:
         set_windows(settings, window, windowed, source)
 

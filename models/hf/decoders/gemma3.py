@@ -28,8 +28,8 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     if isinstance(given, dict) and given.keys() & {"sliding_attention", "full_attention"}:
         if unknown := sorted(given.keys() - {"sliding_attention", "full_attention"}):
             raise WeightsError(
-                f"{source}: rope_parameters {unknown[0]} is unknown: only those of "
-                "full_attention and sliding_attention"
+                f"{source}: rope_parameters {unknown[0]} is unknown: only full_attention and "
+                "sliding_attention"
             )
         fields["rope_parameters"] = given.get("full_attention")
         local["rope_parameters"] = given.get("sliding_attention")

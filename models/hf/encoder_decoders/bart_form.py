@@ -21,6 +21,7 @@ from ..config_mapping import (
     HFConfig,
     Settings,
     settings_from_hf,
+    typed_field,
 )
 from ..form import Form
 from ..generation_config import NAMES
@@ -29,7 +30,6 @@ from ..tensor_mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,
-    WeightsError,
     embedding,
     layer_rules,
     linear,
@@ -137,8 +137,8 @@ class BartForm(Form[Config], Generic[Config]):
         # Labels and answers depend on two special tokens, whose default is 2.
         if head not in ("none", "seq2seq_lm"):
             settings["head"] = head
-            settings["start_id"] = _token_id(fields, "decoder_start_token_id", source)
-            settings["end_id"] = _token_id(fields, "eos_token_id", source)
+            settings["start_id"] = typed_field(fields, "decoder_start_token_id", 2, source)
+            settings["end_id"] = typed_field(fields, "eos_token_id", 2, source)
         return self.config(**settings, output_bias=head == "seq2seq_lm")
 
     def written_head(self, config: Config) -> str:
@@ -243,10 +243,3 @@ class BartForm(Form[Config], Generic[Config]):
         if pre_norm:
             rules += norm(f"{side}/final_norm", f"{name}.layer_norm")
         return ignored, rules
-
-
-def _token_id(fields: HFConfig, name: str, source: str) -> int:
-    value = fields.get(name, 2)
-    if type(value) is not int:
-        raise WeightsError(f"{source}: {name} {value!r} is not supported: only one token's id")
-    return value

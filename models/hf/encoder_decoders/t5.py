@@ -24,6 +24,7 @@ from ..config_mapping import (
     model_class,
     settings_from_hf,
     settings_to_hf,
+    typed_field,
 )
 from ..generation_config import NAMES
 from ..registry import HFMapping
@@ -163,11 +164,11 @@ def config_from_hf(hf_config: HFConfig, source: str) -> T5Config:
     model_class(hf_config, CLASSES[name], source)
     settings = settings_from_hf(FIELDS[name], hf_config, source)
     settings |= _activation(hf_config, FEED_FORWARD_DEFAULTS[name], source)
-    tied = hf_config.get("tie_word_embeddings")
-    scaled = hf_config.get("scale_decoder_outputs", tied is not False) if name == "t5" else False
-    for field, value in (("tie_word_embeddings", tied), ("scale_decoder_outputs", scaled)):
-        if value not in (None, True, False):
-            raise WeightsError(f"{source}: {field} {value!r} is not of type bool")
+    tied = typed_field(hf_config, "tie_word_embeddings", None, source, kind=bool)
+    scaled = typed_field(hf_config, "scale_decoder_outputs", None, source, kind=bool)
+    if "scale_decoder_outputs" not in hf_config:
+        scaled = tied is not False
+    scaled = scaled and name == "t5"
     # Whether the output is tied is known from the tensors (`as_stored`).
     settings |= {"scale_output": bool(scaled), "tie_output": tied is not False}
     if settings["num_decoder_layers"] == settings["num_layers"]:
@@ -188,15 +189,13 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
         activation = "gelu_new"
     # transformers also writes both values as separate fields, which take precedence.
     activation = hf_config.get("dense_act_fn", activation)
-    gated = hf_config.get("is_gated_act", bool(gate))
+    gated = typed_field(hf_config, "is_gated_act", bool(gate), source)
     if activation not in ACTIVATIONS:
         name = "dense_act_fn" if "dense_act_fn" in hf_config else "feed_forward_proj"
         raise WeightsError(
             f"{source}: {name} {hf_config[name]!r} is not supported: only "
             f"{', '.join(ACTIVATIONS)}, and the same behind gated-"
         )
-    if not isinstance(gated, bool):
-        raise WeightsError(f"{source}: is_gated_act {gated!r} is not of type bool")
     return {"activation": ACTIVATIONS[str(activation)], "gated": gated}
 
 

@@ -311,8 +311,8 @@ def test_what_peft_cannot_save_is_refused(tiny, tmp_path):
         trained, _ = lora.init(jax.random.key(0), t.params)
         models.save_adapter(tmp_path / "out", t.model, lora, trained)
 
-    with pytest.raises(ValueError, match=r"classifier/bias is trained whole and .* is frozen"):
+    with pytest.raises(ValueError, match=r"classifier/bias .* frozen"):
         save("head/classifier/bias")
-    with pytest.raises(ValueError, match="LayerNorm is trained whole in every layer"):
+    with pytest.raises(ValueError, match="LayerNorm"):
         save("attention_norm")
     assert not (tmp_path / "out").exists()

@@ -286,7 +286,7 @@ LABELS = {"architectures": ["BartForSequenceClassification"]}
         ({"decoder_attention_heads": 5}, "not divisible by decoder_num_heads 5"),
         ({"hidden_widths": 3}, "nothing here honors: hidden_widths"),
         ({"classifier_dropout": 1.5}, "classifier_dropout must .*1.5"),
-        ({**LABELS, "eos_token_id": [2, 3]}, r"eos_token_id \[2, 3\] is not supported"),
+        ({**LABELS, "eos_token_id": [2, 3]}, r"eos_token_id \[2, 3\]"),
         ({**LABELS, "decoder_start_token_id": 41}, "start_id 41 is not within the vocabulary"),
         (
             {"name": "mbart", "architectures": ["MBartForSequenceClassification"]},

@@ -92,5 +92,5 @@ def test_a_state_without_its_base_is_refused(tiny, batches):
     trained, _ = lora.init(jax.random.key(0), t.params)
     step = train.make_train_step(t.model.apply, train.CAUSAL, tx, adapter=lora)
     batch = jax.tree.map(jax.numpy.asarray, batches[0])
-    with pytest.raises(ValueError, match="the state has no frozen parameters"):
+    with pytest.raises(ValueError, match="frozen parameters"):
         step(train.init_state(trained, tx), batch, jax.random.key(0))

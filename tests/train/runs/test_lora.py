@@ -112,7 +112,7 @@ def test_both_folders_may_move_and_a_base_that_is_gone_or_has_changed_is_named(r
     with pytest.raises(ValueError, match=f"{named}, whose parameters have changed since"):
         models.load(tmp_path / "run")
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(ValueError, match=f"{named}, which is not there any more"):
+    with pytest.raises(ValueError, match=f"{named}"):
         models.load(tmp_path / "run")
 
 

@@ -2,26 +2,22 @@
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.opt import OPTConfig
-from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
 from ...form import head_classes
 from ...generation_config import NAMES
-from ...tensor_mapping import TensorMapping, WeightsError
+from ...tensor_mapping import TensorMapping
 from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the position of norms and the width of the embeddings."""
-    before = fields.pop("do_layer_norm_before", True)
-    if before not in (True, False):
-        raise WeightsError(f"{source}: do_layer_norm_before {before!r} is not of type bool")
-    removed = fields.pop("_remove_final_layer_norm", False)
-    if removed not in (True, False):
-        raise WeightsError(f"{source}: _remove_final_layer_norm {removed!r} is not of type bool")
+    before = typed_field(fields, "do_layer_norm_before", True, source)
+    removed = typed_field(fields, "_remove_final_layer_norm", False, source)
+    width = typed_field(fields, "word_embed_proj_dim", None, source, kind=int)
+    for name in ("do_layer_norm_before", "_remove_final_layer_norm", "word_embed_proj_dim"):
+        fields.pop(name, None)
     settings["final_norm"] = not removed
     settings["norm_position"] = "pre" if before else "post"
-    width = fields.pop("word_embed_proj_dim", None)
-    if width is not None and (isinstance(width, bool) or not isinstance(width, int)):
-        raise WeightsError(f"{source}: word_embed_proj_dim {width!r} is not of type int")
     settings["d_embedding"] = None if width == fields.get("hidden_size", 768) else width
 
 
