@@ -1,4 +1,4 @@
-"""Folders with a tokenizer of Marian, made of a few words."""
+"""Sentencepiece models, and folders with a tokenizer of Marian, made of a few words."""
 
 import io
 import json
@@ -10,14 +10,21 @@ WORTE = "ein rotes Haus und der kleine Hund schlafen darunter während wir warte
 SIDES = ("source", "target")
 
 
-def train_model(texts, size):
-    """With opus-mt's settings: unigrams, NFKC, a space in front of each text."""
+def train_sentencepiece(texts, **options):
+    """The bytes of a sentencepiece model of these texts."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=size,
-        hard_vocab_limit=False, character_coverage=1.0, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        minloglevel=2,
+        **{"hard_vocab_limit": False, **options},
+    )
     return model.getvalue()
+
+
+def train_model(texts, size):
+    """With opus-mt's settings: unigrams, NFKC, a space in front of each text."""
+    return train_sentencepiece(texts, vocab_size=size, character_coverage=1.0, num_threads=1)
 
 
 def gather_tokens(model):

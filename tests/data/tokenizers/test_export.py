@@ -1,11 +1,9 @@
 """Tokenizers as transformers' ``AutoTokenizer`` loads them: the same ids, the same texts."""
 
 import gzip
-import io
 
 import numpy as np
 import pytest
-import sentencepiece
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from flaxzoo.data.tokenizers.sentencepiece_model import (
@@ -17,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from ...support.marian_tokenizer import train_model, train_sentencepiece, write_folder
 from ...support.nasty_texts import NASTY
-from .test_marian import theirs_of, train_model, write_folder
+from .test_marian import theirs_of
 
 CONFIGS = {
     "byte-bpe": TokenizerConfig("byte-bpe", 600),
@@ -200,16 +199,12 @@ def test_published_vocabularies(datasets, tmp_path):
 
 def foreign(texts, **options):
     """A sentencepiece model of other people's settings."""
-    model = io.BytesIO()
     plain = {
-        "normalization_rule_name": "identity", "add_dummy_prefix": False,
+        "normalization_rule_name": "identity", "add_dummy_prefix": False, "num_threads": 2,
         "remove_extra_whitespaces": False, "byte_fallback": True, "vocab_size": 600,
     }  # fmt: skip
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in texts for line in text.split("\n")), model_writer=model,
-        num_threads=2, minloglevel=2, hard_vocab_limit=False, **plain | options,
-    )  # fmt: skip
-    return model.getvalue()
+    lines = (line for text in texts for line in text.split("\n"))
+    return train_sentencepiece(lines, **plain | options)
 
 
 PAIRS = {"model_type": "bpe"}

@@ -1,18 +1,16 @@
 """T5's vocabularies with their sentinels, against transformers' own tokenizer of the same files."""
 
-import io
 import json
 import re
 
 import pytest
-import sentencepiece
 from flaxzoo.data import TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.common.errors import DataError
 from flaxzoo.data.tasks.translation import start_and_end
 from flaxzoo.data.tokenizers.sentinels import SentinelTokenizer
 from transformers import AutoTokenizer, T5Tokenizer
 
-from ...support.marian_tokenizer import WORDS
+from ...support.marian_tokenizer import WORDS, train_sentencepiece
 from ...support.nasty_texts import NASTY
 
 # Here a name of another special token is ordinary text.
@@ -33,19 +31,10 @@ TEXTS = [
 def folder(tmp_path_factory):
     """A folder as T5's were once published: a sentencepiece model, and the class of its reader."""
     place = tmp_path_factory.mktemp("t5")
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(WORDS[i % 5 :]) for i in range(60)] + TEXTS[:1]),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=27,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
-    (place / "spiece.model").write_bytes(model.getvalue())
+    texts = [" ".join(WORDS[i % 5 :]) for i in range(60)] + TEXTS[:1]
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    model = train_sentencepiece(texts, vocab_size=27, hard_vocab_limit=True, **ids)
+    (place / "spiece.model").write_bytes(model)
     (place / "config.json").write_text('{"model_type": "t5"}')
     return place
 

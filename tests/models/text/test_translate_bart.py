@@ -1,13 +1,12 @@
 """A BART and an mBART of the hub, with their tokenizers, write what they write in transformers."""
 
-import io
-
 import pytest
-import sentencepiece
 import tokenizers
 import torch
 import transformers
 from flaxzoo import models
+
+from ...support.marian_tokenizer import train_sentencepiece
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "the dog"]
 SIZES = {
@@ -31,11 +30,8 @@ def bart_tokenizer(folder):
 
 
 def mbart_tokenizer(folder):
-    file = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 9), model_writer=file, vocab_size=18, minloglevel=2
-    )
-    (folder / "sentencepiece.bpe.model").write_bytes(file.getvalue())
+    model = train_sentencepiece(TEXTS * 9, vocab_size=18, hard_vocab_limit=True)
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
     return transformers.MBartTokenizer.from_pretrained(folder, src_lang="de_DE")
 
 
