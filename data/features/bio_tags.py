@@ -143,6 +143,6 @@ def _refuse_first(misplaced: Iterator[tuple[Location, str]], scheme: str) -> Non
     for location, tag in misplaced:
         raise InconsistentTagError(
             location,
-            f"the tag {tag!r}, which does not fit the tags around it in the scheme {scheme} of "
-            "the rest: correct it",
+            f"the tag {tag!r}, which does not fit the tags around it in the scheme {scheme}: "
+            "correct it",
         )

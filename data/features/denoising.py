@@ -104,11 +104,11 @@ class Denoising(Checked):
         source = self.permuted(tokens, rng) if self.sentence_ends else tokens
         lengths = self.span_lengths(len(tokens), rng)
         # Place each span after a random number of kept tokens; spans may touch.
-        places = np.sort(rng.integers(0, len(tokens) - lengths.sum() + 1, len(lengths)))
+        positions = np.sort(rng.integers(0, len(tokens) - lengths.sum() + 1, len(lengths)))
         # Earlier spans shift a span by their lengths.
-        starts = places + np.cumsum(lengths) - lengths
+        starts = positions + np.cumsum(lengths) - lengths
         kept = np.ones(len(tokens), bool)
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             kept[start : start + length] = False
-        spoiled = np.insert(source[kept], places, marks[0])
-        return np.asarray([*spoiled, end], np.int64), target
+        corrupted = np.insert(source[kept], positions, marks[0])
+        return np.asarray([*corrupted, end], np.int64), target

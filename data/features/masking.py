@@ -120,10 +120,10 @@ class Masking(PickledByFields):
         row["masked_labels"][:count] = ids[chosen]
         row["masked_weights"][:count] = 1
         # 80 % [MASK], 10 % a random token, 10 % unchanged. Both arrays are drawn for all positions.
-        fate = rng.random(count)
+        draws = rng.random(count)
         random = rng.integers(0, len(self._replacements), count)
-        replaced = np.where(fate < _RANDOM, self._replacements[random], ids[chosen])
-        ids[chosen] = np.where(fate < _MASKED, self.mask, replaced)
+        replaced = np.where(draws < _RANDOM, self._replacements[random], ids[chosen])
+        ids[chosen] = np.where(draws < _MASKED, self.mask, replaced)
         return row
 
     def _whole_words(
@@ -135,11 +135,11 @@ class Masking(PickledByFields):
         prediction, unless it is longer than ``max_predictions``.
         """
         assert self.continues is not None
-        goes_on = self.continues[ids[candidates]]  # bool [num_candidates]
+        is_continuation = self.continues[ids[candidates]]  # bool [num_candidates]
         # A word does not continue across a special token, and the first candidate starts a word.
-        goes_on[1:] &= np.diff(candidates) == 1
-        goes_on[:1] = False
-        firsts = np.flatnonzero(~goes_on)  # the first candidate of each word, [num_words]
+        is_continuation[1:] &= np.diff(candidates) == 1
+        is_continuation[:1] = False
+        firsts = np.flatnonzero(~is_continuation)  # the first candidate of each word, [num_words]
         sizes = np.diff(firsts, append=len(candidates))  # tokens of each word, [num_words]
         left, words = budget, []
         order = rng.permutation(len(firsts))

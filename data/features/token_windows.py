@@ -84,8 +84,8 @@ class Windows:
         first, second = self.sizes
         total = len(self.corpus.tokens)
         is_random = self.next_sentence and bool(rng.random() < 0.5)
-        whole = first if is_random else first + second
-        start = int(rng.integers(total - whole, endpoint=True))
+        num_tokens = first if is_random else first + second
+        start = int(rng.integers(total - num_tokens, endpoint=True))
         one = self.corpus.tokens[start : start + first]
         if not self.next_sentence:
             return framed_example(self.frame, one, label=None)

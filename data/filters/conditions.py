@@ -89,12 +89,12 @@ def _number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text.strip()) else None
 
 
-def split_conditions(rest: str, name: str) -> tuple[str, tuple[Condition, ...]]:
+def split_conditions(location: str, name: str) -> tuple[str, tuple[Condition, ...]]:
     """Separates the conditions of a source from its location and fields.
 
     Args:
-      rest: The part of the name after the kind: ``GLOB#text?score>=3``. A ``?`` before the ``#``
-        belongs to the glob.
+      location: The part of the name after the kind: ``GLOB#text?score>=3``. A ``?`` before the
+        ``#`` belongs to the glob.
       name: The whole name, for messages.
 
     Returns:
@@ -103,9 +103,9 @@ def split_conditions(rest: str, name: str) -> tuple[str, tuple[Condition, ...]]:
     Raises:
       DataError: A part of the text after the ``?`` is not a comparison.
     """
-    found = _PART.fullmatch(rest)
+    found = _PART.fullmatch(location)
     if found is None:
-        return rest, ()
+        return location, ()
     conditions = tuple(_condition(part, name) for part in found["conditions"].split("&"))
     before, part = found["before"], found["part"]
     return (f"{before}#{part}" if part else before), conditions

@@ -318,7 +318,7 @@ def encode_around(
     found: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
-    """Encodes a text in which some tokens have been found.
+    """Encodes the text around tokens that have been found in it.
 
     Args:
       text: The text.

@@ -153,7 +153,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
-    # The files, of which only some exist.
+    # Read the files; a missing one is empty.
     config_file = path / CONFIG
     values = optional_object(config_file)
     model = optional_object(path / "config.json")

@@ -212,17 +212,17 @@ class BatchSettings(Checked):
         if not model and "padding_side" not in stated:
             return None
         # Find the class as AutoTokenizer does, because it decides the defaults.
-        whole = optional_object(folder / "tokenizer.json")
+        tokenizer_json = optional_object(folder / "tokenizer.json")
         name = stated.get("tokenizer_class") or model.get("tokenizer_class")
         name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
-        is_byte_level = "ByteLevel" in str(whole.get("pre_tokenizer"))
+        is_byte_level = "ByteLevel" in str(tokenizer_json.get("pre_tokenizer"))
         if model.get("model_type") in _IGNORED or (name == "LlamaTokenizer" and is_byte_level):
             name = "TokenizersBackend"  # as AutoTokenizer reads such a folder
         names = stated.get("model_input_names")
         usual_side = "left" if name in _PAD_LEFT else "right"
         found: dict[str, Any] = {
-            "padding_side": _direction(whole, "padding", usual_side),
-            "truncation_side": _direction(whole, "truncation", "right"),
+            "padding_side": _direction(tokenizer_json, "padding", usual_side),
+            "truncation_side": _direction(tokenizer_json, "truncation", "right"),
             "split_special_tokens": False,
             "token_types": _TYPES in names if isinstance(names, list) else name in _TYPED,
         }

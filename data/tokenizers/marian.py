@@ -125,8 +125,8 @@ class MarianTokenizer(ExportedTokenizer):
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         check_unicode(text)
-        code, rest = _language_and_text(text)
-        mapping = self._processor.encode(rest, return_type="offset_mapping")
+        code, source = _language_and_text(text)
+        mapping = self._processor.encode(source, return_type="offset_mapping")
         ids = self._ids_of(code, mapping["pieces"])
         spans = [(a + len(code), b + len(code)) for a, b in widen_bytes(mapping["offsets"])]
         offsets = [(0, len(code)), *spans] if code else spans
@@ -134,8 +134,8 @@ class MarianTokenizer(ExportedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        codes, rests = zip(*map(_language_and_text, texts), strict=True) if texts else ((), ())
-        pieces = self._processor.encode(list(rests), out_type=str, num_threads=-1)
+        codes, sources = zip(*map(_language_and_text, texts), strict=True) if texts else ((), ())
+        pieces = self._processor.encode(list(sources), out_type=str, num_threads=-1)
         return [self._ids_of(*parts) for parts in zip(codes, pieces, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

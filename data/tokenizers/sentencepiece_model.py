@@ -99,7 +99,7 @@ def obstacle(proto: ModelProto) -> str | None:
     # Each reason with whether it applies; the export prints the first one that does.
     reasons = {
         "it is neither a unigram nor a BPE model": trainer.model_type not in (_UNIGRAM, _BPE),
-        f"it normalizes text ({rules.name or 'by its own rules'})": rules.precompiled_charsmap,
+        f"it normalizes text ({rules.name or 'with custom rules'})": rules.precompiled_charsmap,
         "it changes the text that it decodes": proto.denormalizer_spec.precompiled_charsmap,
         "it adds a space before each text": rules.add_dummy_prefix,
         "it drops repeated spaces": rules.remove_extra_whitespaces,
@@ -164,17 +164,17 @@ def _of(pieces: Iterable[Piece], kind: int) -> list[Piece]:
 
 def _characters_without_text(pieces: Iterable[Piece]) -> set[str]:
     """Returns the characters that occur only in pieces that are not text."""
-    text, rest = set[str](), set[str]()
+    text, others = set[str](), set[str]()
     for piece in pieces:
-        (text if piece.type in (NORMAL, USER_DEFINED) else rest).update(piece.piece)
-    return rest - text
+        (text if piece.type in (NORMAL, USER_DEFINED) else others).update(piece.piece)
+    return others - text
 
 
 def _are_parts(pieces: Iterable[Piece]) -> bool:
     """Returns whether a user-defined piece is longer than a character or part of a text piece."""
-    own = {piece.piece for piece in _of(pieces, USER_DEFINED)}
+    user_defined = {piece.piece for piece in _of(pieces, USER_DEFINED)}
     text = {character for piece in _of(pieces, NORMAL) for character in piece.piece}
-    return any(len(piece) > 1 or piece in text for piece in own)
+    return any(len(piece) > 1 or piece in text for piece in user_defined)
 
 
 def _splits_unknown(proto: ModelProto) -> bool:
@@ -207,25 +207,27 @@ def transformers_backend(
         renamed = {id: name for id, name in names.items() if name not in kept}
         pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
     types = [piece.type for piece in proto.pieces]
-    own = [piece for piece, kind in zip(pieces, types, strict=True) if kind == USER_DEFINED]
+    user_defined = [
+        piece for piece, kind in zip(pieces, types, strict=True) if kind == USER_DEFINED
+    ]
     spec, rules = proto.trainer_spec, proto.normalizer_spec
     scores = [(piece.piece, piece.score) for piece in proto.pieces]
     model = (
-        _byte_pairs(proto, pieces, ignore_merges=bool(own))
+        _byte_pairs(proto, pieces, ignore_merges=bool(user_defined))
         if is_bpe
         else models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
     )
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.Sequence(_transformers_rules(rules, legacy))
     # User-defined pieces stay whole; the longest one at a position wins.
-    pattern = "|".join(map(re.escape, sorted(own, key=len, reverse=True)))
+    pattern = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
     scheme = "always" if legacy else "first"
     splits: list[pre_tokenizers.PreTokenizer] = [
         *when(
             rules.add_dummy_prefix,
             pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False),
         ),
-        *when(own, pre_tokenizers.Split(Regex(pattern), "isolated")),
+        *when(user_defined, pre_tokenizers.Split(Regex(pattern), "isolated")),
     ]
     if splits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
