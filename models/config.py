@@ -7,7 +7,7 @@ rematerialization); it may change from one machine to the next without changing 
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from ..data.common.errors import UserError
@@ -29,37 +29,8 @@ if TYPE_CHECKING:
 Settings: TypeAlias = dict[str, Any]
 """Fields of a configuration by name. They are checked when the configuration is made."""
 
-PositionKind: TypeAlias = Literal[
-    "learned",
-    "sinusoidal",
-    "rotary",
-    "relative",
-    "buckets",
-    "alibi",
-    "counter",
-    "binary",
-    "table",
-    "none",
-]
+PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", "alibi", "none"]
 """The kinds of positions; see `models.nn.positions`."""
-PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "projections"]
-"""The places where a vector of each position can be added."""
-
-FIXED_TABLES = ("learned", "table")
-"""Position kinds that are rows of a table, whose length limits the input."""
-BY_DISTANCE = ("relative", "buckets", "alibi")
-"""Position kinds that change attention scores by the distance of two tokens."""
-NOT_ADDED = (*BY_DISTANCE, "rotary", "none")
-"""Position kinds that are not additive vectors."""
-_POSITION_OPTIONS = {
-    "position_base": ("sinusoidal", "rotary"),
-    "position_layout": ("sinusoidal",),
-    "position_distance": ("relative", "buckets"),
-    "position_buckets": ("buckets",),
-}
-"""Options of positions, and the kinds that use each."""
-MOST_BITS = 31
-"""Maximum number of binary digits of a position."""
 MOST_POSITIONS = 2**31
 """Maximum number of elements in a position table."""
 
@@ -134,24 +105,14 @@ class TransformerConfig(Checked):
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
     max(0, x)² (Primer)."""
-    attention: Literal["learned", "simple"] = "learned"
-    """learned: queries, keys, values and outputs are linear maps. simple: attention without
-    parameters; the input, in N parts of size D / N, is query, key and value at once."""
     norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
-    norm_affine: bool = True
-    """Whether normalization has learned scales and biases; else it only normalizes."""
-    residual_scalar: bool = False
-    """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
     d_k: Size | None = None
     """Size of queries and keys in a head, if not that of a head."""
     d_v: Size | None = None
     """Size of values in a head, if not that of a head."""
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
-    head_convolution: Size | None = None
-    """If given, the width of the causal convolution over the tokens that follows the projections
-    of causal self-attention to queries, keys and values (3 in Primer)."""
     dropout_rate: Rate = 0.0
     """Dropout rate, at the places that the paper names."""
     init_std: Positive | None = 0.02
@@ -161,28 +122,26 @@ class TransformerConfig(Checked):
     deviation of initial embeddings is always 0.02."""
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
-    queries and keys are rotated. relative: learned vectors of each clipped distance, added to keys
-    and values (Shaw et al. 2018). buckets: learned biases of ranges of distances (T5). alibi:
-    biases that fall with the distance, by a slope of each head (Press et al. 2022). counter: 1, 2,
-    3, … in the last dimension. binary: binary digits in the last dimensions. table: given by
-    hand, in `position_table`. none: the model does not see the order of its tokens."""
-    positions_at: PositionPlace = "input"
-    """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
-    input of every layer. queries_keys: to the inputs of the query and key projections, in every
-    layer. projections: to queries, keys and values themselves, D cut into heads."""
+    queries and keys are rotated. buckets: learned biases of ranges of distances (T5). alibi: biases
+    that fall with the distance, by a slope of each head (Press et al. 2022). none: the model does
+    not see the order of its tokens."""
     position_base: Positive = 10_000.0
     """Base of the wavelengths of sinusoidal and rotary positions."""
     position_layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved"
     """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
     (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
     position_distance: Size | None = None
-    """Distance at which relative positions are clipped (default 16), or where the last bucket
-    begins (default 128)."""
+    """Distance at which the last bucket begins. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
-    position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table", max_length · D numbers row by row; of an array
-    float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
+
+    position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "position_base": ("sinusoidal", "rotary"),
+        "position_layout": ("sinusoidal",),
+        "position_distance": ("buckets",),
+        "position_buckets": ("buckets",),
+    }
+    """Options of positions, and the kinds that use each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,43 +150,15 @@ class TransformerConfig(Checked):
             f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
             f"choose num_heads from {divisors_of(self.d_model)}",
         )
-        if self.attention == "simple":
-            require(
-                self.head_convolution is None,
-                f"head_convolution {self.head_convolution} follows projections, and attention "
-                '"simple" has none: leave it out',
-            )
-            # The input itself is query, key and value.
-            # Parts of one input have one size, and there are as many of each.
-            part = self.d_model // self.num_heads
-            require(
-                (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
-                'attention "simple" has no maps that could give keys or values other sizes: leave '
-                f"heads of size {part}, one key and one value for each of num_heads "
-                f"{self.num_heads}",
-            )
         self._check_positions()
 
     def _check_positions(self) -> None:
         """Checks that the options of positions do not contradict each other."""
-        # Check the size of added vectors, and the place where they are added.
-        kind, added = self.positions, self.positions not in NOT_ADDED
+        kind = self.positions
         require(
-            not added or self.max_length * self.d_model <= MOST_POSITIONS,
+            not self.adds_positions or self.max_length * self.d_model <= MOST_POSITIONS,
             f"max_length {self.max_length} times d_model {self.d_model} is too large for "
             f"positions {kind!r}: choose a product of at most {MOST_POSITIONS:,}",
-        )
-        require(
-            added or self.positions_at == "input",
-            f"positions_at {self.positions_at!r} does not suit positions {kind!r}, which are not "
-            "added to anything: leave positions_at out",
-        )
-        sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
-        require(
-            self.positions_at != "projections" or sizes == {self.d_model},
-            f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
-            f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
-            "another place or D / N",
         )
         # Rotary positions rotate pairs. The message names the setting that determines the size.
         if kind == "rotary" and self.key_dim % 2:
@@ -242,23 +173,11 @@ class TransformerConfig(Checked):
             self.position_distance is None or self.position_distance >= least,
             f"position_distance must be at least {least}, got {self.position_distance}",
         )
-        require(
-            kind != "binary" or self.max_length <= 2 ** min(self.d_model, MOST_BITS),
-            f"max_length {self.max_length} has more positions than {self.d_model} binary "
-            "digits: raise d_model or choose other positions",
-        )
         # An option of another kind would have no effect, so it must have its default.
-        for name, kinds in _POSITION_OPTIONS.items():
+        for name, kinds in self.position_options.items():
             if kind not in kinds:
                 belongs = f"belongs to positions {' or '.join(kinds)}, and these are {kind}"
                 require_default(self, [name], belongs)
-        rows = self.max_length * self.position_dim if kind == "table" else 0
-        given = len(self.position_table or ())
-        require(
-            rows == given,
-            f"position_table has {given} numbers: positions {kind!r} with max_length "
-            f"{self.max_length} and rows of {self.position_dim} need {rows}",
-        )
 
     @property
     def longest_input(self) -> int | None:
@@ -266,7 +185,7 @@ class TransformerConfig(Checked):
 
         Training uses at most `max_length` tokens. Longer inputs may be predicted badly.
         """
-        return self.max_length if self.positions in FIXED_TABLES else None
+        return self.max_length if self.positions == "learned" else None
 
     def with_max_length(self, max_length: int) -> "TransformerConfig":
         """Returns the configuration of the same model with another `max_length`.
@@ -280,7 +199,7 @@ class TransformerConfig(Checked):
             raise UserError(
                 f"max_length {max_length} differs from the {self.max_length} rows of the model's "
                 f"table of positions ({self.positions}): leave it out, or use a model with other "
-                "positions, such as sinusoidal or relative"
+                "positions, such as sinusoidal or rotary"
             )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
@@ -296,7 +215,20 @@ class TransformerConfig(Checked):
     @property
     def scores_by_distance(self) -> bool:
         """Whether scores of attention depend on the distance of query and key."""
-        return self.positions in BY_DISTANCE
+        return self.positions in ("buckets", "alibi")
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether positions are vectors that are added."""
+        return self.positions in ("learned", "sinusoidal")
+
+    @property
+    def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the arrays that a layer caches of the last tokens, besides keys and values.
+
+        They depend on the beam, and decoding cannot take their tokens back.
+        """
+        return ()
 
     def score_scale(self, layer: "int | jax.Array") -> "float | jax.Array":
         """Returns the factor of the attention scores of a layer, counted from 0."""
@@ -338,6 +270,8 @@ class TransformerConfig(Checked):
     """Number of tokens of the source language, if not `vocab_size`."""
     query_key_norm: ClassVar[bool] = False
     """Whether each query and each key is normalized before it is rotated (RMSNorm, Qwen3)."""
+    norm_affine: ClassVar[bool] = True
+    """Whether LayerNorm has learned scales and biases; else it only normalizes."""
     norm_offset: ClassVar[float] = 0.0
     """Added to the learned scales of RMSNorm: 1 in Gemma, which stores scales minus 1."""
     score_cap: ClassVar[float | None] = None

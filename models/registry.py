@@ -1,7 +1,7 @@
 """The families of models: their records, published sizes, and JSON form.
 
-A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAMILIES` below lists
-these files. For a family `llama`,
+A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAMILIES` and
+`VARIANTS` below list these files. For a family `llama`,
 
 - `models/decoders/llama.py` defines the configuration, the module, and `FAMILY`;
 - `models/hf/decoders/llama.py` (if `FAMILY.hf_module` names it) converts weights and configuration
@@ -49,6 +49,12 @@ FAMILIES = {
     "bart": "encoder_decoders",
 }
 """The folder of each family's file, by the name of the file."""
+VARIANTS = {
+    "lecture_gpt": "lectures",
+    "lecture_bert": "lectures",
+    "lecture_transformer": "lectures",
+}
+"""Families with options that no published model uses. They have no presets."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
 """Maps a pattern of parameter paths (a regular expression for the whole path) to the logical axis
@@ -111,7 +117,7 @@ def families() -> MutableMapping[str, Family]:
         return import_module(f".{room}.{name}", __package__).FAMILY
 
     return LazyRecords(
-        {name: functools.partial(load, room, name) for name, room in FAMILIES.items()}
+        {name: functools.partial(load, room, name) for name, room in (FAMILIES | VARIANTS).items()}
     )
 
 

@@ -302,7 +302,7 @@ class CausalDecoder(nn.Module):
         of_call = config_of_call(c, cache)
         # The layers and the final norm.
         x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
-        x = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="final_norm")(x)
+        x = RMSNorm(c, e, name="final_norm")(x)
         if cache is not None:
             # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None

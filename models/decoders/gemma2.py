@@ -13,9 +13,7 @@ import flax.linen as nn
 
 from ...data.common.fields import Positive
 from ..config import Activation, Settings, Size
-from ..lectures.attention import make_attention
-from ..nn.dropout import dropout
-from ..nn.layers import GatedFeedForward, Residual, RMSNorm
+from ..nn.layers import GatedFeedForward, RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
@@ -76,17 +74,15 @@ class Gemma2Layer(Layer[Gemma2Config]):
         own = context.self_attention(inputs)
 
         # Each sublayer is normalized twice: its input, and its output before the residual sum.
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_norm")(x)
-        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="attention_output_norm")(y)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        y = RMSNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
+        y = RMSNorm(c, e, name="attention_output_norm")(y)
+        x = self.add(x, y, "attention", own.rng)
 
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_norm")(x)
+        y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, c.norm_offset, name="feed_forward_output_norm")(y)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        y = RMSNorm(c, e, name="feed_forward_output_norm")(y)
+        x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights)
 
 

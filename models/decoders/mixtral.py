@@ -12,10 +12,8 @@ import flax.linen as nn
 
 from ...data.common.fields import NonNegative, Positive
 from ..config import Depth, MixtureConfig, Settings
-from ..lectures.attention import make_attention
-from ..nn.dropout import dropout
 from ..nn.experts import Experts
-from ..nn.layers import Residual, RMSNorm
+from ..nn.layers import RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
@@ -60,15 +58,13 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        y = RMSNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
+        x = self.add(x, y, "attention", own.rng)
 
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y, router = Experts(c, e, c.init_std, name="experts")(y, context.real, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights, router=router)
 
 

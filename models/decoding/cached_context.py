@@ -127,7 +127,7 @@ class CachedContext(ContinuousBatch):
         # The last token must be read for its logits.
         common = min(common, len(tokens) - 1)
         # A convolution keeps only the inputs of the last tokens, so it cannot go back.
-        convolved = common < self._last.slot and config.head_convolution is not None
+        convolved = common < self._last.slot and bool(config.recent_shapes)
         # Cached keys are rotated for texts on one side of `reread_length` (LongRoPE).
         crossed = limit is not None and (len(held) > limit) != (len(tokens) > limit)
         if convolved or crossed or not rows.cache.can_go_back(self._most_written, common):

@@ -102,10 +102,10 @@ class Draft:
                 f"{ours.vocab_size}: give a draft model with the same tokens"
             )
         for name, config in (("model", ours), ("draft model", theirs)):
-            if config.head_convolution:
+            if config.recent_shapes:
                 raise UserError(
-                    f"the {name} has head_convolution {config.head_convolution}, which keeps its "
-                    "last inputs and takes no token back: leave the draft model out"
+                    f"the {name} caches inputs of the last tokens (head_convolution) and takes no "
+                    "token back: leave the draft model out"
                 )
             # XLA's products of ragged groups cannot be mapped over rows.
             if config.num_experts:

@@ -23,12 +23,11 @@ import flax.linen as nn
 
 from ...data.common.fields import Positive, Rate, require_default
 from ..config import Activation, Depth, PositionKind, Settings, Size, TransformerConfig
-from ..lectures.attention import make_attention
 from ..nn.attention import AttentionContext
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout
 from ..nn.heads import Projection
-from ..nn.layers import Embedding, FeedForward, GatedFeedForward, Residual, RMSNorm
+from ..nn.layers import Embedding, FeedForward, GatedFeedForward, RMSNorm
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
 from ..nn.positions import make_positions
@@ -130,21 +129,19 @@ class T5EncoderLayer(Layer[T5Config]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Adds the self-attention sublayer."""
         c, e = self.config, self.execution
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y = RMSNorm(c, e, name="attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        y, cache, weights = make_attention(c, e, output_std)(y, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        y, cache, weights = self.attention(c, e, output_std, name="attention")(y, own)
+        x = self.add(x, y, "attention", own.rng)
         return x, LayerOutputs(cache, weights)
 
     def transform(self, x: Float[Array, "B T D"], rng: RowKeys | None) -> Float[Array, "B T D"]:
         """Adds the feed-forward sublayer."""
         c, e = self.config, self.execution
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y = RMSNorm(c, e, name="feed_forward_norm")(x)
         block = GatedFeedForward if c.gated else FeedForward
         y = block(c, e, c.feed_forward_dim**-0.5, name="feed_forward")(y, rng)
-        y = dropout(y, c.dropout_rate, rng, "feed_forward")
-        return Residual(c, e, name="feed_forward_residual")(x, y)
+        return self.add(x, y, "feed_forward", rng)
 
 
 class T5DecoderLayer(T5EncoderLayer):
@@ -159,12 +156,11 @@ class T5DecoderLayer(T5EncoderLayer):
         own = context.self_attention(inputs)
         x, outputs = self.self_attend(x, own)
 
-        y = RMSNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
+        y = RMSNorm(c, e, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        attention = make_attention(c, e, output_std, "cross_attention")
+        attention = self.attention(c, e, output_std, name="cross_attention")
         y, cross, weights = attention(y, context.cross_attention(inputs))
-        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
-        x = Residual(c, e, name="cross_attention_residual")(x, y)
+        x = self.add(x, y, "cross_attention", own.rng)
 
         outputs = dataclasses.replace(outputs, cross=cross, cross_attentions=weights)
         return self.transform(x, own.rng), outputs
@@ -196,7 +192,7 @@ class T5Stack(Stack[T5Config]):
         context = dataclasses.replace(context, positions=positions)
         x = dropout(x, c.dropout_rate, context.rng, "embedding")
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
-        x = RMSNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
+        x = RMSNorm(c, e, name="final_norm")(x)
         x = dropout(x, c.dropout_rate, context.rng, "output")
         if cache is not None:
             assert outputs.cache is not None
@@ -223,9 +219,7 @@ class T5(Seq2SeqLM[T5Config]):
         self.token_embedding = Embedding(c.vocab_size, c.d_model, 1.0, e)
         if not c.tie_output:
             self.output_embedding = Embedding(c.vocab_size, c.d_model, c.d_model**-0.5, e)
-        # The head convolution is causal, so only the decoder has it.
-        encoder = dataclasses.replace(c, head_convolution=None)
-        self.encoder = T5Stack(encoder, e, T5EncoderLayer, causal=False)
+        self.encoder = T5Stack(c, e, T5EncoderLayer, causal=False)
         self.decoder = T5Stack(c.decoder, e, T5DecoderLayer, causal=True)
 
     def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:

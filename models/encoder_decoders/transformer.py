@@ -23,20 +23,20 @@ reads like its paper; flags in a layer are for variations within one paper.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import flax.linen as nn
 
 from ...data.common.fields import Positive, Rate, require
 from ..config import Activation, Depth, PositionKind, Size, TransformerConfig, divisors_of
-from ..lectures.attention import make_attention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import dropout
 from ..nn.heads import Projection
-from ..nn.layers import Embedding, FeedForward, LayerNorm, Residual
+from ..nn.layers import Embedding, FeedForward, LayerNorm
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES
-from ..nn.positions import make_positions
+from ..nn.positions import Positions, make_positions
 from ..nn.stack import (
     Layer,
     LayerContext,
@@ -122,6 +122,11 @@ class EncoderDecoderConfig(TransformerConfig):
         return self.d_model**-0.5
 
     @property
+    def encoder(self) -> "EncoderDecoderConfig":
+        """The configuration of the encoder."""
+        return self
+
+    @property
     def decoder(self) -> "EncoderDecoderConfig":
         """The configuration of the decoder, with its `num_layers`, `num_heads` and `d_ff`."""
         return dataclasses.replace(
@@ -156,17 +161,14 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
-        y, _, weights = make_attention(c, e, c.init_std)(x, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, _, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
+        x = self.add(x, y, "attention", own.rng)
+        x = LayerNorm(c, e, name="attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        x = self.add(x, y, "feed_forward", own.rng)
+        x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(None, weights)
 
 
@@ -180,17 +182,14 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, _, weights = make_attention(c, e, c.init_std)(y, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        y = LayerNorm(c, e, name="attention_norm")(x)
+        y, _, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
+        x = self.add(x, y, "attention", own.rng)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y = LayerNorm(c, e, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(None, weights)
 
 
@@ -204,23 +203,19 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = make_attention(c, e, c.init_std)(x, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
+        x = self.add(x, y, "attention", own.rng)
+        x = LayerNorm(c, e, name="attention_norm")(x)
 
-        attention = make_attention(c, e, c.init_std, "cross_attention")
+        attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(x, context.cross_attention(inputs))
-        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
-        x = Residual(c, e, name="cross_attention_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
+        x = self.add(x, y, "cross_attention", own.rng)
+        x = LayerNorm(c, e, name="cross_attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        x = self.add(x, y, "feed_forward", own.rng)
+        x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
@@ -234,28 +229,27 @@ class PreNormDecoderLayer(DecoderLayer):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = make_attention(c, e, c.init_std)(y, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
+        y = LayerNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
+        x = self.add(x, y, "attention", own.rng)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="cross_attention_norm")(x)
-        attention = make_attention(c, e, c.init_std, "cross_attention")
+        y = LayerNorm(c, e, name="cross_attention_norm")(x)
+        attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(y, context.cross_attention(inputs))
-        y = dropout(y, c.dropout_rate, own.rng, "cross_attention")
-        x = Residual(c, e, name="cross_attention_residual")(x, y)
+        x = self.add(x, y, "cross_attention", own.rng)
 
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y = LayerNorm(c, e, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
+        x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
 class TransformerStack(Stack[EncoderDecoderConfig]):
     """One half of the model: positions, L layers, and a final norm if norms come first."""
+
+    make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
+    """Makes the positions of the tokens."""
 
     @nn.compact
     def __call__(
@@ -267,7 +261,7 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
         """Maps embeddings to the output of the last layer (section 3.1); continues the cache."""
         c, e = self.config, self.execution
-        positions = make_positions(
+        positions = self.make_positions(
             c,
             e,
             position_ids,
@@ -279,11 +273,11 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
         x = positions.at_input(x)
         context = dataclasses.replace(context, positions=positions)
         if c.embedding_norm:
-            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
+            x = LayerNorm(c, e, name="embedding_norm")(x)
         x = dropout(x, c.dropout_rate, context.rng, "embedding")
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         if c.norm_position == "pre":
-            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
+            x = LayerNorm(c, e, name="final_norm")(x)
         if cache is not None:
             assert outputs.cache is not None
             # Keys and values of the source are computed once and reused by later calls.
@@ -301,6 +295,14 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
       execution: how it is run.
     """
 
+    stack: ClassVar[type[TransformerStack]] = TransformerStack
+    """The class of the two halves."""
+    layers: ClassVar[Mapping[str, tuple[type[Layer], type[Layer]]]] = {
+        "post": (EncoderLayer, DecoderLayer),
+        "pre": (PreNormEncoderLayer, PreNormDecoderLayer),
+    }
+    """The classes of an encoder layer and of a decoder layer, by `norm_position`."""
+
     def setup(self) -> None:
         """Declares the tables and the two stacks."""
         c, e = self.config, self.execution
@@ -317,13 +319,9 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
         # The two halves.
-        layers = EncoderLayer, DecoderLayer
-        if c.norm_position == "pre":
-            layers = PreNormEncoderLayer, PreNormDecoderLayer
-        # The head convolution is causal, so only the decoder has it.
-        encoder = dataclasses.replace(c, head_convolution=None)
-        self.encoder = TransformerStack(encoder, e, layers[0], causal=c.encoder_causal)
-        self.decoder = TransformerStack(c.decoder, e, layers[1], causal=True)
+        encoder_layer, decoder_layer = self.layers[c.norm_position]
+        self.encoder = self.stack(c.encoder, e, encoder_layer, causal=c.encoder_causal)
+        self.decoder = self.stack(c.decoder, e, decoder_layer, causal=True)
 
     def embed_source(self, ids: Int[AnyArray, "B S"]) -> Float[Array, "B S D"]:
         """Returns the embeddings of source tokens, multiplied by √D (section 3.4)."""

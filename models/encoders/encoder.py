@@ -20,10 +20,8 @@ import numpy as np
 from jax.core import Tracer
 
 from ...data.common.errors import UserError
-from ...data.common.fields import Positive, Range, Rate, require, require_default
+from ...data.common.fields import Positive, Range, Rate, require
 from ..config import Activation, Execution, TransformerConfig
-from ..lectures.attention import make_attention
-from ..nn.attention import MultiHeadAttention
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout, row_keys
 from ..nn.heads import (
@@ -35,7 +33,7 @@ from ..nn.heads import (
     ModelOutput,
     check_head,
 )
-from ..nn.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, Residual
+from ..nn.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.pooling import pool
@@ -117,10 +115,6 @@ class EncoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self)
-        if self.head != "causal_lm":
-            require_default(
-                self, ["head_convolution"], f"hides later tokens, and head {self.head!r} sees them"
-            )
         require(
             self.tie_output or self.head_spec.has_token_logits,
             f"head {self.head!r} predicts no tokens: leave tie_output out",
@@ -129,11 +123,6 @@ class EncoderConfig(TransformerConfig):
             self.pooling == "cls" or self.head == POOLING_HEAD,
             f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
             f"head {self.head!r}",
-        )
-        require(
-            self.d_embedding is None or self.positions_at == "input",
-            f"positions_at {self.positions_at!r} does not suit embeddings of another width "
-            f"(d_embedding {self.d_embedding}): leave either out",
         )
         require(
             self.d_embedding != self.d_model,
@@ -186,11 +175,8 @@ class PostNormLayer(Layer[EncoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized.
 
     A family with further score terms (relative biases, products with distance vectors) derives its
-    layer and sets the attention whose `score_terms` computes them.
+    layer and sets the `attention` whose `score_terms` computes them.
     """
-
-    attention: ClassVar[Callable[..., MultiHeadAttention]] = staticmethod(make_attention)
-    """Makes the attention of the layer."""
 
     @nn.compact
     def __call__(
@@ -199,17 +185,14 @@ class PostNormLayer(Layer[EncoderConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        x = self.add(x, y, "attention", own.rng)
+        x = LayerNorm(c, e, name="attention_norm")(x)
 
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        x = self.add(x, y, "feed_forward", own.rng)
+        x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)
 
 
@@ -226,6 +209,8 @@ class Encoder(nn.Module):
 
     layer: ClassVar[type[Layer]] = PostNormLayer
     """The class of one layer."""
+    make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
+    """Makes the positions of the tokens."""
 
     @nn.compact
     def __call__(
@@ -301,7 +286,7 @@ class Encoder(nn.Module):
             skip_padding=causal,
         )
         # Embeddings and layers.
-        positions = make_positions(
+        positions = self.make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=causal
         )
         x, table = self._embed(input_ids, token_type_ids, positions, rng)
@@ -379,7 +364,7 @@ class Encoder(nn.Module):
         if c.num_token_types > 0:
             types = Embedding(c.num_token_types, width, execution=e, name="token_type_embedding")
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
+        x = LayerNorm(c, e, name="embedding_norm")(x)
         x = dropout(x, c.dropout_rate, rng, "embedding")
         if c.d_embedding is not None:
             x = Linear((c.d_model,), c.init_std, execution=e, name="embedding_projection")(x)

@@ -13,11 +13,12 @@ import dataclasses
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..config import NOT_ADDED, TransformerConfig
+from ..config import TransformerConfig
 from ..decoders.gpt.gpt import GPTConfig
 from ..encoder_decoders.transformer import EncoderDecoderConfig
 from ..init import parameter_shapes
-from ..nn.positions import position_vectors
+from ..lectures.options import LectureOptions
+from ..lectures.positions import position_vectors
 from ..nn.typing import Params
 from ..registry import create
 
@@ -45,9 +46,11 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
     """
     flat: Params = flatten_dict(params, sep="/")
     equivalent = dataclasses.replace(config, use_bias=True)
-    if config.positions not in (*NOT_ADDED, "learned"):
+    if config.adds_positions and config.positions != "learned":
         flat[POSITIONS] = position_vectors(config, config.max_length)
-        equivalent = dataclasses.replace(equivalent, positions="learned", position_table=None)
+        if isinstance(equivalent, LectureOptions):
+            equivalent = dataclasses.replace(equivalent, position_table=None, positions="learned")
+        equivalent = dataclasses.replace(equivalent, positions="learned")
     return equivalent, with_zeros(equivalent, flat)
 
 

@@ -8,44 +8,32 @@
 """
 
 import dataclasses
+from typing import cast
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from ..config import Execution, TransformerConfig
 from ..nn.attention import Attended, AttentionContext, MultiHeadAttention
 from ..nn.cache import Keys
 from ..nn.layers import Embedding
 from ..nn.typing import Array, Float
 from .head_convolution import HeadConvolution, earlier_tokens
-
-
-def make_attention(
-    config: TransformerConfig,
-    execution: Execution,
-    output_init_std: float | None,
-    name: str = "attention",
-) -> MultiHeadAttention:
-    """Returns a layer's attention: `LectureAttention` only if an option of the lectures is set."""
-    from_lectures = (
-        config.attention == "simple",
-        config.head_convolution is not None,
-        config.positions == "relative",
-        config.positions_at in ("queries_keys", "projections"),
-    )
-    kind = LectureAttention if any(from_lectures) else MultiHeadAttention
-    return kind(config, execution, output_init_std, name=name)
+from .options import LectureOptions
+from .positions import LecturePositions
 
 
 class LectureAttention(MultiHeadAttention):
     """Attention with the options above. In cross-attention, only "simple" has an effect."""
+
+    config: LectureOptions  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
         """Attends from `x` to the cached tokens and `x` itself, or to the encoder's output."""
         if context.source is not None:
             return super().__call__(x, context)
-        c, positions, cache = self.config, context.positions, context.cache
+        c, cache = self.config, context.cache
+        positions = cast(LecturePositions, context.positions)
         # Values do not get positions, unless they are added to the projections themselves.
         placed = positions.added(x, "queries_keys")
         heads = {
@@ -58,7 +46,7 @@ class LectureAttention(MultiHeadAttention):
         if c.head_convolution is not None:
             cached = cache is not None
             earlier = earlier_tokens(context.mask, c.head_convolution, cached=cached)
-            histories = (None,) * 3 if cache is None or cache.recent is None else cache.recent
+            histories = (None,) * 3 if cache is None else cache.recent
             convolved = [
                 HeadConvolution(c.head_convolution, self.execution, name=f"{name}_convolution")(
                     y, earlier, history
@@ -94,7 +82,7 @@ class LectureAttention(MultiHeadAttention):
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "#B #N #T S"] | None:
         """Returns the products of queries and distance vectors (Shaw et al., equation 4)."""
-        distances = context.positions.distances
+        distances = _distances(context)
         if distances is None:
             return super().score_terms(query, keys, context)
         vectors = self._vectors("keys", distances.shape[-1], self.config.key_dim)
@@ -105,7 +93,7 @@ class LectureAttention(MultiHeadAttention):
     ) -> Float[Array, "B T N V"]:
         """Adds the weighted sum of distance vectors (Shaw et al., equation 3)."""
         attended = super().values(weights, keys, context)
-        distances = context.positions.distances
+        distances = _distances(context)
         if distances is None:
             return attended
         vectors = self._vectors("values", distances.shape[-1], self.config.value_dim)
@@ -115,6 +103,11 @@ class LectureAttention(MultiHeadAttention):
         e = self.execution
         table = Embedding(num_distances, size, execution=e, name=f"relative_{name}")
         return table.embedding.astype(e.dtype)
+
+
+def _distances(context: AttentionContext) -> Float[Array, "#B #T S R"] | None:
+    """Returns the distances of queries and keys. Cross-attention has none."""
+    return getattr(context.positions, "distances", None)
 
 
 def relative_scores(

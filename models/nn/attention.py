@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
         """Normalizes queries or keys if the family does, and rotates them by their positions."""
         c = self.config
         if c.query_key_norm:
-            x = RMSNorm(c.norm_eps, self.execution, offset=c.norm_offset, name=norm)(x)
+            x = RMSNorm(c, self.execution, name=norm)(x)
         return x if positions.rotary is None else positions.rotary.rotate(x)
 
     def attend(

@@ -5,6 +5,7 @@ holds the newest token whose index, counted from the first slot of the cache, is
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,9 +28,9 @@ class LayerCache:
 
     key: Array
     value: Array
-    recent: tuple[Array, Array, Array] | None = None
-    """For head convolution: the inputs of the convolutions of queries, keys and values, each
-    `[B, M, w, N, H]` for M beams and the last w = `head_convolution` - 1 tokens."""
+    recent: tuple[Array, ...] = ()
+    """What attention keeps of the last w tokens of each of M beams, arrays `[B, M, w, N, H]`
+    (`config.recent_shapes`; head convolution)."""
     window: int | None = struct.field(pytree_node=False, default=None)
     """The window of a layer whose slots are a ring, or None if it keeps all slots."""
 
@@ -110,24 +111,14 @@ def init_cache(
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)
-    width = config.head_convolution
-
-    def recent(num_heads: int, size: int, lead: tuple[int, ...]) -> Float[Array, "*L B 1 w N H"]:
-        assert width is not None
-        return jnp.zeros((*lead, batch_size, 1, width - 1, num_heads, size), execution.dtype)
+    zeros = functools.partial(jnp.zeros, dtype=execution.dtype)
 
     def layer(window: int | None, *lead: int) -> LayerCache:
         slots = length if window is None else min(length, window * num_beams + spare)
         return LayerCache(
-            key=jnp.zeros((*lead, *heads, config.key_dim, slots), execution.dtype),
-            value=jnp.zeros((*lead, *heads, slots, config.value_dim), execution.dtype),
-            recent=None
-            if width is None
-            else (
-                recent(config.num_heads, config.key_dim, lead),
-                recent(config.kv_heads, config.key_dim, lead),
-                recent(config.kv_heads, config.value_dim, lead),
-            ),
+            key=zeros((*lead, *heads, config.key_dim, slots)),
+            value=zeros((*lead, *heads, slots, config.value_dim)),
+            recent=tuple(zeros((*lead, batch_size, 1, *shape)) for shape in config.recent_shapes),
             window=window if slots < length else None,
         )
 

@@ -224,7 +224,7 @@ class _Head(nn.Module):
         width = inputs.table.shape[-1]
         x = Linear((width,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="transform_norm")(x)
+        x = LayerNorm(c, e, name="transform_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:

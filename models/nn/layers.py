@@ -142,14 +142,12 @@ class LayerNorm(nn.Module):
     """Layer normalization over the last axis, in float32 (Ba et al. 2016).
 
     Attributes:
-      eps: added to the variance.
+      config: `norm_eps` is added to the variance; `norm_affine` adds a learned scale and bias.
       execution: precision.
-      affine: whether to apply a learned scale and bias.
     """
 
-    eps: float
+    config: TransformerConfig
     execution: Execution
-    affine: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
@@ -158,8 +156,8 @@ class LayerNorm(nn.Module):
         # Center first: E[x²] - E[x]² would lose digits.
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        y = centered * jax.lax.rsqrt(variance + self.eps)
-        if self.affine:
+        y = centered * jax.lax.rsqrt(variance + self.config.norm_eps)
+        if self.config.norm_affine:
             shape, dtype = x.shape[-1:], self.execution.param_dtype
             scale = self.param("scale", nn.initializers.ones, shape, dtype)
             y = y * scale + self.param("bias", nn.initializers.zeros, shape, dtype)
@@ -170,50 +168,24 @@ class RMSNorm(nn.Module):
     """Root-mean-square normalization over the last axis, in float32 (Zhang and Sennrich 2019).
 
     Attributes:
-      eps: added to the mean square.
+      config: `norm_eps` is added to the mean square; `norm_offset` is added to the parameter
+        `scale`, whose initial value is 1 - offset.
       execution: precision.
-      affine: whether to apply a learned scale.
-      offset: added to the parameter `scale`, whose initial value is 1 - offset.
-    """
-
-    eps: float
-    execution: Execution
-    affine: bool = True
-    offset: float = 0.0
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Returns x / √(mean(x²) + eps) · (offset + scale)."""
-        x32 = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        y = x32 * jax.lax.rsqrt(mean_square + self.eps)
-        if self.affine:
-            dtype = self.execution.param_dtype
-            first = nn.initializers.constant(1 - self.offset)
-            scale = self.param("scale", first, x.shape[-1:], dtype)
-            y = y * (scale if self.offset == 0 else self.offset + scale.astype(jnp.float32))
-        return y.astype(self.execution.dtype)
-
-
-class Residual(nn.Module):
-    """The sum of the residual stream and a sublayer's output.
-
-    With `config.residual_scalar`, a learned scalar multiplies the output. Its initial value is 1,
-    the plain sum. The value 0 removes the sublayer.
     """
 
     config: TransformerConfig
     execution: Execution
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"], output: Float[Array, "B T D"]
-    ) -> Float[Array, "B T D"]:
-        """Returns x + scalar · output."""
-        if not self.config.residual_scalar:
-            return x + output
-        scalar = self.param("scalar", nn.initializers.ones, (), self.execution.param_dtype)
-        return x + scalar.astype(output.dtype) * output
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Returns x / √(mean(x²) + eps) · (offset + scale)."""
+        x32 = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt(mean_square + self.config.norm_eps)
+        offset, dtype = self.config.norm_offset, self.execution.param_dtype
+        scale = self.param("scale", nn.initializers.constant(1 - offset), x.shape[-1:], dtype)
+        y = y * (scale if offset == 0 else offset + scale.astype(jnp.float32))
+        return y.astype(self.execution.dtype)
 
 
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

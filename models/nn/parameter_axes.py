@@ -19,9 +19,7 @@ EMBEDDING_AXES = {
 LAYER_AXES = {
     rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),
     rf"{_ATTENTION}/(query|key|value)/bias": ("layers", "heads", None),
-    rf"{_ATTENTION}/(query|key|value)_convolution/taps": ("layers", None, "heads", None),
     rf"{_LAYERS}/attention/(query|key)_norm/scale": ("layers", None),
-    rf"{_LAYERS}/attention/relative_(keys|values)/embedding": ("layers", None, None),
     rf"{_ATTENTION}/output/kernel": ("layers", "heads", None, "model"),
     rf"{_LAYERS}/feed_forward/(up|gate)/kernel": ("layers", "model", "feed_forward"),
     rf"{_LAYERS}/feed_forward/(up|gate)/bias": ("layers", "feed_forward"),
@@ -35,7 +33,6 @@ LAYER_AXES = {
     rf"{_LAYERS}/experts/down": ("layers", "experts", "feed_forward", "model"),
     rf"{_LAYERS}/((cross_)?attention/output|feed_forward/down)/bias": ("layers", None),
     rf"{_LAYERS}/((cross_)?attention|feed_forward)(_output)?_norm/(scale|bias)": ("layers", None),
-    rf"{_LAYERS}/((cross_)?attention|feed_forward)_residual/scalar": ("layers",),
 }
 """Attention, feed-forward and norms of the layers of a stack, stored with a leading axis L."""
 

@@ -1,10 +1,9 @@
 """Positions of tokens: position ids, added vectors, rotations and relative distances.
 
 Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
-`rotary`, `counter`, `binary`) or given by hand (`table`). Relative positions depend on the distance
-between two tokens (`relative`, `buckets`, `alibi`). `make_positions` provides every kind for every
-family. Vectors are added at the place `positions_at`; rotations and relative positions enter
-attention.
+`rotary`). Relative positions depend on the distance between two tokens (`buckets`, `alibi`).
+`make_positions` provides every kind for every family. Vectors are added to the embeddings;
+rotations and relative positions enter attention. `models.lectures.positions` has further kinds.
 
 Positions enter self-attention only; cross-attention sees positions only through the vectors added
 to its inputs.
@@ -18,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ..config import MOST_BITS, Execution, PositionPlace, TransformerConfig
+from ..config import Execution, TransformerConfig
 from .cache import Cache, Keys
 from .layers import Embedding, embedding_lookup
 from .masks import AnyArray, Size
-from .relative_positions import RelativePositionBias, alibi, clipped_distances
+from .relative_positions import RelativePositionBias, alibi
 from .rotary import Rotary, rotary_positions
 from .typing import Array, Bool, Float, Int
 
@@ -80,54 +79,18 @@ def sinusoidal_positions(
     return table[:, :d_model].astype(np.float32)
 
 
-def binary_positions(length: int, bits: int) -> np.ndarray:
-    """Returns the binary digits of 0, 1, 2 …, a table float32[length, bits] of zeros and ones.
-
-    The least significant digit is last: `binary_positions(16, 4)[5]` is
-    `[0, 1, 0, 1]`.
-    """
-    number = np.arange(length)[:, None]
-    return (number >> np.arange(bits)[::-1] & 1).astype(np.float32)
-
-
-def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
-    """Returns the vectors of the first positions, a table float32[length, D].
-
-    Args:
-      config: a configuration with additive positions that are not learned.
-      length: number of positions.
-    """
-    width = config.position_dim
-    if config.positions == "sinusoidal":
-        base, layout = config.position_base, config.position_layout
-        return sinusoidal_positions(length, width, base, layout)
-    if config.positions == "table":
-        return np.asarray(config.position_table, np.float32).reshape(-1, width)[:length]
-    if config.positions == "counter":
-        dimensions = np.arange(1, length + 1, dtype=np.float32)[:, None]
-    else:
-        assert config.positions == "binary"
-        dimensions = binary_positions(length, min(width, MOST_BITS))
-    # Counter and binary digits occupy the last dimensions; the others are 0.
-    return np.pad(dimensions, ((0, 0), (width - dimensions.shape[1], 0)))
-
-
 @struct.dataclass
 class Positions:
     """The positions of the tokens, in the form that the layers of a stack use."""
 
     vectors: Float[Array, "#B #T D"] | None = None
-    """The vector of each position, Π."""
-    place: PositionPlace = struct.field(pytree_node=False, default="input")
-    """Where the vectors are added."""
+    """The vector of each position, Π, which is added to the embeddings."""
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
     """Rotations in the layers with an attention window, if they differ (Gemma 3)."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
-    distances: Float[Array, "#B #T S R"] | None = None
-    """The clipped distance from each query to each key, one-hot over R distances."""
     key_positions: Int[Array, "B S"] | None = None
     """The position of each slot of a cache, if attention uses distances to cached keys."""
 
@@ -144,35 +107,13 @@ class Positions:
 
     def of_keys(self, keys: Keys) -> "Positions":
         """Returns the positions for attention to selected slots of a cache."""
-        if keys.columns is None:
+        if self.bias is None or keys.columns is None:
             return self
-        bias, distances = self.bias, self.distances
-        return dataclasses.replace(
-            self,
-            bias=None if bias is None else keys.of_columns(bias),
-            distances=None if distances is None else keys.of_columns(distances, axis=2),
-        )
-
-    def added(
-        self, x: Float[Array, "B T *rest"], *places: PositionPlace
-    ) -> Float[Array, "B T *rest"]:
-        """Adds Π at one of the given places, split into heads like `x`."""
-        if self.vectors is None or self.place not in places:
-            return x
-        return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])
+        return dataclasses.replace(self, bias=keys.of_columns(self.bias))
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""
-        return self.added(x, "input", "every_layer")
-
-    def at_layer(
-        self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
-    ) -> Float[Array, "B T D"]:
-        """Adds Π to the input of every layer after the first, if `place` is "every_layer"."""
-        if self.place != "every_layer":
-            return x
-        # `at_input` has already added Π for the first layer.
-        return jnp.where(layer > 0, self.added(x, "every_layer"), x)
+        return x if self.vectors is None else x + self.vectors
 
 
 def make_positions(
@@ -198,7 +139,7 @@ def make_positions(
       causal: whether tokens cannot attend to later ones.
       init_std: standard deviation of the initial vectors or biases.
     """
-    kind, place = config.positions, config.positions_at
+    kind = config.positions
     if kind == "rotary":
         rotary = rotary_positions(
             position_ids,
@@ -215,46 +156,17 @@ def make_positions(
         if config.position_offset:
             # A negative position must not read a row before that of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
-        return Positions(table(position_ids), place)
+        return Positions(table(position_ids))
+    if kind == "sinusoidal":
+        rows = max(config.max_length, num_keys(length, cache))
+        base, layout = config.position_base, config.position_layout
+        return computed_positions(
+            sinusoidal_positions(rows, config.position_dim, base, layout), execution, position_ids
+        )
     if kind == "none":
         return Positions()
-    num_keys = length if cache is None else cache.length
-    if config.scores_by_distance:
-        return _relative_positions(
-            config, execution, position_ids, length, cache=cache, causal=causal, init_std=init_std
-        )
-    # Computed tables cover inputs beyond `max_length`, unless the length is symbolic (exported).
-    longest = max(config.max_length, num_keys if isinstance(num_keys, int) else 0)
-    rows = config.max_length if kind == "table" else longest
-    table = jnp.asarray(position_vectors(config, rows), execution.dtype)
-    return Positions(embedding_lookup(table, position_ids), place)
-
-
-def _relative_positions(
-    config: TransformerConfig,
-    execution: Execution,
-    position_ids: Int[AnyArray, "#B #T"],
-    length: Size,
-    *,
-    cache: Cache | None,
-    causal: bool,
-    init_std: float,
-) -> Positions:
-    """Returns the biases or the clipped distances of all queries and keys."""
-    queries = jnp.asarray(position_ids, jnp.int32)
-    if cache is None:
-        keys, written = jnp.broadcast_to(queries, (queries.shape[0], length)), None
-    else:
-        # Cached keys do not contain their positions, so the cache keeps them.
-        assert cache.positions is not None
-        new = jnp.broadcast_to(queries, (cache.positions.shape[0], length))
-        start = (jnp.zeros((), cache.index.dtype), cache.index)
-        keys = written = jax.lax.dynamic_update_slice(cache.positions, new, start)
-    if config.positions == "relative":
-        farthest = config.position_distance or 16
-        distances = clipped_distances(queries, keys, farthest, causal=causal)
-        return Positions(distances=distances.astype(execution.dtype), key_positions=written)
-    if config.positions == "alibi":
+    queries, keys, written = query_and_key_positions(position_ids, length, cache)
+    if kind == "alibi":
         return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)
     bias = RelativePositionBias(
         num_heads=config.num_heads,
@@ -266,3 +178,34 @@ def _relative_positions(
         name="position_bias",
     )
     return Positions(bias=bias(queries, keys), key_positions=written)
+
+
+def computed_positions(
+    table: np.ndarray, execution: Execution, position_ids: Int[AnyArray, "#B #T"]
+) -> Positions:
+    """Returns the rows of a computed table `[rows, D]`, which is a constant of the program."""
+    return Positions(embedding_lookup(jnp.asarray(table, execution.dtype), position_ids))
+
+
+def num_keys(length: Size, cache: Cache | None) -> int:
+    """Returns the number of keys, or 0 if it is symbolic (in an exported program).
+
+    Computed tables cover inputs beyond `max_length`, unless the length is symbolic.
+    """
+    number = length if cache is None else cache.length
+    return number if isinstance(number, int) else 0
+
+
+def query_and_key_positions(
+    position_ids: Int[AnyArray, "#B #T"], length: Size, cache: Cache | None
+) -> tuple[Int[Array, "#B #T"], Int[Array, "#B S"], Int[Array, "B S"] | None]:
+    """Returns the positions of all queries and keys, and the positions to write into the cache."""
+    queries = jnp.asarray(position_ids, jnp.int32)
+    if cache is None:
+        return queries, jnp.broadcast_to(queries, (queries.shape[0], length)), None
+    # Cached keys do not contain their positions, so the cache keeps them.
+    assert cache.positions is not None
+    new = jnp.broadcast_to(queries, (cache.positions.shape[0], length))
+    start = (jnp.zeros((), cache.index.dtype), cache.index)
+    keys = jax.lax.dynamic_update_slice(cache.positions, new, start)
+    return queries, keys, keys

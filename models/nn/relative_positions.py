@@ -1,8 +1,5 @@
 """Relative positions: attention that depends on the distance between query and key.
 
-- Shaw et al. 2018, "Self-attention with relative position representations", section 3: learned
-  vectors for each clipped distance, added to keys (equation 4) and to values (equation 3); each
-  layer has separate vectors, shared by the layer's heads.
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
   of the scores for each head and bucket of distances, shared by the layers.
 - Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that decreases
@@ -12,37 +9,11 @@
 import math
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..config import Execution
 from .typing import Array, Float, Int
-
-
-def clipped_distances(
-    query_positions: Int[Array, "#B #T"],
-    key_positions: Int[Array, "#B S"],
-    farthest: int,
-    *,
-    causal: bool,
-) -> Float[Array, "#B #T S R"]:
-    """Returns the clipped distance between each query and each key as a one-hot vector.
-
-    Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to ±k,
-    so that R = 2k + 1. If causal, the distance is at most 0, and R = k + 1. The one-hot vectors
-    take R / N of the memory of one layer's scores, once for all layers.
-
-    Args:
-      query_positions: position of each query.
-      key_positions: position of each key.
-      farthest: k, the largest distance before clipping.
-      causal: whether queries cannot attend to later keys.
-    """
-    distance = key_positions[:, None, :] - query_positions[:, :, None]
-    latest = 0 if causal else farthest
-    place = jnp.clip(distance, -farthest, latest) + farthest
-    return jax.nn.one_hot(place, farthest + latest + 1)
 
 
 def relative_buckets(

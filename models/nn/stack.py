@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -14,9 +14,9 @@ from jax.extend.core import Primitive
 
 from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
-from .attention import AttentionContext
+from .attention import AttentionContext, MultiHeadAttention
 from .cache import Cache, LayerCache, LayerCaches
-from .dropout import DROPOUT_MASK, RowKeys, fold_in
+from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .kernels import KERNEL_RESIDUALS
@@ -349,11 +349,27 @@ class Layer(nn.Module, Generic[Config]):
     config: Config
     execution: Execution
 
+    attention: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
+    """The attention of the layer. A family with further score terms sets another class."""
+
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         raise NotImplementedError
+
+    def add(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], name: str, rng: RowKeys | None
+    ) -> Float[Array, "B T D"]:
+        """Returns the sum of the residual stream and the output of a sublayer after dropout.
+
+        Args:
+          x: the residual stream.
+          y: the output of the sublayer.
+          name: the name of the sublayer, such as "attention".
+          rng: the dropout keys of the layer.
+        """
+        return x + dropout(y, self.config.dropout_rate, rng, name)
 
 
 ReadLayer = Callable[[Params], Params]

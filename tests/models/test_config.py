@@ -75,7 +75,6 @@ def test_a_table_of_positions_is_bounded():
         ("labels", 3),
         ("labels", [3]),
         ("head", 4),
-        ("position_table", "x"),
         ("architecture", ["gpt"]),
         ("architecture", None),
         ("more", 1),

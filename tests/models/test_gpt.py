@@ -15,7 +15,7 @@ KINDS = {
     "banded": {"local_window": 3},
     "post-norm": {"norm_position": "post"},
     "scaled by layer": {"scale_scores": False, "scale_scores_by_layer": True, "tie_output": False},
-    "primer": {"head_convolution": 3, "activation": "relu_squared"},
+    "primer": {"family": "lecture_gpt", "head_convolution": 3, "activation": "relu_squared"},
 }
 LAYERS = ("scan", "unroll", "separate")
 

@@ -11,8 +11,9 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data import TokenizerConfig, train_tokenizer
 from flaxzoo.data.sources.builtin.reviews import template_reviews
-from flaxzoo.models.encoders.encoder import PostNormLayer
-from flaxzoo.models.lectures.attention import make_attention
+from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.lectures.lecture_bert import LectureBertLayer
+from flaxzoo.models.lectures.positions import LecturePositions
 from flaxzoo.models.nn.attention import AttentionContext, MultiHeadAttention
 from flaxzoo.models.nn.layers import FeedForward, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask
@@ -27,7 +28,7 @@ CLASSIFIER = {"head": "sequence_classification", "labels": ("no", "yes"), "num_t
 @pytest.fixture
 def classifier(tiny):
     """`classifier(**fields)`: a tiny classifier of sequences without token types."""
-    return lambda **fields: tiny("bert", **{**CLASSIFIER, **fields})
+    return lambda **fields: tiny("lecture_bert", **{**CLASSIFIER, **fields})
 
 
 def shuffled(rng):
@@ -89,7 +90,7 @@ def test_each_kind_of_position_breaks_it(classifier, kind):
 @pytest.mark.parametrize("attention", ["simple", "learned"])
 @pytest.mark.parametrize("part", ["attention", "block"])
 def test_a_permuted_input_gives_the_permuted_output(tiny, attention, part):
-    model = tiny("bert", attention=attention, num_layers=1)
+    model = tiny("lecture_bert", attention=attention, num_layers=1)
     config, execution = model.config, model.execution
     mask = AttentionMask(9, 9).materialized()
     params = jax.tree.map(lambda x: x[0], model.params["layers"])
@@ -97,13 +98,14 @@ def test_a_permuted_input_gives_the_permuted_output(tiny, attention, part):
     @jax.jit
     def apply(x):
         if part == "attention":
-            module = make_attention(config, execution, None)
-            context = AttentionContext(mask)
+            module = LectureAttention(config, execution, None)
+            context = AttentionContext(mask, LecturePositions())
             return module.apply({"params": params.get("attention", {})}, x, context)[0]
         context = make_layer_context(
-            config, execution, mask, cache=None, rng=None, output_attentions=False
-        )
-        layer = PostNormLayer(config, execution)
+            config, execution, mask, cache=None, rng=None, output_attentions=False,
+            positions=LecturePositions(),
+        )  # fmt: skip
+        layer = LectureBertLayer(config, execution)
         return layer.apply({"params": params}, x, LayerInputs(0, None), context)[0]
 
     x, order = jnp.asarray(RNG.normal(size=(2, 9, 16)), jnp.float32), RNG.permutation(9)
@@ -119,7 +121,7 @@ def test_only_attention_carries_information_over_time(tiny):
     x = jnp.asarray(RNG.normal(size=(1, 4, 16)), jnp.float32)
     parts = {
         "feed_forward": lambda p, x: FeedForward(config, execution, None).apply(p, x),
-        "attention_norm": lambda p, x: LayerNorm(1e-5, execution).apply(p, x),
+        "attention_norm": lambda p, x: LayerNorm(config, execution).apply(p, x),
         "attention": lambda p, x: MultiHeadAttention(config, execution, None).apply(
             p, x, AttentionContext(mask)
         )[0],

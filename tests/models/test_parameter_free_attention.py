@@ -188,7 +188,7 @@ def test_a_bandwidth_must_be_positive():
 
 
 def test_heads_are_parts_of_the_input():
-    config = models.GPTConfig(
+    config = models.LectureGPTConfig(
         vocab_size=8, max_length=8, num_layers=1, d_model=12, num_heads=3, attention="simple"
     )
     attention = LectureAttention(config, models.Execution(), None)
@@ -212,7 +212,7 @@ def test_there_are_no_parameters_of_attention(tiny):
     """Neither in the tree of any family, nor with biases asked for."""
     families = ("gpt", {}), ("bert", {}), ("transformer", {"attention_bias": True})
     for family, given in families:
-        params = tiny(family, attention="simple", **given).params
+        params = tiny(f"lecture_{family}", attention="simple", **given).params
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
         assert not [path for path in paths if "attention']" in path]
         assert [path for path in paths if "attention_norm']" in path]
@@ -220,7 +220,7 @@ def test_there_are_no_parameters_of_attention(tiny):
 
 @pytest.mark.parametrize("layers", ["scan", "separate"])
 def test_pieces_from_the_cache_are_the_full_pass(tiny, assert_close, layers):
-    model = tiny("gpt", attention="simple", layers=layers)
+    model = tiny("lecture_gpt", attention="simple", layers=layers)
     cache = models.init_cache(model.config, model.execution, 3, 12)
     logits = []
     for start in range(0, 12, 4):
@@ -231,7 +231,7 @@ def test_pieces_from_the_cache_are_the_full_pass(tiny, assert_close, layers):
 
 
 def test_packed_documents_are_those_alone(tiny, assert_close):
-    model = tiny("gpt", attention="simple")
+    model = tiny("lecture_gpt", attention="simple")
     segments = np.repeat([[1, 2, 3]], 3, axis=0).repeat([5, 3, 4], axis=1)
     packed = model.logits(input_ids=IDS, segment_ids=segments)
     for number in (1, 2, 3):
@@ -241,7 +241,7 @@ def test_packed_documents_are_those_alone(tiny, assert_close):
 
 def test_translations_look_up_the_source_without_parameters(tiny, assert_close):
     """From the cache, which holds the encoder's output in parts, as in the full pass."""
-    model = tiny("transformer", attention="simple")
+    model = tiny("lecture_transformer", attention="simple")
     source = IDS[:, :5]
     full = model.logits(input_ids=source, decoder_input_ids=IDS)
     assert np.abs(model.logits(input_ids=source[::-1], decoder_input_ids=IDS) - full).max() > 1e-3
@@ -253,22 +253,20 @@ def test_translations_look_up_the_source_without_parameters(tiny, assert_close):
 
 def test_sizes_of_their_own_are_refused():
     sizes = {"vocab_size": 8, "max_length": 8, "num_layers": 1, "d_model": 16, "num_heads": 4}
-    from flaxzoo.models.decoders.llama import LlamaConfig
-
     for cls, given in (
-        (LlamaConfig, {"num_kv_heads": 2}),
-        (LlamaConfig, {"d_head": 8}),
-        (models.BertConfig, {"d_v": 8}),
-        (models.EncoderDecoderConfig, {"d_k": 8}),
+        (models.LectureBertConfig, {"d_v": 8}),
+        (models.LectureTransformerConfig, {"d_k": 8}),
     ):
         with pytest.raises(ValueError, match='attention "simple" has no maps'):
             cls(**sizes, **given, attention="simple")
     with pytest.raises(ValueError, match="head_convolution 3 follows projections"):
-        models.GPTConfig(**sizes, head_convolution=3, attention="simple")
+        models.LectureGPTConfig(**sizes, head_convolution=3, attention="simple")
 
 
 def test_a_configuration_says_so_and_an_older_one_need_not():
-    config = models.GPTConfig(vocab_size=8, max_length=8, num_layers=1, d_model=16, num_heads=4)
+    config = models.LectureGPTConfig(
+        vocab_size=8, max_length=8, num_layers=1, d_model=16, num_heads=4
+    )
     fields = config_to_dict(config)
     assert config_from_dict(fields | {"attention": "simple"}).attention == "simple"
     assert config_from_dict({k: v for k, v in fields.items() if k != "attention"}) == config
@@ -276,6 +274,6 @@ def test_a_configuration_says_so_and_an_older_one_need_not():
 
 @pytest.mark.parametrize("family", ["gpt", "bert", "transformer"])
 def test_export_is_refused_by_name(tiny, tmp_path, family):
-    model = tiny(family, attention="simple")
+    model = tiny(f"lecture_{family}", attention="simple")
     with pytest.raises(ValueError, match="has no attention 'simple'"):
         models.save(tmp_path, model.model, model.params)

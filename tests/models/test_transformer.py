@@ -42,7 +42,7 @@ OTHERS = {
 
 
 def config_of(**fields):
-    return models.EncoderDecoderConfig(**{**SIZES, "dropout_rate": 0.0, **fields})
+    return models.LectureTransformerConfig(**{**SIZES, "dropout_rate": 0.0, **fields})
 
 
 @functools.cache

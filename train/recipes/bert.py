@@ -1,6 +1,8 @@
 """Recipes of BERT: pretraining at published sizes and at a small size, and fine-tuning."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Literal
 
 from ...data.tasks.base import DataConfig
@@ -13,6 +15,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
 from ...models.encoders.bert import BertConfig
+from ...models.lectures.lecture_bert import LectureBertConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 from .encoders import of_size
@@ -119,11 +122,11 @@ def _reviews(
     num_layers: int,
     positions: Literal["learned", "none"],
     pooling: Literal["mean", "max"],
-    attention: Literal["learned", "simple"] = "learned",
+    make_config: Callable[..., BertConfig] = BertConfig,
 ) -> TrainConfig:
     """Returns the settings of a word-level classifier of reviews made from templates."""
     return TrainConfig(
-        model=BertConfig(
+        model=make_config(
             # Grows to the size of the tokenizer.
             vocab_size=1,
             max_length=64,
@@ -134,7 +137,6 @@ def _reviews(
             dropout_rate=0.0,
             # 1 / √D.
             init_std=0.125,
-            attention=attention,
             positions=positions,
             pooling=pooling,
             head="sequence_classification",
@@ -263,7 +265,9 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train reviews-simple\n"
             "Attention relates 'not' to 'terrible', but the order of the words changes nothing."
         ),
-        config=_reviews(1, "none", "mean", "simple"),
+        config=_reviews(
+            1, "none", "mean", functools.partial(LectureBertConfig, attention="simple")
+        ),
     ),
     "reviews": Recipe(
         summary="Classify reviews by transformer blocks with positions, and the mean over words.",

@@ -5,8 +5,9 @@ import dataclasses
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
-from ...models.config import Execution
+from ...models.config import Execution, Settings
 from ...models.decoders.gpt.gpt import GPTConfig
+from ...models.lectures.lecture_gpt import LectureGPTConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
@@ -65,16 +66,17 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     )
 
 
+_QUICKSTART_MODEL: Settings = {
+    # Grows to the size of the tokenizer.
+    "vocab_size": 1,
+    "max_length": 128,
+    "num_layers": 4,
+    "d_model": 192,
+    "num_heads": 4,
+    "dropout_rate": 0.1,
+}
 QUICKSTART = TrainConfig(
-    model=GPTConfig(
-        # Grows to the size of the tokenizer.
-        vocab_size=1,
-        max_length=128,
-        num_layers=4,
-        d_model=192,
-        num_heads=4,
-        dropout_rate=0.1,
-    ),
+    model=GPTConfig(**_QUICKSTART_MODEL),
     data=CausalLMData(
         source="builtin:python-docs",
         length=128,
@@ -93,7 +95,7 @@ QUICKSTART = TrainConfig(
 # positions and the convolution can express this distance; without the convolution, learning takes
 # far longer. Sixteen examples and a query have up to 204 characters.
 IN_CONTEXT = TrainConfig(
-    model=GPTConfig(
+    model=LectureGPTConfig(
         # Grows to the size of the tokenizer.
         vocab_size=1,
         max_length=208,
@@ -149,8 +151,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=dataclasses.replace(
             QUICKSTART,
-            model=dataclasses.replace(
-                QUICKSTART.model, activation="relu_squared", head_convolution=3
+            model=LectureGPTConfig(
+                **_QUICKSTART_MODEL, activation="relu_squared", head_convolution=3
             ),
         ),
     ),

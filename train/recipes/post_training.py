@@ -8,6 +8,7 @@ from ...data.chat.supervised import SupervisedData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution, TransformerConfig
 from ...models.decoders.gpt.gpt import GPTConfig
+from ...models.lectures.lecture_gpt import LectureGPTConfig
 from ..config import Recipe, TrainConfig
 from ..objectives.reward import RewardConfig
 from ..optimizer_config import OptimizerConfig
@@ -73,7 +74,7 @@ def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfi
 
 # A run with a random initial model, which learns to call a tool.
 CALCULATIONS = TrainConfig(
-    model=GPTConfig(
+    model=LectureGPTConfig(
         vocab_size=1,
         max_length=192,
         num_layers=2,

@@ -15,6 +15,7 @@ is 256, the width of GPT-Neo.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -22,7 +23,6 @@ import flax.linen as nn
 from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt, Rate, require
 from ...config import Activation, Execution, MixtureConfig, TransformerConfig
-from ...lectures.attention import make_attention
 from ...nn.cache import Cache, advance_cache
 from ...nn.dropout import RowKeys, dropout
 from ...nn.experts import (
@@ -44,10 +44,10 @@ from ...nn.heads import (
     ValueHead,
     check_head,
 )
-from ...nn.layers import Embedding, FeedForward, LayerNorm, Linear, Residual
+from ...nn.layers import Embedding, FeedForward, LayerNorm, Linear
 from ...nn.masks import AnyArray
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...nn.positions import make_positions
+from ...nn.positions import Positions, make_positions
 from ...nn.stack import (
     Layer,
     LayerContext,
@@ -193,18 +193,15 @@ class PreNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
         # BLOOM may add to `normed` instead of x, so both are kept.
-        normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = make_attention(c, e, c.output_init_std)(normed, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(normed if c.residual_of_norm else x, y)
+        normed = LayerNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(normed, own)
+        x = self.add(normed if c.residual_of_norm else x, y, "attention", own.rng)
 
-        normed = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        normed = LayerNorm(c, e, name="feed_forward_norm")(x)
         y, router = feed_forward(c, e, normed, context=context, rng=own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(normed if c.residual_of_norm else x, y)
+        x = self.add(normed if c.residual_of_norm else x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights, router=router)
 
 
@@ -218,17 +215,14 @@ class PostNormLayer(Layer[GPTConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
-        y, cache, weights = make_attention(c, e, c.output_init_std)(x, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        x = Residual(c, e, name="attention_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(x, own)
+        x = self.add(x, y, "attention", own.rng)
+        x = LayerNorm(c, e, name="attention_norm")(x)
 
         y, router = feed_forward(c, e, x, context=context, rng=own.rng)
-        y = dropout(y, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="feed_forward_residual")(x, y)
-        x = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        x = self.add(x, y, "feed_forward", own.rng)
+        x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, router=router)
 
 
@@ -242,6 +236,9 @@ class GPT(nn.Module):
 
     config: GPTConfig
     execution: Execution = Execution()
+
+    make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
+    """Makes the positions of the tokens."""
 
     def layer(self) -> type[Layer]:
         """Returns the class of one layer."""
@@ -306,7 +303,7 @@ class GPT(nn.Module):
         # Embeddings and positions.
         width = c.d_embedding or c.d_model
         embed = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
-        positions = make_positions(
+        positions = self.make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
         )
         x = embed(input_ids)
@@ -315,7 +312,7 @@ class GPT(nn.Module):
             x = linear((c.d_model,), name="embedding_projection")(x)
         x = positions.at_input(x)
         if c.embedding_norm:
-            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="embedding_norm")(x)
+            x = LayerNorm(c, e, name="embedding_norm")(x)
         x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
         context = make_layer_context(
             c,
@@ -334,7 +331,7 @@ class GPT(nn.Module):
         of_call = config_of_call(c, cache)
         x, outputs = run_layers(self.layer(), of_call, e, x, cache=cache, context=context)
         if c.norm_position == "pre" and c.final_norm:
-            x = LayerNorm(c.norm_eps, e, c.norm_affine, name="final_norm")(x)
+            x = LayerNorm(c, e, name="final_norm")(x)
         if cache is not None:
             # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None

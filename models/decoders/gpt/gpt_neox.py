@@ -11,9 +11,7 @@ import flax.linen as nn
 
 from ....data.common.fields import Rate
 from ...config import Activation, PositionKind, RotatedFraction, require_pairs
-from ...lectures.attention import make_attention
-from ...nn.dropout import dropout
-from ...nn.layers import FeedForward, LayerNorm, Residual
+from ...nn.layers import FeedForward, LayerNorm
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ...nn.typing import Array, Float
@@ -76,17 +74,13 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
-        x = context.positions.at_layer(x, inputs.index)
 
         # Both sublayers read x before either is added.
-        y = LayerNorm(c.norm_eps, e, c.norm_affine, name="attention_norm")(x)
-        y, cache, weights = make_attention(c, e, c.output_init_std)(y, own)
-        y = dropout(y, c.dropout_rate, own.rng, "attention")
-        z = LayerNorm(c.norm_eps, e, c.norm_affine, name="feed_forward_norm")(x)
+        y = LayerNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
+        z = LayerNorm(c, e, name="feed_forward_norm")(x)
         z = FeedForward(c, e, c.output_init_std, name="feed_forward")(z, own.rng)
-        z = dropout(z, c.dropout_rate, own.rng, "feed_forward")
-        x = Residual(c, e, name="attention_residual")(x, y)
-        x = Residual(c, e, name="feed_forward_residual")(x, z)
+        x = self.add(self.add(x, y, "attention", own.rng), z, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights)
 
 

@@ -310,7 +310,7 @@ class ContinuationScorer(TextModel):
             request = Request(inputs[:-1], tuple(ids), number)
             by_source.setdefault((source, -1 if share else number), []).append(request)
         # A convolution of heads reads its neighbors in the row, which must be its own request's.
-        share = share and config.head_convolution is None
+        share = share and not config.recent_shapes
         plans = [
             (source, plan(targets, _capacity(), share=share))
             for (source, _), targets in by_source.items()

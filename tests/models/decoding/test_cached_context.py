@@ -11,7 +11,7 @@ from flaxzoo.models.decoding.request import GenerationRequest
 
 CONFIGS = {
     "gpt": models.GPTConfig(vocab_size=50, max_length=80, num_layers=2, d_model=16, num_heads=2),
-    "rotary": models.GPTConfig(
+    "rotary": models.LectureGPTConfig(
         vocab_size=50, max_length=80, num_layers=2, d_model=16, num_heads=2, positions="rotary",
         head_convolution=3,
     ),

@@ -9,7 +9,13 @@ MODELS = {
     "gpt-banded": {"local_window": 3},
     "gpt-sinusoidal": {"positions": "sinusoidal"},
     "gpt-scaled": {"scale_scores_by_layer": True, "tie_output": False},
-    "gpt-primer": {"head_convolution": 3, "d_k": 3, "d_v": 5, "residual_scalar": True},
+    "gpt-primer": {
+        "family": "lecture_gpt",
+        "head_convolution": 3,
+        "d_k": 3,
+        "d_v": 5,
+        "residual_scalar": True,
+    },
     "bert": {"family": "bert", "head": "causal_lm"},
     "roberta": {"family": "roberta", "head": "causal_lm"},
 }

@@ -26,7 +26,7 @@ CONFIGS = {
     "mixed": Gemma3Config(**GROUPED, num_layers=2, full_layers=(1,)),
     # Biases by distance, vectors of distances, and a convolution with a history of its own.
     "alibi": models.GPTConfig(**SIZES, num_layers=2, local_window=W, positions="alibi"),
-    "relative": models.GPTConfig(
+    "relative": models.LectureGPTConfig(
         **SIZES, num_layers=2, local_window=W, positions="relative", position_distance=3,
         head_convolution=3,
     ),

@@ -333,7 +333,6 @@ def test_published_configurations(name):
     "fields",
     [
         {"norm_eps": 1e-6},
-        {"residual_scalar": True},
         {"d_k": 3},
         {"encoder_causal": True},
         {"tie_output": False, "output_bias": True},

@@ -247,7 +247,7 @@ SMALL = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "d_model": 8, "num_
 UNSAYABLE = {
     "no token types": models.BertConfig(**SMALL, num_token_types=0),
     "computed positions": models.BertConfig(**SMALL, positions="sinusoidal"),
-    "positions in every layer": models.BertConfig(**SMALL, positions_at="every_layer"),
+    "positions in every layer": models.LectureBertConfig(**SMALL, positions_at="every_layer"),
     "another epsilon": DistilBertConfig(**SMALL, norm_eps=1e-3),
     "positions from 0": RobertaConfig(**SMALL, position_offset=0),
 }

@@ -258,7 +258,7 @@ def test_published_configurations(name, tmp_path):
     assert (theirs.d_kv, theirs.d_ff) == (64, models.preset(name).d_ff)
 
 
-@pytest.mark.parametrize("fields", [{"scale_scores": True}, {"residual_scalar": True}, {"d_k": 3}])
+@pytest.mark.parametrize("fields", [{"scale_scores": True}, {"d_k": 3}])
 def test_what_transformers_lacks_is_refused_by_name(fields):
     config = models.preset("t5-small")
     config = type(config)(**{**config.__dict__, **fields})

@@ -15,7 +15,7 @@ from flaxzoo.models.hf.encoder_decoders import marian as hf_marian
 from flaxzoo.models.hf.encoders import bert as hf_bert
 from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm, RMSNorm
+from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.stack import make_layer_context
 from flaxzoo.train.optim.parameters import is_decayed
@@ -23,10 +23,10 @@ from flaxzoo.train.optim.parameters import is_decayed
 IDS = np.random.default_rng(0).integers(1, 29, (2, 6))
 SIZES = {"vocab_size": 29, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 FAMILIES = {
-    "gpt": models.GPTConfig,
+    "gpt": models.LectureGPTConfig,
     "llama": functools.partial(LlamaConfig, d_ff=24),
-    "bert": functools.partial(models.BertConfig, head="none"),
-    "transformer": models.EncoderDecoderConfig,
+    "bert": functools.partial(models.LectureBertConfig, head="none"),
+    "transformer": models.LectureTransformerConfig,
 }
 OPTIONS = {
     "unscaled": {"scale_scores": False},
@@ -67,13 +67,12 @@ def test_squared_relu_by_hand():
     np.testing.assert_array_equal(jax.vmap(jax.grad(squared))(points), [0, 0, 1, 4])
 
 
-@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_a_norm_without_parameters(norm, assert_close):
+def test_a_norm_without_parameters(assert_close):
     x = jnp.asarray(np.random.default_rng(0).normal(3, 2, (2, 3, 64)), jnp.float32)
-    plain = norm(1e-5, models.Execution(), affine=False)
+    plain = LayerNorm(make("gpt", "plain norm")[0].config, models.Execution())
     assert plain.init(jax.random.key(0), x) == {}
     y = plain.apply({}, x)
-    centered = x - x.mean(-1, keepdims=True) if norm is LayerNorm else x
+    centered = x - x.mean(-1, keepdims=True)
     assert_close(y, centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + 1e-5))
     # Each position by itself, unlike batch normalization.
     other = plain.apply({}, x.at[0, 0].add(7 * jnp.arange(64)))
@@ -85,25 +84,27 @@ def test_a_norm_without_parameters(norm, assert_close):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_option_in_each_family(family, assert_close):
     """Each changes the outputs; which parameters it changes, too, is all that it changes."""
-    names = {}
-    for option in (None, *OPTIONS):
+    names, of_lectures = {}, ("scalar", "plain norm")
+    options = [x for x in OPTIONS if family != "llama" or x not in of_lectures]
+    for option in (None, *options):
         shapes = parameter_shapes(models.create(make(family, option)[0].config))
         names[option] = {
             jax.tree_util.keystr(path, simple=True, separator="/"): x.shape
             for path, x in jax.tree.leaves_with_path(shapes)
         }
     assert names["unscaled"] == names["squared"] == names[None]
-    added = names["scalar"].keys() - names[None].keys()
-    assert {path.split("/")[-1] for path in added} == {"scalar"}
-    assert not any(map(is_decayed, added))
-    assert {names["scalar"][path] for path in added} == {(2,)}
-    gone = names[None].keys() - names["plain norm"].keys()
-    assert gone == {path for path in names[None] if "norm/" in path}
+    if family != "llama":
+        added = names["scalar"].keys() - names[None].keys()
+        assert {path.split("/")[-1] for path in added} == {"scalar"}
+        assert not any(map(is_decayed, added))
+        assert {names["scalar"][path] for path in added} == {(2,)}
+        gone = names[None].keys() - names["plain norm"].keys()
+        assert gone == {path for path in names[None] if "norm/" in path}
     layers = "encoder/layers" if family == "transformer" else "layers"
     for part, size in (("query", 6), ("key", 6), ("value", 5)):
         assert names["sizes"][f"{layers}/attention/{part}/kernel"] == (2, 16, 4, size)
     assert names["sizes"][f"{layers}/attention/output/kernel"] == (2, 4, 5, 16)
-    for option in ("sizes", "plain norm"):
+    for option in {"sizes", "plain norm"} & {*options}:
         _, params, apply = make(family, option)
         assert np.isfinite(apply(params).last_hidden_state).all()
     _, params, apply = make(family)
@@ -140,7 +141,7 @@ def test_a_residual_scalar_begins_at_one_and_0_is_the_identity(assert_close):
     assert_close(at(1.0), make("gpt")[2]({**params, "layers": without}).last_hidden_state)
     embedded = params["token_embedding"]["embedding"][IDS]
     embedded += params["position_embedding"]["embedding"][:6]
-    norm = LayerNorm(1e-5, models.Execution())
+    norm = LayerNorm(model.config, models.Execution())
     assert_close(at(0.0), norm.apply({"params": params["final_norm"]}, embedded))
 
 
@@ -257,7 +258,7 @@ def test_a_kernel_takes_equal_sizes_of_keys_and_values(sizes, fused):
 @pytest.mark.parametrize("name", ["d_k", "d_v", "head_convolution"])
 def test_sizes_that_are_none(name):
     with pytest.raises(ValueError, match=f"{name} must .*0"):
-        models.GPTConfig(**SIZES, **{name: 0})
+        models.LectureGPTConfig(**SIZES, **{name: 0})
 
 
 def test_an_odd_size_cannot_be_rotated():
@@ -275,10 +276,12 @@ def test_an_odd_size_cannot_be_rotated():
     ],
 )
 def test_what_transformers_does_not_have_is_refused_by_name(family, to_hf):
-    options = {"residual_scalar": True, "norm_affine": False, "d_k": 6, "d_v": 5}
+    options = {"d_k": 6, "d_v": 5}
+    if family != "llama":
+        options |= {"residual_scalar": True, "norm_affine": False}
     if family != "gpt":  # GPT-2 may leave its scores unscaled
         options["scale_scores"] = False
-    if family != "bert":
+    if family not in ("bert", "llama"):
         options["head_convolution"] = 3
     if family == "transformer":
         options["encoder_causal"] = True

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.config import Execution
-from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.lectures.head_convolution import EarlierTokens, HeadConvolution, earlier_tokens
 from flaxzoo.models.nn.masks import AttentionMask
@@ -20,8 +19,8 @@ from ...support.requests import beams
 IDS = np.random.default_rng(0).integers(0, 29, (3, 12))
 PRIMER = {"head_convolution": 3, "activation": "relu_squared"}
 FAMILIES = {
-    "gpt": models.GPTConfig,
-    "llama": functools.partial(LlamaConfig, num_kv_heads=2, d_ff=24),
+    "gpt": models.LectureGPTConfig,
+    "bert": functools.partial(models.LectureBertConfig, head="causal_lm"),
 }
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 
@@ -129,7 +128,7 @@ def test_eight_devices_compute_the_same(assert_close, sizes):
         return jnp.mean(jnp.square(apply({"params": params}, input_ids=ids).logits))
 
     mesh = sharding.make_mesh(train.MeshConfig(**{"data": 1, **sizes}))
-    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh, model.config))
     taps = placed["layers"]["attention"]["value_convolution"]["taps"]
     assert taps.sharding.shard_shape(taps.shape) == (2, 3, 4 // sizes.get("tensor", 1), 4)
     apply = activations.constrain_activations(model.apply, mesh)
@@ -142,8 +141,8 @@ def test_eight_devices_compute_the_same(assert_close, sizes):
 
 def test_an_encoder_has_no_earlier_tokens():
     with pytest.raises(ValueError, match="head_convolution 3"):
-        models.BertConfig(**SIZES, head_convolution=3)
-    config = models.EncoderDecoderConfig(**SIZES, head_convolution=3)
+        models.LectureBertConfig(**SIZES, head_convolution=3)
+    config = models.LectureTransformerConfig(**SIZES, head_convolution=3)
     params = parameter_shapes(models.create(config))
     assert "query_convolution" in params["decoder"]["layers"]["attention"]
     assert "query_convolution" not in params["decoder"]["layers"]["cross_attention"]

@@ -76,9 +76,14 @@ def test_sums_have_the_type_that_is_asked_for():
     assert affine(x, matrix, dtype=jnp.float32).dtype == jnp.float32
 
 
+def norm_config(eps):
+    sizes = {"vocab_size": 1, "max_length": 1, "num_layers": 1, "d_model": 16, "num_heads": 1}
+    return models.TransformerConfig(**sizes, norm_eps=eps)
+
+
 def test_layer_norm_by_hand():
     x = jnp.array([[1.0, 2.0, 3.0, 6.0]])  # mean 3, variance 3.5
-    norm = LayerNorm(0.5, models.Execution())
+    norm = LayerNorm(norm_config(0.5), models.Execution())
     params = {"scale": jnp.full(4, 2.0), "bias": jnp.full(4, 0.25)}
     expected = [[-1.75, -0.75, 0.25, 3.25]]  # (x - 3) / √4 · 2 + 0.25
     np.testing.assert_allclose(norm.apply({"params": params}, x), expected, atol=1e-6)
@@ -90,7 +95,7 @@ def test_rms_norm_is_that_of_transformers(dtype):
     x, scale = rng.normal(size=(2, 3, 16)).astype(np.float32), rng.normal(size=16)
     theirs = modeling_llama.LlamaRMSNorm(16, eps=0.1)
     theirs.weight.data = torch.tensor(scale, dtype=torch.float32)
-    found = RMSNorm(0.1, models.Execution(dtype=dtype)).apply(
+    found = RMSNorm(norm_config(0.1), models.Execution(dtype=dtype)).apply(
         {"params": {"scale": scale}}, jnp.asarray(x)
     )
     assert found.dtype == dtype

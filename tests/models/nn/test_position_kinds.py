@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.config import NOT_ADDED
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.lectures.positions import LecturePositions, position_vectors
 from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.models.nn.positions import Positions, position_vectors
 from flaxzoo.train.distributed import activations, sharding
 
+NOT_ADDED = ("relative", "buckets", "alibi", "rotary", "none")
 KINDS = ("learned", "sinusoidal", "counter", "binary", "table", *NOT_ADDED)
 PLACES = ("input", "every_layer", "queries_keys", "projections")
 FAMILIES = ("gpt", "bert", "transformer")
@@ -60,7 +60,13 @@ class Run:
         fields = {"max_length": 8, **given, **distance.get(kind, {}), **fields}
         if family == "bert":
             fields = {"head": "causal_lm", **fields}
-        made = tiny(family=family, positions=kind, positions_at=place, layers="separate", **fields)
+        made = tiny(
+            family=f"lecture_{family}",
+            positions=kind,
+            positions_at=place,
+            layers="separate",
+            **fields,
+        )
         self.family, self.made, self.config = family, made, made.config
 
     def __call__(self, ids, **inputs):
@@ -137,7 +143,7 @@ def test_eight_devices_compute_what_one_does(tiny, assert_close, family, kind, p
     """Loss and gradients, with all parameters sharded; layers scanned as in training."""
     fields = {"head": "masked_lm"} if family == "bert" else {}
     sizes = {"d_model": 32, "num_heads": 4, "vocab_size": 32}
-    made = tiny(family=family, positions=kind, positions_at=place, **sizes, **fields)
+    made = tiny(family=f"lecture_{family}", positions=kind, positions_at=place, **sizes, **fields)
     ids = np.random.default_rng(0).integers(0, 32, (8, 8))
     batch = {"input_ids": ids, "attention_mask": (np.arange(8) < 6 + ids[:, :1] % 3).astype(int)}
     if family == "transformer":
@@ -228,7 +234,7 @@ def test_values_and_residual_stream_contain_no_positions_of_queries_and_keys(tin
 
 def attend(x, positions, kernels, **fields):
     """One head of attention with the given maps; the output map changes nothing."""
-    config = models.GPTConfig(
+    config = models.LectureGPTConfig(
         vocab_size=2,
         max_length=8,
         num_layers=1,
@@ -261,12 +267,12 @@ def test_positions_at_projections_are_the_printed_formula():
     kernels = {name: normal(i, 4, 4) for i, name in enumerate(("query", "key", "value"))}
     Q, K, V = (kernels[name].T @ X for name in ("query", "key", "value"))
     expected = (V + P) @ softmax(((K + P).T @ (Q + P)).T).T
-    positions = Positions(jnp.asarray(P.T[None]), "projections")
+    positions = LecturePositions(vectors=jnp.asarray(P.T[None]), place="projections")
     np.testing.assert_allclose(attend(X.T[None], positions, kernels)[0].T, expected, rtol=1e-4)
 
 
 def test_table_by_hand_and_counter_are_what_they_say():
-    config = models.GPTConfig(
+    config = models.LectureGPTConfig(
         vocab_size=2,
         max_length=3,
         num_layers=1,
@@ -278,9 +284,9 @@ def test_table_by_hand_and_counter_are_what_they_say():
     np.testing.assert_array_equal(position_vectors(config, 3), normal(0, 12).reshape(3, 4))
     again = models.config_from_dict(models.config_to_dict(config))
     assert (again, hash(again)) == (config, hash(config))
-    counter = models.GPTConfig(**TINY_SIZES, positions="counter")
+    counter = models.LectureGPTConfig(**TINY_SIZES, positions="counter")
     assert position_vectors(counter, 1000)[:, -1].tolist() == list(range(1, 1001))
-    binary = models.GPTConfig(**TINY_SIZES, positions="binary")
+    binary = models.LectureGPTConfig(**TINY_SIZES, positions="binary")
     assert position_vectors(binary, 6)[5].tolist() == [0, 1, 0, 1]
 
 
@@ -313,7 +319,7 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
 )
 def test_refused_options(fields, message):
     with pytest.raises(ValueError, match=message):
-        models.GPTConfig(**{**TINY_SIZES, **fields})
+        models.LectureGPTConfig(**{**TINY_SIZES, **fields})
 
 
 @pytest.mark.parametrize(
@@ -326,7 +332,9 @@ def test_refused_options(fields, message):
     ],
 )
 def test_kinds_that_do_not_exist(name, value, similar):
-    config = models.GPTConfig(**TINY_SIZES)  # as from a file: the tests check types of arguments
+    config = models.LectureGPTConfig(
+        **TINY_SIZES
+    )  # as from a file: the tests check types of arguments
     object.__setattr__(config, name, value)
     with pytest.raises(ValueError, match=f"{name} must .*{similar}.*'{value}'"):
         config.__post_init__()
@@ -336,7 +344,7 @@ def test_options_that_a_family_does_not_have():
     with pytest.raises(ValueError, match=r"position_offset 2 .* positions are 'sinusoidal'"):
         RobertaConfig(**TINY_SIZES, positions="sinusoidal")
     with pytest.raises(ValueError, match=r"'projections' cuts 4 dimensions .* keys have size 1"):
-        models.EncoderDecoderConfig(**TINY_SIZES, positions_at="projections", d_k=1)
+        models.LectureTransformerConfig(**TINY_SIZES, positions_at="projections", d_k=1)
     with pytest.raises(ValueError, match=r"positions 'learned'"):
         LlamaConfig(**TINY_SIZES, positions="learned")
     with pytest.raises(ValueError, match=r"position_base 7.0 is named rope_base"):
@@ -347,7 +355,7 @@ def test_options_that_a_family_does_not_have():
 def test_no_parameter_grows_with_the_longest_input(kind):
     """The number of parameters does not depend on the length of inputs (lecture 002)."""
     short, long = (
-        parameter_shapes(models.create(models.GPTConfig(**{**TINY_SIZES, **fields})))
+        parameter_shapes(models.create(models.LectureGPTConfig(**{**TINY_SIZES, **fields})))
         for fields in (
             {"positions": kind, "max_length": 8},
             {"positions": kind, "max_length": 8000},
@@ -359,7 +367,7 @@ def test_no_parameter_grows_with_the_longest_input(kind):
 @pytest.mark.slow
 def test_generation_goes_on_beyond_the_trained_length(tiny):
     """A longer model with the same parameters chooses what its full pass prefers."""
-    made = tiny(positions="relative", position_distance=3)
+    made = tiny("lecture_gpt", positions="relative", position_distance=3)
     model = models.create(made.config.with_max_length(40))
     ids = np.concatenate([LONG[:1], LONG[:1, :2]], axis=1)
     tokens = models.generate(model, made.params, ids, max_new_tokens=6, do_sample=False)

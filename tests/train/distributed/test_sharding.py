@@ -42,18 +42,26 @@ def with_heads(config):
 
 
 PRIMER = (("head_convolution", 3), ("residual_scalar", True))
+SCALAR = (("residual_scalar", True),)
+RELATIVE, BUCKETS = (("positions", "relative"),), (("positions", "buckets"),)
 EXPERTS = (("num_experts", 4), ("num_shared_experts", 2))
-OPTIONS = {  # that add parameters and that no preset has
-    "gpt2": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),), EXPERTS),
-    "llama-7b": (PRIMER,),
-    "bert-base": ((("residual_scalar", True),), (("positions", "relative"),)),
-    "transformer-base": (PRIMER, (("positions", "relative"),), (("positions", "buckets"),)),
-}
+OPTIONS = [  # that add parameters and that no preset has
+    ("gpt2", models.LectureGPTConfig, PRIMER),
+    ("gpt2", models.LectureGPTConfig, RELATIVE),
+    ("gpt2", None, BUCKETS),
+    ("gpt2", None, EXPERTS),
+    ("bert-base", models.LectureBertConfig, SCALAR),
+    ("bert-base", models.LectureBertConfig, RELATIVE),
+    ("transformer-base", models.LectureTransformerConfig, PRIMER),
+    ("transformer-base", models.LectureTransformerConfig, RELATIVE),
+    ("transformer-base", None, BUCKETS),
+]
 
 
 @functools.cache
-def shapes(name, options=()):
-    config = dataclasses.replace(models.preset(name), **dict(options))
+def shapes(name, config_class=None, options=()):
+    preset = models.preset(name)
+    config = (config_class or type(preset))(**vars(preset) | dict(options))
     trees = [parameter_shapes(models.create(c)) for c in with_heads(config)]
     leaves = [leaf for tree in trees for leaf in jax.tree.leaves_with_path(tree)]
     return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
@@ -67,20 +75,17 @@ def test_every_parameter_of_every_preset_and_head_fits_one_row(family):
             assert len(spec) == len(shape)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_parameter_of_an_option_fits_one_row(name):
-    for options in OPTIONS[name]:
-        added = shapes(name, options) - shapes(name)
-        assert added
-        for parameter, shape in added:
-            spec = sharding.parameter_spec(parameter, shape, mesh(), models.preset(name))
-            assert len(spec) == len(shape)
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_every_parameter_of_an_option_fits_one_row(option):
+    added = shapes(*option) - shapes(option[0])
+    assert added
+    for parameter, shape in added:
+        assert len(sharding.parameter_spec(parameter, shape, mesh())) == len(shape)
 
 
 def test_no_rule_is_superfluous():
     seen = {name for preset in models.presets() for name, _ in shapes(preset)}
-    for preset, variants in OPTIONS.items():
-        seen |= {name for options in variants for name, _ in shapes(preset, options)}
+    seen |= {name for option in OPTIONS for name, _ in shapes(*option)}
     for family in families().values():
         for pattern, axes in family.parameter_axes.items():
             assert any(sharding.re.fullmatch(pattern, name) for name in seen), pattern

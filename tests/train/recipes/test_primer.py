@@ -9,7 +9,9 @@ from flaxzoo.models.init import parameter_shapes
 
 def test_it_differs_from_the_quickstart_in_two_settings_only():
     primer, plain = train.recipe("primer-quickstart"), train.recipe("quickstart")
-    changed = dataclasses.replace(plain.model, activation="relu_squared", head_convolution=3)
+    changed = models.LectureGPTConfig(
+        **vars(plain.model) | {"activation": "relu_squared", "head_convolution": 3}
+    )
     assert primer == dataclasses.replace(plain, model=changed)
 
     def count(model):

@@ -33,6 +33,8 @@ def list_command(arguments: list[str]) -> None:
         print(f"  {name:<{width}}  {recipe.summary}")
     columns = max(40, min(shutil.get_terminal_size().columns, 100))
     for family, record in families().items():
+        if not record.presets:
+            continue
         print(f"\npresets of {family}: flaxzoo train {family} --preset NAME")
         rows = [("", "parameters", "printed", "GB", "context", "paper")]
         notes: dict[str, list[str]] = {}

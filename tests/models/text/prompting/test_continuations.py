@@ -56,7 +56,7 @@ SIZES = {
 CONFIGS = {
     "gpt with bands": models.GPTConfig(**SIZES, local_window=9),
     "gpt, relative": models.GPTConfig(**SIZES, positions="buckets"),
-    "gpt, convolved heads": models.GPTConfig(**SIZES, head_convolution=3),
+    "gpt, convolved heads": models.LectureGPTConfig(**SIZES, head_convolution=3),
     "llama": LlamaConfig(**SIZES, num_kv_heads=1, d_ff=24),
     "transformer": models.EncoderDecoderConfig(**SIZES, positions="learned"),
 }
@@ -122,7 +122,7 @@ def test_scores_are_those_of_each_request_by_itself(name, monkeypatch):
     assert any(greedy for _, greedy in expected)
     assert_equal(scorer.score(requests), expected)
     shared = scorer.counts
-    if CONFIGS[name].head_convolution is not None:  # it never shares
+    if CONFIGS[name].recent_shapes:  # it never shares
         assert shared.needed == shared.given
         return
     assert_equal(scorer.score(requests, share_prefixes=False), expected)

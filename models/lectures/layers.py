@@ -1,0 +1,60 @@
+"""The layer of the lecture variants: a mixin that a family's layers derive first."""
+
+from typing import ClassVar, cast
+
+import flax.linen as nn
+
+from ..config import Execution
+from ..nn.attention import MultiHeadAttention
+from ..nn.dropout import RowKeys, dropout
+from ..nn.stack import Config, Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from .attention import LectureAttention
+from .options import LectureOptions
+from .positions import LecturePositions
+
+
+class ScaledSum(nn.Module):
+    """The sum of the residual stream and a sublayer's output, which a learned scalar multiplies."""
+
+    execution: Execution
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns x + scalar · y."""
+        scalar = self.param("scalar", nn.initializers.ones, (), self.execution.param_dtype)
+        return x + scalar.astype(y.dtype) * y
+
+
+class LectureLayer(Layer[Config]):
+    """Adds positions to the input of the layer, and multiplies what its sublayers add.
+
+    Example::
+
+        class LecturePreNormLayer(LectureLayer[GPTConfig], PreNormLayer):
+            ...
+    """
+
+    attention: ClassVar[type[MultiHeadAttention]] = LectureAttention
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        assert isinstance(context.positions, LecturePositions)
+        x = context.positions.at_layer(x, inputs.index)
+        return super().__call__(x, inputs, context)
+
+    def add(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], name: str, rng: RowKeys | None
+    ) -> Float[Array, "B T D"]:
+        """Returns x + scalar · y, after dropout of y.
+
+        With `config.residual_scalar` the scalar is learned. Its initial value is 1, the plain sum.
+        The value 0 removes the sublayer.
+        """
+        if not cast(LectureOptions, self.config).residual_scalar:
+            return super().add(x, y, name, rng)
+        y = dropout(y, self.config.dropout_rate, rng, name)
+        return ScaledSum(self.execution, name=f"{name}_residual")(x, y)

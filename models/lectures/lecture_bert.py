@@ -1,0 +1,53 @@
+"""BERTs with the options of the lectures."""
+
+import dataclasses
+
+from ...data.common.fields import require_default
+from ..encoders import bert
+from ..encoders.encoder import EncoderConfig, PostNormLayer
+from ..registry import Family
+from .axes import LECTURE_AXES
+from .layers import LectureLayer
+from .options import LectureOptions, LecturePositionKind
+from .positions import make_lecture_positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LectureBertConfig(LectureOptions, bert.BertConfig):
+    """A BERT with the options of the lectures.
+
+    Raises:
+      UserError: a size is out of range, options contradict each other, or the head needs labels
+        and has none.
+    """
+
+    positions: LecturePositionKind = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The kind of positions, see `LectureGPTConfig`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head != "causal_lm":
+            require_default(
+                self, ["head_convolution"], f"hides later tokens, and head {self.head!r} sees them"
+            )
+
+
+class LectureBertLayer(LectureLayer[EncoderConfig], PostNormLayer):
+    """The layer of a BERT with the options of the lectures."""
+
+
+class LectureBERT(bert.BERT):
+    """A BERT with the options of the lectures."""
+
+    layer = LectureBertLayer
+    make_positions = staticmethod(make_lecture_positions)
+
+
+FAMILY = Family(
+    config=LectureBertConfig,
+    module=LectureBERT,
+    presets={},
+    smallest_inputs=bert.FAMILY.smallest_inputs,
+    parameter_axes={**bert.FAMILY.parameter_axes, **LECTURE_AXES},
+    hf_module=bert.FAMILY.hf_module,
+)

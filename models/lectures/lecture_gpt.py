@@ -1,0 +1,53 @@
+"""GPTs with the options of the lectures, such as Primer's (So et al. 2021)."""
+
+import dataclasses
+
+from ..decoders.gpt import gpt
+from ..nn.stack import Layer
+from ..registry import Family
+from .axes import LECTURE_AXES
+from .layers import LectureLayer
+from .options import LectureOptions, LecturePositionKind
+from .positions import make_lecture_positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LectureGPTConfig(LectureOptions, gpt.GPTConfig):
+    """A decoder-only transformer with the options of the lectures.
+
+    Raises:
+      UserError: a size or a rate is out of range, or options contradict each other.
+    """
+
+    positions: LecturePositionKind = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The kind of positions: one of `GPTConfig`, or relative: learned vectors of each clipped
+    distance, added to keys and values (Shaw et al. 2018). counter: 1, 2, 3, … in the last
+    dimension. binary: binary digits in the last dimensions. table: given by hand, in
+    `position_table`."""
+
+
+class PreNormLayer(LectureLayer[gpt.GPTConfig], gpt.PreNormLayer):
+    """The layer of GPT-2 with the options of the lectures."""
+
+
+class PostNormLayer(LectureLayer[gpt.GPTConfig], gpt.PostNormLayer):
+    """The layer of the first GPT with the options of the lectures."""
+
+
+class LectureGPT(gpt.GPT):
+    """A GPT with the options of the lectures."""
+
+    make_positions = staticmethod(make_lecture_positions)
+
+    def layer(self) -> type[Layer]:
+        """Returns the class of one layer."""
+        return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
+
+
+FAMILY = Family(
+    config=LectureGPTConfig,
+    module=LectureGPT,
+    presets={},
+    parameter_axes={**gpt.FAMILY.parameter_axes, **LECTURE_AXES},
+    hf_module=gpt.FAMILY.hf_module,
+)

@@ -1,0 +1,73 @@
+"""The Transformer with the options of the lectures, in both halves."""
+
+import dataclasses
+
+from ..encoder_decoders import transformer
+from ..registry import Family
+from .axes import LECTURE_AXES
+from .layers import LectureLayer
+from .options import LectureOptions, LecturePositionKind
+from .positions import make_lecture_positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LectureTransformerConfig(LectureOptions, transformer.EncoderDecoderConfig):
+    """An encoder and a decoder with the options of the lectures.
+
+    Raises:
+      UserError: a size is out of range, or options contradict each other.
+    """
+
+    positions: LecturePositionKind = "sinusoidal"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The kind of positions of both halves, see `LectureGPTConfig`."""
+
+    @property
+    def encoder(self) -> "LectureTransformerConfig":
+        """The configuration of the encoder. The head convolution is causal, so it has none."""
+        return dataclasses.replace(self, head_convolution=None)
+
+
+class EncoderLayer(LectureLayer[transformer.EncoderDecoderConfig], transformer.EncoderLayer):
+    """An encoder layer with the options of the lectures."""
+
+
+class PreNormEncoderLayer(
+    LectureLayer[transformer.EncoderDecoderConfig], transformer.PreNormEncoderLayer
+):
+    """A pre-norm encoder layer with the options of the lectures."""
+
+
+class DecoderLayer(LectureLayer[transformer.EncoderDecoderConfig], transformer.DecoderLayer):
+    """A decoder layer with the options of the lectures."""
+
+
+class PreNormDecoderLayer(
+    LectureLayer[transformer.EncoderDecoderConfig], transformer.PreNormDecoderLayer
+):
+    """A pre-norm decoder layer with the options of the lectures."""
+
+
+class LectureStack(transformer.TransformerStack):
+    """One half of a Transformer with the options of the lectures."""
+
+    make_positions = staticmethod(make_lecture_positions)
+
+
+class LectureTransformer(transformer.EncoderDecoder):
+    """A Transformer with the options of the lectures."""
+
+    stack = LectureStack
+    layers = {  # noqa: RUF012
+        "post": (EncoderLayer, DecoderLayer),
+        "pre": (PreNormEncoderLayer, PreNormDecoderLayer),
+    }
+
+
+FAMILY = Family(
+    config=LectureTransformerConfig,
+    module=LectureTransformer,
+    presets={},
+    smallest_inputs=transformer.FAMILY.smallest_inputs,
+    parameter_axes={**transformer.FAMILY.parameter_axes, **LECTURE_AXES},
+    hf_module=transformer.FAMILY.hf_module,
+)

@@ -1,0 +1,134 @@
+"""The options of the lecture variants, for the configurations of several families."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from ...data.common.fields import Checked, require
+from ..config import Size, TransformerConfig
+
+LecturePositionKind: TypeAlias = Literal[
+    "learned",
+    "sinusoidal",
+    "rotary",
+    "buckets",
+    "alibi",
+    "none",
+    "relative",
+    "counter",
+    "binary",
+    "table",
+]
+"""The kinds of positions; see `models.lectures.positions`."""
+PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "projections"]
+"""The places where a vector of each position can be added."""
+MOST_BITS = 31
+"""Maximum number of binary digits of a position."""
+
+# The options come before the family's fields (`LectureGPTConfig(LectureOptions, GPTConfig)`), so
+# that the dataclass keeps the family's defaults.
+_Base = TransformerConfig if TYPE_CHECKING else Checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LectureOptions(_Base):
+    """The options that no published family uses, each with the usual value as its default.
+
+    Raises:
+      UserError: a size is out of range, or options contradict each other.
+    """
+
+    attention: Literal["learned", "simple"] = "learned"
+    """learned: queries, keys, values and outputs are linear maps. simple: attention without
+    parameters; the input, in N parts of size D / N, is query, key and value at once."""
+    norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether normalization has learned scales and biases; else it only normalizes."""
+    residual_scalar: bool = False
+    """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
+    head_convolution: Size | None = None
+    """If given, the width of the causal convolution over the tokens that follows the projections
+    of causal self-attention to queries, keys and values (3 in Primer)."""
+    positions_at: PositionPlace = "input"
+    """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
+    input of every layer. queries_keys: to the inputs of the query and key projections, in every
+    layer. projections: to queries, keys and values themselves, D cut into heads."""
+    position_table: tuple[float, ...] | None = None
+    """The vectors of positions "table", max_length · D numbers row by row; of an array
+    float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
+
+    position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **TransformerConfig.position_options,
+        "position_distance": ("relative", "buckets"),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention != "simple":
+            return
+        require(
+            self.head_convolution is None,
+            f"head_convolution {self.head_convolution} follows projections, and attention "
+            '"simple" has none: leave it out',
+        )
+        # The input itself is query, key and value. Its parts have one size.
+        part = self.d_model // self.num_heads
+        require(
+            (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
+            'attention "simple" has no maps that could give keys or values other sizes: leave '
+            f"heads of size {part}, one key and one value for each of num_heads {self.num_heads}",
+        )
+
+    def _check_positions(self) -> None:
+        super()._check_positions()
+        kind = self.positions
+        require(
+            self.adds_positions or self.positions_at == "input",
+            f"positions_at {self.positions_at!r} does not suit positions {kind!r}, which are not "
+            "added to anything: leave positions_at out",
+        )
+        sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
+        require(
+            self.positions_at != "projections" or sizes == {self.d_model},
+            f"positions_at 'projections' cuts {self.d_model} dimensions into {self.num_heads} "
+            f"heads, but keys have size {self.key_dim} and values {self.value_dim}: choose "
+            "another place or D / N",
+        )
+        require(
+            kind != "binary" or self.max_length <= 2 ** min(self.d_model, MOST_BITS),
+            f"max_length {self.max_length} has more positions than {self.d_model} binary "
+            "digits: raise d_model or choose other positions",
+        )
+        rows = self.max_length * self.position_dim if kind == "table" else 0
+        given = len(self.position_table or ())
+        require(
+            rows == given,
+            f"position_table has {given} numbers: positions {kind!r} with max_length "
+            f"{self.max_length} and rows of {self.position_dim} need {rows}",
+        )
+
+    @property
+    def longest_input(self) -> int | None:
+        """The longest input in tokens, or None if positions do not come from a table."""
+        return self.max_length if self.positions in ("learned", "table") else None
+
+    @property
+    def scores_by_distance(self) -> bool:
+        """Whether scores of attention depend on the distance of query and key."""
+        return self.positions == "relative" or super().scores_by_distance
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether positions are vectors that are added."""
+        return self.positions in ("counter", "binary", "table") or super().adds_positions
+
+    @property
+    def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes `[w, N, H]` of the last inputs of the convolutions of queries, keys and values."""
+        if self.head_convolution is None:
+            return ()
+        before = self.head_convolution - 1
+        return (
+            (before, self.num_heads, self.key_dim),
+            (before, self.kv_heads, self.key_dim),
+            (before, self.kv_heads, self.value_dim),
+        )
