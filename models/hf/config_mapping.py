@@ -275,6 +275,7 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "head_convolution": (None,),
     "norm_affine": (True,),
     "residual_scalar": (False,),
+    "positions_at": ("input",),
     "scale_scores": (True,),
     "num_shared_experts": (0,),
     "expert_capacity": (None,),

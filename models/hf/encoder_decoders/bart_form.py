@@ -156,7 +156,6 @@ class BartForm(Form[Config], Generic[Config]):
         fixed: dict[str, tuple[object, ...]] = {
             "attention_bias": (True,),
             "norm_eps": (1e-5,),
-            "positions_at": ("input",),
             "encoder_causal": (False,),
             **{name: (value,) for name, value in self.settings.items()},
         }

@@ -16,7 +16,6 @@ FIXED: Settings = {
     "attention_bias": True,
     "norm_eps": 1e-5,
     "positions": "sinusoidal",
-    "positions_at": "input",
     "position_base": 10_000.0,
     "position_layout": "halves",
 }

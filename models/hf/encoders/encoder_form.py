@@ -140,7 +140,6 @@ class EncoderForm(Form[Config]):
         """Converts a configuration to the content of a `config.json`; see `Form`."""
         fixed = {
             "positions": ("learned",),
-            "positions_at": ("input",),
             "num_token_types": (config.num_token_types or 2,),
         }
         explicit = {

@@ -83,7 +83,6 @@ class GPTForm(Form[Config]):
         names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
         fixed = {
             "positions": (self.config.__dataclass_fields__["positions"].default,),
-            "positions_at": ("input",),
             "position_base": (10_000.0,),
             "norm_position": ("pre",),
             "use_bias": (True,),
