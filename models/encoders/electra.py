@@ -30,6 +30,7 @@ class ElectraConfig(EncoderConfig):
     """
 
     pooler_activation: ClassVar[str] = "gelu"
+    classifier_drops_twice: ClassVar[bool] = True
     head_activation: ClassVar[Activation | None] = "gelu"
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -109,6 +109,8 @@ class EncoderConfig(TransformerConfig):
     """Whether a model without a head pools its first token (BERT)."""
     pooler_activation: ClassVar[str] = "tanh"
     """Non-linearity of the pooler: a name in `POOLERS`."""
+    classifier_drops_twice: ClassVar[bool] = False
+    """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix, if not `activation`."""
 
@@ -306,7 +308,7 @@ class Encoder(nn.Module):
             assert outputs.cache is not None
             x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         # The head. Without one, the body's output is returned.
-        body = EncoderOutput(x, self._pool(x, attention_mask), outputs.attentions)
+        body = EncoderOutput(x, self._pool(x, attention_mask, rng), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
             return body
@@ -371,7 +373,7 @@ class Encoder(nn.Module):
         return x, tokens.embedding
 
     def _pool(
-        self, x: Float[Array, "B T D"], attention_mask: AnyArray | None
+        self, x: Float[Array, "B T D"], attention_mask: AnyArray | None, rng: RowKeys | None
     ) -> Float[Array, "B D"] | None:
         """Returns the pooled vector that the head reads, or None without a pooler."""
         c, e = self.config, self.execution
@@ -387,7 +389,10 @@ class Encoder(nn.Module):
             return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
         if not c.has_pooler:
             return None
-        pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(x[:, 0])
+        first = x[:, 0]  # [B, D]
+        if c.classifier_drops_twice and c.head == POOLING_HEAD:
+            first = dropout(first, c.classifier_dropout_rate, rng, "pooler")
+        pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(first)
         return POOLERS[c.pooler_activation](pooled)
 
 

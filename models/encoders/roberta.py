@@ -22,6 +22,7 @@ class RobertaConfig(BertConfig):
       UserError: a size is out of range, or the head needs labels and has none.
     """
 
+    classifier_drops_twice: ClassVar[bool] = True
     head_activation: ClassVar[Activation | None] = "gelu"
 
     norm_eps: Positive = 1e-5

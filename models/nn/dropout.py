@@ -23,6 +23,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from ...data.common.errors import UserError
+from ...data.common.fields import Rate, check_value
 from .typing import Array, Bool, Float, Int, Key, UInt
 
 DROPOUT_MASK = "dropout_mask"
@@ -93,7 +94,7 @@ def dropout(
       place: the name of this dropout in its layer.
 
     Raises:
-      UserError: the keys are not of Threefry-2x32.
+      UserError: the keys are not of Threefry-2x32, or the rate is not in [0, 1).
     """
     if rate == 0 or rng is None:
         return x
@@ -220,7 +221,12 @@ def _shift_right(x: Word, by: int) -> Word:
 
 
 def dropped_below(rate: float) -> int:
-    """Returns the threshold for 16-bit draws: smaller draws are dropped."""
+    """Returns the threshold for 16-bit draws: smaller draws are dropped.
+
+    Raises:
+      UserError: the rate is not in [0, 1).
+    """
+    check_value("rate", rate, Rate)
     return min(round(rate * 2**16), 2**16 - 1)
 
 

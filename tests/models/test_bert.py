@@ -9,8 +9,9 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models import Generator, registry
 from flaxzoo.models.encoders.bert import BERT
-from flaxzoo.models.encoders.encoder import PostNormLayer
+from flaxzoo.models.encoders.encoder import POOLERS, PostNormLayer
 from flaxzoo.models.nn.attention import MultiHeadAttention
+from flaxzoo.models.nn.dropout import dropout
 from flaxzoo.models.nn.pooling import mean_pool, pool
 
 RNG = np.random.default_rng(0)
@@ -216,6 +217,22 @@ def test_dropout_only_with_a_key(bert, assert_close):
     assert_close(plain, bert("sequence_classification").logits(input_ids=IDS))
     dropped = model.logits(input_ids=IDS, rng=models.row_keys(jax.random.key(0), 3))
     assert np.abs(dropped - plain).max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["roberta", "electra"])
+def test_a_classifier_drops_before_and_after_its_pooler(bert, assert_close, family):
+    model = bert("sequence_classification", family, classifier_dropout=0.5)
+    config, params, rng = model.config, model.params, models.row_keys(jax.random.key(0), 3)
+    body = dataclasses.replace(config, head="none", labels=(), classifier_dropout=None)
+    hidden = models.create(body).apply({"params": params}, input_ids=IDS).last_hidden_state
+
+    def affine(x, parameters):
+        return x @ parameters["kernel"] + parameters["bias"]
+
+    x = affine(dropout(hidden[:, 0], 0.5, rng, "pooler"), params["pooler"])
+    x = dropout(POOLERS[config.pooler_activation](x), 0.5, rng, "classifier")
+    found = model.logits(input_ids=IDS, rng=rng)
+    assert_close(found, affine(x, params["head"]["classifier"]))
 
 
 def test_attention_weights(bert, assert_close):

@@ -33,7 +33,7 @@ CONFIGS = {
         scale_embedding=True,
     ),
     **{
-        f"Transformer, {name}": models.EncoderDecoderConfig(**SIZES, **fields)
+        f"Transformer, {name}": models.LectureTransformerConfig(**SIZES, **fields)
         for name, fields in OTHERS.items()
     },
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),

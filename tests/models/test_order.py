@@ -226,7 +226,7 @@ def accuracies(fields, steps):
             row[: len(tokens)] = tokens
         return ids, (ids != 0).astype(np.int32), np.array([r.label == "positive" for r in reviews])
 
-    config = models.BertConfig(
+    config = models.LectureBertConfig(
         **{"vocab_size": tokenizer.vocab_size, "max_length": length, "d_model": 32, "num_heads": 4},
         **{"dropout_rate": 0.0, "init_std": 0.18, "d_ff": 64, "num_layers": 1},
         **{**CLASSIFIER, "pooling": "mean"},

@@ -236,3 +236,9 @@ def test_sharded_tokens_draw_without_communication():
     assert program is not None
     assert not re.findall("all-gather|all-reduce|all-to-all|collective|reduce-scatter", program)
     np.testing.assert_array_equal(sharded(x, keys), jitted(x, 0.3, keys, "here"))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
+def test_a_rate_is_at_least_0_and_below_1(rate):
+    with pytest.raises(ValueError, match=f"rate must .*{rate}"):
+        dropout.dropout(jnp.ones((2, 3)), rate, models.row_keys(jax.random.key(0), 2), "embedding")

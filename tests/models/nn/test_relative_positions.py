@@ -7,10 +7,11 @@ import pytest
 import torch
 from flaxzoo import models
 from flaxzoo.models.lectures.attention import LectureAttention
+from flaxzoo.models.lectures.positions import clipped_distances
 from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.nn.positions import Positions
-from flaxzoo.models.nn.relative_positions import clipped_distances, relative_buckets
+from flaxzoo.models.nn.relative_positions import relative_buckets
 from transformers.models.t5.modeling_t5 import T5Attention
 
 

@@ -48,7 +48,7 @@ def run(train_config):
     return run
 
 
-@pytest.mark.parametrize("kind", ["relative", "buckets"])
+@pytest.mark.parametrize("kind", ["alibi", "buckets"])
 def test_distances_of_tokens_are_for_xla(run, kind):
     config = run()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, positions=kind))
