@@ -11,6 +11,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.lectures.attention import LectureAttention
 from flaxzoo.models.lectures.parameter_free_attention import simple_attention_weights
+from flaxzoo.models.lectures.positions import LecturePositions
 from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.models.registry import config_from_dict, config_to_dict
@@ -194,7 +195,7 @@ def test_heads_are_parts_of_the_input():
     attention = LectureAttention(config, models.Execution(), None)
     x = jnp.asarray(RNG.normal(size=(2, 5, 12)), jnp.float32)
     mask = AttentionMask(5, 5, causal=True).materialized()
-    context = AttentionContext(mask, output_attentions=True)
+    context = AttentionContext(mask, LecturePositions(), output_attentions=True)
     assert attention.init(jax.random.key(0), x, context) == {}
     found, _, weights = attention.apply({}, x, context)
     for head in range(3):

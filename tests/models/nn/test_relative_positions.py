@@ -7,10 +7,9 @@ import pytest
 import torch
 from flaxzoo import models
 from flaxzoo.models.lectures.attention import LectureAttention
-from flaxzoo.models.lectures.positions import clipped_distances
+from flaxzoo.models.lectures.positions import LecturePositions, clipped_distances
 from flaxzoo.models.nn.attention import AttentionContext
 from flaxzoo.models.nn.masks import AttentionMask
-from flaxzoo.models.nn.positions import Positions
 from flaxzoo.models.nn.relative_positions import relative_buckets
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -38,12 +37,12 @@ def test_clipped_distances_are_vectors_of_shaw(causal):
     places = jnp.array([[3, 4, 5, 7, 8, 12]])
     distances = clipped_distances(places, places, 2, causal=causal)
     assert distances.shape == (1, 6, 6, 3 if causal else 5)
-    config = models.GPTConfig(
+    config = models.LectureGPTConfig(
         vocab_size=2, max_length=8, num_layers=1, d_model=8, num_heads=2, use_bias=False
     )
     attention = LectureAttention(config, models.Execution(), 0.3)
     mask = AttentionMask(6, 6, causal=causal).materialized()
-    inputs = AttentionContext(mask, Positions(distances=distances))
+    inputs = AttentionContext(mask, LecturePositions(distances=distances))
     variables = attention.init(jax.random.key(0), x, inputs)
     params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), variables)
     found, _, _ = attention.apply(params, x, inputs)
