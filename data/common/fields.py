@@ -19,6 +19,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -55,6 +56,19 @@ class Range:
         }
         stated = (f"{word} {x:,}" for word, x in bounds.items() if math.isfinite(x))
         return " and ".join(stated)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suffix:
+    """The ending of a file's name: an annotation, `Annotated[Path, Suffix(".png")]`."""
+
+    ending: str
+
+    def __contains__(self, path: PurePath) -> bool:
+        return path.suffix == self.ending
+
+    def __str__(self) -> str:
+        return f"a file name with the ending {self.ending}"
 
 
 Positive = Annotated[float, Range(above=0)]
@@ -135,7 +149,7 @@ def expectation(value: Any, hint: object) -> str:
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        ranges = (rule for rule in arguments[1:] if isinstance(rule, Range))
+        ranges = (rule for rule in arguments[1:] if isinstance(rule, Range | Suffix))
         missed = (str(rule) for rule in ranges if value not in rule)
         return expectation(value, arguments[0]) or next(missed, "")
     # One type that fits is enough.
@@ -335,7 +349,7 @@ def describe(
 def range_of(hint: object) -> str:
     """Returns the range that a type declares, as text: "above 0"; "" without one."""
     if get_origin(hint) is Annotated:
-        return ", ".join(str(rule) for rule in get_args(hint)[1:] if isinstance(rule, Range))
+        return ", ".join(str(x) for x in get_args(hint)[1:] if isinstance(x, Range | Suffix))
     # A type such as a union or a tuple shows the ranges of its parts.
     return ", ".join(filter(None, map(range_of, get_args(hint))))
 

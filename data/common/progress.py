@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from rich.console import Console
 from rich.progress import (
@@ -34,6 +35,9 @@ SECONDS_BETWEEN_DRAWINGS = 2.0
 class Progress:
     """A progress bar on standard error, and lines above it."""
 
+    rewrite: ClassVar[Callable[[str], str]] = staticmethod(str)
+    """Rewrites each line before it is printed: the command line names options, not fields."""
+
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(
             stderr=True, quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False
@@ -46,7 +50,7 @@ class Progress:
 
     def log(self, line: str) -> None:
         """Prints one line."""
-        self._console.print(line, markup=False)
+        self._console.print(self.rewrite(line), markup=False)
 
     @contextmanager
     def bar(self, steps: int, first_step: int, tokens_per_step: int) -> Iterator[None]:

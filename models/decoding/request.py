@@ -5,12 +5,28 @@ two fields, names and meanings are the same as in transformers' `GenerationConfi
 """
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from ...data.common.errors import UserError, check_finite_number, check_whole
+from ...data.common.errors import UserError, check_whole
+from ...data.common.fields import (
+    Checked,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Range,
+    require,
+)
 from ..tokenizer import Vocabulary
+
+NewTokens = Annotated[int, Range(least=1, most=2**24)]
+"""Beyond the context of any model, generation would practically never end."""
+NumBeams = Annotated[int, Range(least=1, most=2**12)]
+LengthPenalty = Annotated[float, Range(least=-10, most=10)]
+"""Larger powers of a length overflow float32."""
+TopP = Annotated[float, Range(above=0, most=1)]
 
 MAX_EXTRA_TOKENS = 50
 """Maximum target length beyond the source length (Vaswani et al. 2017, section 6.1)."""
@@ -18,57 +34,25 @@ SMALLEST_TEMPERATURE = 1e-6
 """Below this temperature, decoding is greedy: smaller divisors would overflow float32."""
 
 
-class Range(NamedTuple):
-    """The valid range of a number."""
-
-    least: float
-    most: float | None = None
-    whole: bool = False
-    above: bool = False
-    """Whether `least` itself is excluded."""
-
-    def check(self, name: str, value: Any) -> None:
-        """Raises UserError if a value is out of range or has the wrong type."""
-        (check_whole if self.whole else check_finite_number)(name, value)
-        low = value <= self.least if self.above else value < self.least
-        if low or (self.most is not None and value > self.most):
-            limits = f"{'above' if self.above else 'at least'} {self.least}"
-            limits += "" if self.most is None else f" and at most {self.most:,}"
-            raise UserError(f"{name} {value} must be {limits}")
-
-
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """How each token is chosen.
 
     Raises:
       UserError: a value is out of range.
     """
 
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """Divides the logits; below 1e-6 the best token is taken each time (greedy)."""
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """Samples among the k best tokens only."""
-    top_p: float | None = None
+    top_p: TopP | None = None
     """Samples among the best tokens that together have probability p (Holtzman et al. 2020)."""
-    min_p: float | None = None
+    min_p: Fraction | None = None
     """Samples among the tokens that are at least p times as probable as the best one."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Divides the logits of tokens already seen, or multiplies them if negative (Keskar et al.
     2019, section 4.1)."""
-
-    ranges: ClassVar[Mapping[str, Range]] = {
-        "temperature": Range(0),
-        "top_k": Range(1, whole=True),
-        "top_p": Range(0, 1, above=True),
-        "min_p": Range(0, 1),
-        "repetition_penalty": Range(0, above=True),
-    }
-
-    def __post_init__(self) -> None:
-        for name, limits in self.ranges.items():
-            if (value := getattr(self, name)) is not None:
-                limits.check(name, value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,18 +67,18 @@ class GenerationRequest(Sampling):
 
     do_sample: bool = False
     """Whether tokens are sampled."""
-    max_new_tokens: int | None = None
+    max_new_tokens: NewTokens | None = None
     """Maximum number of new tokens of a row. If None, beam search uses all positions of the
     model."""
-    max_extra_tokens: int | None = None
+    max_extra_tokens: NonNegativeInt | None = None
     """Maximum target length of beam search beyond the source length. Not in transformers."""
-    min_new_tokens: int = 0
+    min_new_tokens: NonNegativeInt = 0
     """Minimum target length of an encoder-decoder, in tokens before the end token."""
-    num_return_sequences: int = 1
+    num_return_sequences: PositiveInt = 1
     """Number of results per row."""
-    num_beams: int = 1
+    num_beams: NumBeams = 1
     """Number of beams per row, K. Above 1, beam search finds the most probable sequences."""
-    length_penalty: float = 1.0
+    length_penalty: LengthPenalty = 1.0
     """α: log-probabilities are divided by a power α of the length n, which counts the end token.
     Greedy search ignores it."""
     penalty_form: Literal["power", "gnmt"] = "power"
@@ -104,7 +88,7 @@ class GenerationRequest(Sampling):
     when K hypotheses are finished. never: when no live beam can win any more."""
     renormalize_logits: bool = False
     """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: NonNegativeInt = 0
     """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
     with its start token."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
@@ -114,7 +98,7 @@ class GenerationRequest(Sampling):
     forced_bos_token_id: int | None = None
     """The token that follows it, for beam search, as the language of an mBART's target. The model
     does not choose it, and its probability is not counted (as in transformers)."""
-    eos_token_id: tuple[int, ...] = ()
+    eos_token_id: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
     nothing."""
     forced_eos_token_id: int | None = None
@@ -123,35 +107,13 @@ class GenerationRequest(Sampling):
     pad_token_id: int | None = None
     """The padding token of rows that have ended."""
 
-    ranges: ClassVar[Mapping[str, Range]] = {
-        **Sampling.ranges,
-        # Beyond the context of any model, generation would practically never end.
-        "max_new_tokens": Range(1, 2**24, whole=True),
-        "max_extra_tokens": Range(0, whole=True),
-        "min_new_tokens": Range(0, whole=True),
-        "num_return_sequences": Range(1, whole=True),
-        "num_beams": Range(1, 2**12, whole=True),
-        # Larger powers of a length overflow float32.
-        "length_penalty": Range(-10, 10),
-        "no_repeat_ngram_size": Range(0, whole=True),
-    }
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        one = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
-        tokens = [(name, getattr(self, name)) for name in (*one, "pad_token_id")]
-        tokens += [("eos_token_id", token) for token in self.eos_token_id]
-        tokens += [("bad_words_ids", token) for token in itertools.chain(*self.bad_words_ids)]
-        for name, token in tokens:
-            if token is not None:
-                check_whole(f"{name}: token id", token)
-        if min(self.eos_token_id, default=0) < 0:
-            raise UserError(f"eos_token_id {self.eos_token_id} must be at least 0")
-        if self.num_return_sequences > self.num_beams and not self.samples:
-            raise UserError(
-                f"num_return_sequences {self.num_return_sequences} must be at most num_beams "
-                f"{self.num_beams} unless tokens are sampled (do_sample, or a temperature above 0)"
-            )
+        require(
+            self.samples or self.num_return_sequences <= self.num_beams,
+            f"num_return_sequences {self.num_return_sequences} must be at most num_beams "
+            f"{self.num_beams} unless tokens are sampled (do_sample, or a temperature above 0)",
+        )
 
     @property
     def samples(self) -> bool:

@@ -31,6 +31,7 @@ from typing import (
 
 from ...data.common.errors import UserError, similar_names
 from ...data.common.fields import expectation, field_docs, range_of
+from .familiar_names import FAMILIAR_NAMES
 
 Options = TypeVar("Options")
 
@@ -51,93 +52,16 @@ RunFolder = Annotated[Path, Positional("RUN")]
 SourceName = Annotated[str, Positional("SOURCE")]
 OutputPath = Annotated[Path, Positional("OUTPUT")]
 
-FAMILIAR_NAMES: dict[str, str] = {
-    familiar: ours
-    for ours, names in {
-        "optimizer.peak-learning-rate": "lr learning-rate max-lr peak-lr",
-        "optimizer.final-fraction": "min-lr",
-        "optimizer.schedule": "lr-scheduler-type lr-scheduler",
-        "optimizer.warmup-steps": "warmup num-warmup-steps warmup-iters",
-        "optimizer.warmup-fraction": "warmup-ratio",
-        "optimizer.name": "optim optimizer",
-        "optimizer.weight-decay": "wd",
-        "optimizer.beta1": "adam-beta1",
-        "optimizer.beta2": "adam-beta2",
-        "optimizer.epsilon": "adam-epsilon",
-        "optimizer.max-gradient-norm": "max-grad-norm grad-clip gradient-clip-val",
-        "epochs": "num-epochs num-train-epochs max-epochs",
-        "steps": "max-steps num-steps max-iters max-train-steps",
-        "batch-size": "train-batch-size per-device-train-batch-size bs",
-        "micro-batches": "gradient-accumulation-steps accumulate-grad-batches",
-        "workdir": "output-dir out-dir save-dir run-name",
-        "lora.rank": "lora-r lora-rank",
-        "lora.alpha": "lora-alpha",
-        "lora.dropout-rate": "lora-dropout",
-        "lora.targets": "lora-target-modules target-modules",
-        "lora.also-trained": "modules-to-save lora-modules-to-save",
-        "num-return-sequences": "num-samples num-best n",
-        "stop-strings": "stop",
-        "assistant-model": "draft draft-model",
-        "num-assistant-tokens": "draft-tokens num-draft-tokens",
-        "init-from": "model-name-or-path model-name pretrained checkpoint",
-        "resume": "resume-from-checkpoint",
-        "preset": "config-name model-type",
-        "data.length": "max-seq-length max-seq-len max-length seq-len "
-        "seq-length sequence-length block-size context-length",
-        "data.source": "train-file dataset dataset-name data",
-        "data.validation": "validation-file eval-file",
-        "data.tokenizer.path": "tokenizer tokenizer-name",
-        "execution.dtype bfloat16": "fp16 bf16",
-        "execution.dtype": "precision dtype",
-        "execution.remat dots": "gradient-checkpointing",
-        "checkpoint-every": "save-steps",
-        "evaluate-every": "eval-steps eval-interval",
-        "log-every": "logging-steps log-interval",
-        "keep-last": "save-total-limit",
-        "data.num-workers": "dataloader-num-workers num-workers",
-        "objective.gae-lambda": "objective.lam objective.lambda lam",
-        "objective.beta": "data.beta data.rollout.beta kl-coef",
-        "objective.loss-type": "data.loss data.rollout.loss loss-type",
-        "objective.label-smoothing": "label-smoothing label-smoothing-factor data.wrong-labels",
-        "objective.reference": "data.reference",
-        "objective.margin": "data.margin",
-        "objective.centering": "data.centering center-rewards-coefficient",
-        **{
-            f"objective.{name}": f"data.rollout.{name}"
-            for name in (
-                *("num-generations", "max-new-tokens", "temperature", "rewards", "reward-weights"),
-                *("num-iterations", "num-mini-batches", "epsilon", "epsilon-high", "importance"),
-                *("scale-rewards", "mask-truncated", "missing-end-penalty", "value-coefficient"),
-                *("epsilon-value", "gamma", "gae-lambda", "whiten-rewards"),
-            )
-        },
-        "model.num-layers": "num-layers n-layer num-hidden-layers",
-        "model.num-heads": "n-head num-attention-heads",
-        "model.d-model": "n-embd hidden-size",
-        "model.d-ff": "intermediate-size",
-        "model.dropout-rate": "dropout",
-        "wandb-project": "report-to",
-        "max-new-tokens": "max-tokens length",
-        "temperature": "temp",
-        "num-beams": "beam beams beam-size",
-        "top-k": "topk",
-        "top-p": "topp",
-        "input": "file input-file",
-        "query-file": "queries",
-        "prompt-file": "prompts prompts-file",
-        "output": "output-file o",
-    }.items()
-    for familiar in names.split()
-}
-"""Option name in other libraries and programs → the equivalent option here."""
-
 _flags: dict[str, str] = {}
 """Field → option of the current command, to rewrite messages that name a field."""
 
 
 def log(line: str) -> None:
-    """Prints a message to standard error; standard output is for results."""
-    print(line, file=sys.stderr)
+    """Prints a message to standard error, with options as the user writes them.
+
+    Standard output is for results.
+    """
+    print(with_flags(line), file=sys.stderr)
 
 
 def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -166,19 +90,21 @@ def parse(
     # Field docstrings are read from the source code, which is slow; only help needs them.
     docs = field_docs(cls) if helping else {}
     parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
-    words = [command]
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    required = [field for field in fields if field.default is dataclasses.MISSING]
+    own = vars(cls).get("__annotations__", {})
     # List the options that the class declares before the inherited ones.
-    for field in sorted(fields, key=lambda field: field.name not in vars(cls)["__annotations__"]):
-        text = docs.get(field.name, "")
+    optional = sorted((x for x in fields if x not in required), key=lambda x: x.name not in own)
+    words = [command]
+    for field in (*required, *optional):
         # Do not show empty and false defaults; the help text describes the behavior without the
         # option.
         hidden = field.default in ("", ()) or field.default is False
         default = None if hidden else field.default
+        text = docs.get(field.name, "")
         action = add_option(parser, field.name, hints[field.name], text, default=default)
-        if field.default is dataclasses.MISSING:
+        if field in required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
-    optional = len(words) <= len(fields)
     parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
     # Options that are not given are absent, so that the defaults of `cls` apply.
     given = vars(parser.read(arguments))
@@ -298,17 +224,19 @@ def _looks_like_option(word: str) -> bool:
 def _remedy(name: str, known: Sequence[str]) -> str:
     """Returns a suggestion for an unknown option, to append to a message."""
     plain = name.lstrip("-").replace("_", "-").lower()
-    familiar = FAMILIAR_NAMES.get(plain)
-    if familiar is not None and f"--{familiar.split()[0]}" in known:
+    familiar = FAMILIAR_NAMES.get(plain, "")
+    if f"--{familiar.split(' ')[0]}" in known:
         return f": here it is --{familiar}"
-    if plain.startswith("no-") and plain not in known and f"--{plain[3:]}" in known:
-        return f": --{plain[3:]} takes a value"
-    # An option whose last part is close wins over one whose whole name is.
-    last = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
-    similar = [flag for flag, own in last.items() if own == plain][:3]
-    similar = similar or similar_names(f"--{plain}", known)
-    own_names = difflib.get_close_matches(plain, list(last.values()), n=1, cutoff=0.8)
-    similar = [flag for flag in last if last[flag] in own_names][:2] or similar
+    section, dot, last = plain.rpartition(".")
+    ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
+    near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
+    # A close last part decides, then a part of a name in the same section, then the whole name.
+    similar = (
+        [flag for flag, end in ends.items() if end in near]
+        or [flag for flag, end in ends.items() if flag == f"--{section}{dot}{end}" and last in end]
+        or similar_names(f"--{plain}", known)
+    )
+    similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]
     return f": did you mean {' or '.join(similar)}?" if similar else ""
 
 
@@ -451,7 +379,9 @@ def _reader(hint: Any) -> Callable[[str], Any]:
         with contextlib.suppress(ValueError):
             value = convert(word)
         if expected := expectation(value, hint):
-            raise argparse.ArgumentTypeError(f"must be {expected}, got {value!r}")
+            shown = repr(word) if value == word else word
+            expected = expected.removesuffix(" or None")
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {shown}")
         return value
 
     return read

@@ -14,7 +14,6 @@ from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.request import GenerationRequest
 from ...models.finite import check_outputs, load_finite
 from ...models.hub import local_folder
 from ...models.model import Model
@@ -69,8 +68,6 @@ def score_run(
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
     if num_beams is not None and generation is None:
         raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
-    if num_beams is not None:
-        GenerationRequest.ranges["num_beams"].check("num_beams", num_beams)
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
     # A policy is scored by its rewards on sampled completions, not by a loss on given ones.

@@ -257,16 +257,16 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_beams": 0}, "num_beams 0 must be at least 1"),
+        ({"num_beams": 0}, "num_beams must be .* got 0"),
         ({"num_return_sequences": 5}, "num_return_sequences 5 must be at most num_beams 4"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens -1 must be at least 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"num_beams": True}, "num_beams True"),
-        ({"length_penalty": float("inf")}, "length_penalty inf"),
-        ({"eos_token_id": (True,)}, "eos_token_id.* True"),
-        ({"decoder_start_token_id": True}, "decoder_start_token_id.* True"),
-        ({"bad_words_ids": ((5, True),)}, "bad_words_ids.* True"),
-        ({"eos_token_id": (EOS, -1)}, r"eos_token_id \(2, -1\) must be at least 0"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens must be .* got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be .* got 0"),
+        ({"num_beams": True}, "num_beams must be .* True"),
+        ({"length_penalty": float("inf")}, "length_penalty must be .* inf"),
+        ({"eos_token_id": (True,)}, "eos_token_id must be .*True"),
+        ({"decoder_start_token_id": True}, "decoder_start_token_id must be .*True"),
+        ({"bad_words_ids": ((5, True),)}, "bad_words_ids must be .*True"),
+        ({"eos_token_id": (EOS, -1)}, r"eos_token_id must be .* \(2, -1\)"),
     ],
 )
 def test_refused_settings(fields, message):

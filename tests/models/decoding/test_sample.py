@@ -113,7 +113,7 @@ def test_yields_tokens_as_they_come(generator):
     for per_call, expected in ((1, [1] * 7), (4, [1, 4, 2])):
         pieces = generator.stream([[1], [2]], sampled(7), tokens_per_call=per_call)
         assert [piece.shape for piece in pieces] == [(2, n) for n in expected]
-    with pytest.raises(ValueError, match="max_new_tokens 0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"max_new_tokens must be .* got 0"):
         sampled(0)
 
 
@@ -297,14 +297,14 @@ def test_bad_prompts_are_refused(generator, prompts, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": -0.1}, "temperature -0.1 must be at least 0"),
-        ({"temperature": math.nan}, "temperature nan must"),
-        ({"top_k": 0}, "top_k 0 must be at least 1"),
-        ({"top_p": 0.0}, "top_p 0.0 must be above 0 and at most 1"),
-        ({"top_p": 1.5}, "top_p 1.5 must"),
-        ({"top_p": math.nan}, "top_p nan must"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty 0.0 must be above 0"),
-        ({"repetition_penalty": math.nan}, "repetition_penalty nan must"),
+        ({"temperature": -0.1}, "temperature must be .* got -0.1"),
+        ({"temperature": math.nan}, "temperature must be .* got nan"),
+        ({"top_k": 0}, "top_k must be .* got 0"),
+        ({"top_p": 0.0}, "top_p must be .* got 0.0"),
+        ({"top_p": 1.5}, "top_p must be .* got 1.5"),
+        ({"top_p": math.nan}, "top_p must be .* got nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be .* got 0.0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty must be .* got nan"),
     ],
 )
 def test_bad_sampling_is_refused(fields, message):

@@ -162,9 +162,9 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--temperature", "-1"), "temperature -1.0 must be at least 0"),
+        (("--temperature", "-1"), "--temperature must be .* got -1 "),
         (("--temperature", "nan"), "temperature.*nan"),
-        (("--num-beams", "0"), "--num-beams 0 must be at least 1"),
+        (("--num-beams", "0"), "--num-beams must be .* got 0"),
         (("--num-beams", "2", "--do-sample"), "generate: --do-sample is not supported with"),
         (("--num-beams", "2", "--top-k", "3"), "--top-k 3 is not supported with --num-beams 2"),
         (("--num-beams", "2", "--num-return-sequences", "3"), "--num-return-sequences 3 must be"),
@@ -177,8 +177,8 @@ def test_fewer_answers_than_asked_for_are_an_error(folder, capsys):
             ("--temperature", "0", "--num-return-sequences", "2"),
             "--num-return-sequences 2 must be at most --num-beams 1",
         ),
-        (("--temperature", "0", "--top-p", "7"), "--top-p 7.0 must be"),
-        (("--max-new-tokens", "0"), "--max-new-tokens 0 must be at least 1"),
+        (("--temperature", "0", "--top-p", "7"), "--top-p must be .* got 7 "),
+        (("--max-new-tokens", "0"), "--max-new-tokens must be .* got 0"),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_is_read(capsys, options, message):

@@ -6,10 +6,11 @@ import pytest
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models import LoRAConfig
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.familiar_names import FAMILIAR_NAMES
 from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.inference.generate import GenerateArguments
 from flaxzoo.train.cli.inference.prompt import PromptArguments
-from flaxzoo.train.cli.options import FAMILIAR_NAMES, field_docs, forget_flags, with_flags
+from flaxzoo.train.cli.options import field_docs, forget_flags, with_flags
 from flaxzoo.train.cli.recipe_options import MOST_USED, RecipeParser
 from flaxzoo.train.config import MeshConfig, to_dict
 from flaxzoo.train.recipes import RECIPES

@@ -213,7 +213,7 @@ def test_embed_is_the_mean_of_each_text_alone(pretrained, tmp_path, capsys):
         hidden = model.apply({"params": params}, input_ids=ids).last_hidden_state
         np.testing.assert_allclose(vector, hidden[0].mean(axis=0), rtol=0, atol=1e-5)
     assert cli.main(["embed", str(pretrained), *arguments[:2], "--output", "vectors.txt"]) == 2
-    assert "must end in .npy" in capsys.readouterr().err
+    assert "--output must be" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,35 +4,34 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, Suffix
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, RunName, log, parse
+from ..options import Positional, log, parse
+from .arguments import ModelArguments
 
 if TYPE_CHECKING:
     from ....models.text.attend import Attention
 
 
-@dataclasses.dataclass(frozen=True)
-class AttendArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttendArguments(ModelArguments):
     """Prints what each word of a text attends to: the words with the largest attention weights.
 
     A word of several tokens uses the mean of its tokens' weights as a query, and the sum of its
     tokens' weights as a key.
     """
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     text: Annotated[str, Positional("TEXT")]
     """The text; for an encoder-decoder the source."""
     word: str | None = None
     """Show only what this word attends to, with a column for each layer, or with --layer for each
     of its heads."""
-    layer: int | None = None
+    layer: PositiveInt | None = None
     """Only this layer, from 1. By default the mean over layers."""
-    head: int | None = None
+    head: PositiveInt | None = None
     """Only this head, from 1. By default the mean over heads."""
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """The number of attended words to show, the largest weights first. By default 3, and 10 with
     --word."""
     tokens: bool = False
@@ -42,11 +41,9 @@ class AttendArguments:
     part: Literal["cross", "encoder", "decoder"] | None = None
     """For an encoder-decoder: attention from the target to the source (cross, the default), or
     within the source or the target."""
-    output: Path | None = None
+    output: Annotated[Path, Suffix(".png")] | None = None
     """Also draw the weights as a PNG: a panel for each layer, or with --layer for each of its
     heads."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
     json: bool = False
     """Print one JSON object with the weights [queries, keys] instead of a table."""
 
@@ -54,10 +51,6 @@ class AttendArguments:
 def attend_command(arguments: list[str]) -> None:
     """Runs `flaxzoo attend RUN TEXT`."""
     parsed = parse(AttendArguments, arguments, "flaxzoo attend")
-    if parsed.top_k is not None and parsed.top_k < 1:
-        raise UserError(f"--top-k {parsed.top_k} must be at least 1")
-    if parsed.output is not None and parsed.output.suffix != ".png":
-        raise UserError(f"--output {parsed.output} must end in .png: it is drawn as a PNG")
     enable_compilation_cache()
     from ....data.common.atomic_io import check_output_path, write_file
     from ....models.text.attend import TextAttention, draw_attention

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
+from ....data.common.fields import NonNegativeInt, Seed
+from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
+from ..options import log, parse
+from .arguments import SamplingArguments
 
 if TYPE_CHECKING:
     from ....models.text.chat.conversation import Conversation
@@ -25,7 +28,7 @@ COMMANDS = """\
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChatArguments:
+class ChatArguments(SamplingArguments):
     """Talks with a language model in the terminal; see /help there.
 
     Each line of standard input is a turn of the user. The model's cache is kept between turns, so
@@ -33,48 +36,23 @@ class ChatArguments:
     never the instructions.
     """
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     system: str | None = None
     """Instructions to the model."""
-    max_new_tokens: int | None = None
+    max_new_tokens: NewTokens | None = None
     """Longest answer, in tokens. By default a quarter of the window, at most 256."""
-    do_sample: bool | None = None
-    """Sample tokens; --no-do-sample takes the most probable token each time."""
-    temperature: float | None = None
-    """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
-    probable token. By default 1."""
-    top_k: int | None = None
-    """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
-    top_p: float | None = None
-    """Sample from the most probable tokens whose probabilities sum to p."""
-    min_p: float | None = None
-    """Sample from the tokens that are at least p times as probable as the best one."""
-    stop_strings: tuple[str, ...] = ()
-    """Further strings that end an answer."""
-    seed: int = 0
+    seed: Seed = 0
     """The seed of the first answer. It increases by one with each answer."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
     files of a folder; python, which runs a program that the model writes, without network and
     files (Linux only)."""
-    max_calls: int = 8
+    max_calls: NonNegativeInt = 8
     """The maximum number of tool calls after one turn of the user."""
     template: str | None = None
     """A folder with a chat template, instead of the model's own."""
     transcript: Path | None = None
     """A file of JSON lines. The conversation continues from it if it exists, and is written to it
     after each turn."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
-    max_length: int | None = None
-    """The context window, in tokens, by default the model's. Not for models whose positions are a
-    table (learned ones)."""
-
-    def requested(self) -> dict[str, int | float]:
-        """Returns the given options as keyword arguments of `models.generate`."""
-        names = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p")
-        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
 
 def chat_command(arguments: list[str]) -> None:

@@ -3,26 +3,25 @@
 import dataclasses
 import io
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from ....data.common.errors import UserError
+from ....data.common.fields import Suffix
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
+from ..options import log, parse
+from .arguments import ModelArguments
 
 
-@dataclasses.dataclass(frozen=True)
-class EmbedArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedArguments(ModelArguments):
     """Writes one vector for each line of a file.
 
     The settings of a sentence-transformers folder apply unless options replace them. Any other
     model gives the mean of its last hidden states, not normalized.
     """
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     input: str
     """A file with one text per line; - reads standard input."""
-    output: Path
+    output: Annotated[Path, Suffix(".npy")]
     """The file to write: a float32 array [lines, width] in numpy's format (.npy)."""
     pooling: (
         tuple[
@@ -38,15 +37,11 @@ class EmbedArguments:
     prompt_name: str | None = None
     """The name of a prompt of the model, such as query, to put before each line. By default the
     model's default prompt, if any."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
 
 
 def embed_command(arguments: list[str]) -> None:
     """Runs `flaxzoo embed RUN --input FILE --output FILE.npy`."""
     parsed = parse(EmbedArguments, arguments, "flaxzoo embed")
-    if parsed.output.suffix != ".npy":
-        raise UserError(f"--output {parsed.output} must end in .npy, the format it is written in")
     enable_compilation_cache()
     import numpy as np
 

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Literal
 
 from ....data.common.errors import UserError
+from ....data.common.fields import NonNegativeInt, PositiveInt, Seed, require
 from ....data.common.json_text import to_json
+from ....models.decoding.request import NumBeams
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
+from ..options import log, parse
+from .arguments import ModelArguments
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluateArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(ModelArguments):
     """Prints the validation loss (nats) and the metrics of a trained model as JSON.
 
     With --shots, prints instead the accuracy of its answers after that many examples in the prompt.
@@ -19,22 +22,18 @@ class EvaluateArguments:
     'flaxzoo[eval]').
     """
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     data: str | None = None
     """A source of the kind that the model was trained on. By default its validation data. With
     --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv, builtin:reviews,
     builtin:patterns …)."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
-    num_beams: int | None = None
+    num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
-    max_length: int | None = None
+    max_length: PositiveInt | None = None
     """Truncate rows to this many tokens, which may exceed the length in training. By default as in
     training. A model whose positions are a table (learned ones) cannot exceed it."""
     without_heads: bool = False
     """Print instead a table of how much the loss rises without each attention head."""
-    shots: tuple[int, ...] = ()
+    shots: tuple[NonNegativeInt, ...] = ()
     """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks a single number, by
     default the one that each task defines."""
     tasks: str | None = None
@@ -42,7 +41,7 @@ class EvaluateArguments:
     hellaswag,arc_easy."""
     chat: bool = False
     """With --tasks: format prompts as a conversation, with the model's chat template."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """The number of questions. By default all of each task, or with --shots at most 500."""
     queries: str | None = None
     """With --shots: a source of questions that replaces the questions of --data."""
@@ -54,11 +53,21 @@ class EvaluateArguments:
     (texts). By default labels if there are at most 20."""
     balanced: bool = False
     """With --shots: choose equally many examples of each answer, if available."""
-    seed: int | None = None
+    seed: Seed | None = None
     """With --shots: the seed that shuffles the examples and chooses the questions of --limit. By
     default the first examples are shown, in the order of the file."""
     plot: Path | None = None
     """With --shots: a file for a plot of the accuracy, such as shots.png."""
+
+
+PROMPTED = ("queries", "pattern", "answers", "balanced", "seed", "plot")
+OPTIONS_OF = {
+    "--tasks": {"tasks", "shots", "chat", "limit"},
+    "--shots": {"shots", "data", "limit", *PROMPTED},
+    "--without-heads": {"without_heads", "data"},
+    "the loss": {"data", "num_beams", "max_length"},
+}
+"""What is evaluated → the options that apply to it, in addition to `run` and `step`."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -68,76 +77,59 @@ def evaluate_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     if parsed.tasks is not None:
         _evaluate_tasks(parsed, parsed.tasks)
-        return
-    if parsed.shots:
+    elif parsed.shots:
         _evaluate_shots(parsed)
-        return
-    from ...evaluation.evaluate import losses_without_heads, score_run
+    elif parsed.without_heads:
+        _evaluate_without_heads(parsed)
+    else:
+        from ...evaluation.evaluate import score_run
 
-    if parsed.without_heads:
-        if parsed.max_length is not None:
-            raise UserError(
-                f"--max-length {parsed.max_length} does not go with --without-heads, which cuts "
-                "rows as in training: give one of them"
-            )
-        if parsed.num_beams is not None:
-            raise UserError(
-                f"--num-beams {parsed.num_beams} searches, and --without-heads only computes "
-                "losses: give one of them"
-            )
-        losses = losses_without_heads(parsed.run, parsed.data, step=parsed.step, log=log)
-        # The table shows the differences to the loss of the whole model.
-        whole = losses.pop("loss")
-        print(f"loss {whole:.4f}; without one head, by layer and head:")
-        for name, table in losses.items():
-            print(f"{name:<20} " + " ".join(f"{n:>7}" for n in range(1, table.shape[1] + 1)))
-            for layer, row in enumerate(table - whole, 1):
-                print(f"{'layer ' + str(layer):>20} " + " ".join(f"{x:+7.4f}" for x in row))
-        return
-    scores = score_run(
-        parsed.run,
-        parsed.data,
-        step=parsed.step,
-        num_beams=parsed.num_beams,
-        max_length=parsed.max_length,
-        log=log,
-    )
-    print(to_json(scores))
+        scores = score_run(
+            parsed.run,
+            parsed.data,
+            step=parsed.step,
+            num_beams=parsed.num_beams,
+            max_length=parsed.max_length,
+            log=log,
+        )
+        print(to_json(scores))
 
 
 def _check(parsed: EvaluateArguments) -> None:
-    """Raises UserError if options contradict each other."""
-    prompting = parsed.tasks is not None or bool(parsed.shots)
-    fields = [field.name for field in dataclasses.fields(EvaluateArguments)]
-    defaults = EvaluateArguments(parsed.run)
+    """Raises UserError if an option would be ignored, or if examples are missing."""
     # An option counts as given if its value differs from the default.
-    given = [name for name in fields if getattr(parsed, name) != getattr(defaults, name)]
-    option = {name: f"--{name.replace('_', '-')}" for name in fields}
-    if prompting:
-        refused = {"num_beams", "max_length", "without_heads"} & {*given}
-        if refused:
-            raise UserError(f"{option[min(refused)]} does not go with prompts: leave it out")
-    for_shots = ("queries", "pattern", "answers", "balanced", "seed", "plot")
-    # Options for prompts without --shots or --tasks would be ignored silently.
-    lone = [name for name in (*for_shots, "limit") if name in given]
-    if lone and not prompting:
-        raise UserError(f"{option[lone[0]]} is for prompts: give --shots or --tasks, too")
-    if parsed.tasks is None:
-        if parsed.chat:
-            raise UserError("--chat is for tasks of the harness: give --tasks, too")
-        if parsed.shots and parsed.data is None:
-            raise UserError("--shots needs examples: give --data SOURCE, or --tasks")
-        return
-    lone = [name for name in ("data", *for_shots) if name in given]
-    if lone:
-        raise UserError(
-            f"{option[lone[0]]} is for local data, and --tasks have their own: give one of them"
+    fields = {field.name: field.default for field in dataclasses.fields(EvaluateArguments)}
+    given = [name for name, default in fields.items() if getattr(parsed, name) != default]
+    chosen = [f"--{name}".replace("_", "-") for name in ("tasks", "shots", "without_heads")]
+    mode = next((x for x in chosen if x[2:].replace("-", "_") in given), "the loss")
+    for name in given:
+        modes = [mode for mode, options in OPTIONS_OF.items() if name in options]
+        if modes and mode not in modes:
+            raise UserError(
+                f"--{name.replace('_', '-')} applies to {' and '.join(modes)}, not to {mode}: "
+                "leave one of them out"
+            )
+    if mode == "--shots":
+        require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
+    if mode == "--tasks":
+        require(
+            len(parsed.shots) <= 1,
+            f"--tasks take one number of examples, got --shots with {len(parsed.shots)}: give one",
         )
-    if len(parsed.shots) > 1:
-        raise UserError(
-            f"--tasks are evaluated with one number of examples, not {len(parsed.shots)}: give "
-            "--shots K"
-        )
+
+
+def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
+    """Prints a table of the rise of the loss without each attention head."""
+    from ...evaluation.evaluate import losses_without_heads
+
+    losses = losses_without_heads(parsed.run, parsed.data, step=parsed.step, log=log)
+    # The table shows the differences to the loss of the whole model.
+    whole = losses.pop("loss")
+    print(f"loss {whole:.4f}; without one head, by layer and head:")
+    for name, table in losses.items():
+        print(f"{name:<20} " + " ".join(f"{n:>7}" for n in range(1, table.shape[1] + 1)))
+        for layer, row in enumerate(table - whole, 1):
+            print(f"{f'layer {layer}':>20} " + " ".join(f"{x:+7.4f}" for x in row))
 
 
 def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
+from ..options import log, parse
+from .arguments import DecodingArguments
 
 if TYPE_CHECKING:
     from ....models.text.generate import TextGenerator
@@ -16,72 +17,9 @@ SEPARATOR = "\n----\n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodingArguments:
-    """Options for decoding that several commands share."""
-
-    max_new_tokens: int | None = None
-    """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
-    run imported from one, may set other defaults for this and the next options in
-    generation_config.json.)"""
-    do_sample: bool | None = None
-    """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
-    sampled, unless the folder or another option says otherwise."""
-    temperature: float | None = None
-    """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
-    probable token. By default 1."""
-    top_k: int | None = None
-    """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
-    top_p: float | None = None
-    """Sample from the most probable tokens whose probabilities sum to p."""
-    min_p: float | None = None
-    """Sample from the tokens that are at least p times as probable as the best one."""
-    repetition_penalty: float | None = None
-    """Above 1 makes tokens that have already occurred less likely."""
-    num_beams: int | None = None
-    """Above 1 searches for the most probable continuations with this many beams instead of
-    sampling."""
-    length_penalty: float | None = None
-    """With beams: above 0 favors longer continuations. By default 1."""
-    num_return_sequences: int | None = None
-    """Continuations of each prompt. By default 1."""
-    stop_strings: tuple[str, ...] = ()
-    """Strings that end a continuation."""
-    seed: int = 0
-    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this is the
-    seed of the first prompt, and it increases by one with each prompt."""
-    batch_size: int = 8
-    """With many prompts: the number of completions generated at once. When one ends, the next
-    begins."""
-    assistant_model: str | None = None
-    """A smaller model with the same tokenizer, named like RUN. It proposes tokens, and the model
-    checks several at once. With temperature 0 the text stays the same; with sampling it changes,
-    but has the same distribution. --step and --max-length apply only to RUN."""
-    num_assistant_tokens: int | None = None
-    """With --assistant-model: the number of tokens that it proposes at a time. By default 4."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
-    max_length: int | None = None
-    """The longest context, in tokens, which may exceed the length in training. By default as in
-    training. A model whose positions are a table (learned ones) cannot exceed it."""
-
-    def requested(self) -> dict[str, int | float]:
-        """Returns the given options as keyword arguments of `models.generate`."""
-        return {name: x for name in REQUESTED if (x := getattr(self, name)) is not None}
-
-
-REQUESTED = (
-    *("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "num_beams", "length_penalty", "num_return_sequences"),
-)
-"""Options that are arguments of `models.generate`."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateArguments(DecodingArguments):
     """Continues prompts with a trained model."""
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     prompt: tuple[str, ...] = ("",)
     """The text to continue. Several prompts go through the model in one batch."""
     prompt_file: str | None = None
@@ -183,10 +121,8 @@ def check_requested(parsed: DecodingArguments) -> None:
             f"--num-assistant-tokens {parsed.num_assistant_tokens} is for a draft model: give "
             "--assistant-model, or leave it out"
         )
-    from ....models.decoding.generator import check_seed
     from ....models.text.generate import merged_request
 
-    check_seed(parsed.seed or 0)
     # The folder may set the number of beams, so the length penalty cannot be checked yet without
     # --num-beams.
     known = parsed.requested()

@@ -3,18 +3,18 @@
 import dataclasses
 from typing import Annotated
 
+from ....data.common.fields import PositiveInt
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, RunName, log, parse
+from ..options import Positional, log, parse
+from .arguments import ModelArguments
 from .score import print_words
 
 
-@dataclasses.dataclass(frozen=True)
-class PredictArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictArguments(ModelArguments):
     """Prints the predictions of a fine-tuned model, one JSON object per line."""
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     input: str
     """The file of examples; - reads standard input. Sequence classification: one text per line, or
     two separated by a tab; JSON lines, or a .csv or .tsv table with a line of names, whose fields
@@ -24,8 +24,6 @@ class PredictArguments:
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
     or of a cross-encoder is the model's output as it is; CrossEncoder of sentence-transformers
     applies a sigmoid to a single one."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
 
 
 def predict_command(arguments: list[str]) -> None:
@@ -38,22 +36,17 @@ def predict_command(arguments: list[str]) -> None:
         print(to_json(prediction))
 
 
-@dataclasses.dataclass(frozen=True)
-class FillMaskArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FillMaskArguments(ModelArguments):
     """Prints the most probable tokens for each [MASK] in a text, or compares given words."""
 
-    run: RunName
-    """A run folder of a masked language model, a folder in the Hugging Face format, or a name on
-    the Hugging Face hub."""
     text: Annotated[str, Positional("TEXT")]
     """A text with [MASK] in place of each missing token."""
-    top_k: int = 5
+    top_k: PositiveInt = 5
     """The number of tokens to print for each [MASK]."""
     words: tuple[str, ...] | None = None
     """Compare these words for the single [MASK] instead. A word of several tokens takes as many
     masks, filled from left to right; its probability is the product of its tokens'."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

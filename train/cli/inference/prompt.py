@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ....data.common.errors import UserError
+from ....data.common.fields import NonNegative, NonNegativeInt, Seed
 from ....data.common.json_text import to_json
+from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
-from .generate import DecodingArguments, check_requested, log_acceptance, open_generator
+from ..options import log, parse
+from .arguments import DecodingArguments
+from .generate import check_requested, log_acceptance, open_generator
 
 if TYPE_CHECKING:
     from ....data.prompts.examples import PromptExample
@@ -28,8 +31,6 @@ class PromptArguments(DecodingArguments):
     The prompt repeats one pattern: instance, label, instance, label, …, and ends with the query.
     """
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     query: tuple[str, ...] = ()
     """The texts to answer, or JSON objects if the pattern has several fields before the answer."""
     query_file: str | None = None
@@ -38,7 +39,7 @@ class PromptArguments(DecodingArguments):
     examples: str | None = None
     """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
     (labels and texts), pairs:A,B, builtin:reviews, …"""
-    shots: int | None = None
+    shots: NonNegativeInt | None = None
     """The number of examples in a prompt: the first of the file, in its order. By default all, but
     at most 8."""
     pattern: str | None = None
@@ -59,14 +60,14 @@ class PromptArguments(DecodingArguments):
     json: bool = False
     """Print a JSON object for each query: the prompt, the answer, and its "completions" with the
     fields of generate --prompt-file."""
-    max_new_tokens: int | None = None
+    max_new_tokens: NewTokens | None = None
     """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
-    temperature: float | None = None
+    temperature: NonNegative | None = None
     """Above 0 samples tokens. By default takes the most probable token each time."""
     stop_strings: tuple[str, ...] = ()
     """Further strings that end an answer. A line feed always ends it, or the text after the answer
     in the pattern, or a line that begins with the first label."""
-    seed: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    seed: Seed | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """The seed that shuffles the examples before they are chosen. By default the first of the file
     are shown, in its order. It is also the first query's seed for sampling (by default 0), and
     increases by one with each query."""

@@ -5,21 +5,20 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, RunName, log, parse
+from ..options import Positional, log, parse
+from .arguments import ContextArguments
 
 if TYPE_CHECKING:
     from ....models.text.score import NextWord, TextScore, TokenScore
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreArguments(ContextArguments):
     """Prints the probability of texts under a model that generates text."""
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     text: tuple[str, ...] = ()
     """The texts; or name a file with --input."""
     input: str | None = None
@@ -32,43 +31,42 @@ class ScoreArguments:
     """For a translation model: a file with the source of each line of --input."""
     each: bool = False
     """Print the probability of each token and the running sum of their logarithms."""
-    stride: int | None = None
+    stride: PositiveInt | None = None
     """A text that exceeds the context is scored in windows that start this many tokens apart. By
     default half of the context; less gives each token more context."""
     json: bool = False
     """Print a JSON object for each text, with its tokens."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
-    max_length: int | None = None
-    """The longest context, in tokens, which may exceed the length in training. A model whose
-    positions are a table (learned ones) cannot exceed it."""
 
 
 def score_command(arguments: list[str]) -> None:
     """Runs `flaxzoo score RUN --text TEXT`."""
     parsed = parse(ScoreArguments, arguments, "flaxzoo score")
-    if bool(parsed.text) == (parsed.input is not None):
-        raise UserError("score needs either --text TEXT or --input FILE (see flaxzoo score --help)")
-    if parsed.source_input is not None and parsed.input is None:
-        raise UserError("--source-input goes with --input: give the sources of --text by --source")
-    if parsed.source and parsed.input is not None:
-        raise UserError("--source goes with --text: give the sources of --input by --source-input")
-    if parsed.whole and (parsed.input is None or parsed.source_input is not None):
-        raise UserError("--whole reads one text of --input, without a source: leave it out")
+    require(
+        bool(parsed.text) != (parsed.input is not None),
+        "score needs either --text TEXT or --input FILE (see flaxzoo score --help)",
+    )
+    require(
+        not parsed.source or parsed.source_input is None,
+        "--source and --source-input are both given: leave one out",
+    )
+    require(
+        not parsed.whole or parsed.input is not None,
+        "--whole reads one text of --input: give --input, or leave it out",
+    )
     enable_compilation_cache()
     from ....data.common.files import read_lines, text_lines
     from ....models.text.score import TextScorer
 
-    texts = list(parsed.text) if parsed.input is None else []
-    if parsed.input is not None and parsed.whole:
+    if parsed.input is None:
+        texts = list(parsed.text)
+    elif parsed.whole:
         # Keep all line ends except the last one.
         lines = [line for _, _, line in text_lines(parsed.input, keep_ends=True)]
         texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
-    elif parsed.input is not None:
+    else:
         texts = read_lines(parsed.input)
-    sources = (
-        list(parsed.source) if parsed.source_input is None else read_lines(parsed.source_input)
-    )
+    file = parsed.source_input
+    sources = list(parsed.source) if file is None else read_lines(file)
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
     scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
     for score in scores:
@@ -111,26 +109,19 @@ def _as_json(score: "TextScore") -> dict[str, object]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class NextArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextArguments(ContextArguments):
     """Prints what a causal language model expects after a text, with probabilities."""
 
-    run: RunName
-    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     text: Annotated[str, Positional("TEXT")]
     """The beginning of a text."""
-    top_k: int = 10
+    top_k: PositiveInt = 10
     """The number of tokens to print."""
     words: tuple[str, ...] | None = None
     """Compare these words instead: the probability that a space and the word follow the text. A
     word of several tokens has the product of their probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
-    max_length: int | None = None
-    """The longest context, in tokens, which may exceed the length in training. A model whose
-    positions are a table (learned ones) cannot exceed it."""
 
 
 def next_command(arguments: list[str]) -> None:

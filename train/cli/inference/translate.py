@@ -4,35 +4,33 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from ....data.common.fields import PositiveInt
+from ....models.decoding.request import LengthPenalty, NumBeams
 from ...compilation_cache import enable_compilation_cache
-from ..options import RunName, log, parse
+from ..options import log, parse
+from .arguments import ModelArguments
 
 
-@dataclasses.dataclass(frozen=True)
-class TranslateArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslateArguments(ModelArguments):
     """Translates a file line by line. An empty line stays empty."""
 
-    run: RunName
-    """A run folder of a translation model, a folder in the Hugging Face format, or a name on the
-    Hugging Face hub."""
     input: str
     """A file with one sentence per line; - reads standard input."""
     output: Path | None = None
     """The file to write, in the order of the input. By default, standard output."""
-    num_beams: int | None = None
+    num_beams: NumBeams | None = None
     """The number of beams; 1 decodes greedily. By default 4, or the setting of an imported
     model."""
-    length_penalty: float | None = None
+    length_penalty: LengthPenalty | None = None
     """α: above 0 favors longer translations. By default 0.6, or the setting of an imported
     model."""
-    num_return_sequences: int = 1
+    num_return_sequences: PositiveInt = 1
     """The number of translations of each line, best first. Above 1, each translation is printed on
     a separate line: the number of the input line, the score and the text, separated by tabs. An
     empty line has one empty translation with score 0."""
     truncate: bool = False
     """Truncate sentences that exceed the model's length. By default they are an error."""
-    step: int | None = None
-    """The checkpoint. By default the newest."""
 
 
 def translate_command(arguments: list[str]) -> None:

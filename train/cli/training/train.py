@@ -10,7 +10,7 @@ from ....data.common.errors import UserError
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
-from ..options import log, parse, split_at_dashes
+from ..options import log, parse, split_at_dashes, with_flags
 from ..recipe_options import RecipeParser, default_workdir
 
 
@@ -31,11 +31,13 @@ def train_command(arguments: list[str]) -> int:
     enable_compilation_cache()
     _silence_orbax()
     # Import after the options are checked: help and errors should not wait for jax.
+    from ....data.common.progress import Progress
     from ...distributed.multiprocess import distributed_session, is_primary
     from ...engine.compile import check_devices
     from ...engine.stop_signals import ended_by_second_signal
     from ...engine.train import train
 
+    Progress.rewrite = staticmethod(with_flags)
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)
         result = train(config, parsed.workdir, resume=parsed.resume)

@@ -185,10 +185,13 @@ def test_the_command_needs_no_harness(gpt2_folder, file, tmp_path, monkeypatch, 
     ("options", "message"),
     [
         (["--shots", "0"], "--shots needs examples"),
-        (["--limit", "3"], "--limit is for prompts"),
-        (["--tasks", "a", "--data", "b.jsonl"], "--data is for local data"),
-        (["--tasks", "a", "--shots", "0", "1"], "one number of examples, not 2"),
-        (["--shots", "0", "--data", "b.jsonl", "--num-beams", "2"], "--num-beams does not go"),
+        (["--limit", "3"], "--limit applies to --tasks and --shots"),
+        (["--tasks", "a", "--data", "b.jsonl"], "--data applies to"),
+        (["--tasks", "a", "--shots", "0", "1"], "one number of examples, got --shots with 2"),
+        (
+            ["--shots", "0", "--data", "b.jsonl", "--num-beams", "2"],
+            "--num-beams applies to the loss",
+        ),
         (["--shots", "0", "--data", "nothing.jsonl"], "nothing.jsonl"),
     ],
 )

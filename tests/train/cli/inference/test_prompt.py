@@ -157,7 +157,10 @@ def test_completions_of_a_file(flaxzoo):
         (f"prompt run --query {'a' * 99} --pattern question", "got 105"),
         ("generate run --prompt a --prompt-file q.txt", "--prompt and --prompt-file are both"),
         ("generate run --prompt-file none.txt", "no such file: 'none.txt'"),
-        ("generate run --prompt-file q.txt --batch-size 0", "--batch-size 0 must be at least 1"),
+        (
+            "generate run --prompt-file q.txt --batch-size 0",
+            "--batch-size must be at least 1, got 0",
+        ),
     ],
 )
 def test_mistakes_are_named_in_a_line(flaxzoo, command, message):

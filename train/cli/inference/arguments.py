@@ -1,0 +1,96 @@
+"""The options that commands with a trained model share."""
+
+import dataclasses
+
+from ....data.common.fields import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Seed,
+)
+from ....models.decoding.request import LengthPenalty, NewTokens, NumBeams, TopP
+from ..options import RunName
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """The model of a command."""
+
+    run: RunName
+    """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
+    step: NonNegativeInt | None = None
+    """The checkpoint. By default the newest."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContextArguments(ModelArguments):
+    """The model of a command that may read more than in training."""
+
+    max_length: PositiveInt | None = None
+    """The longest context, in tokens, which may exceed the length in training. By default as in
+    training. A model whose positions are a table (learned ones) cannot exceed it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingArguments(ContextArguments):
+    """How tokens are chosen."""
+
+    max_new_tokens: NewTokens | None = None
+    """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
+    run imported from one, may set other defaults for this and the next options in
+    generation_config.json.)"""
+    do_sample: bool | None = None
+    """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
+    sampled, unless the folder or another option says otherwise."""
+    temperature: NonNegative | None = None
+    """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
+    probable token. By default 1."""
+    top_k: NonNegativeInt | None = None
+    """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
+    top_p: TopP | None = None
+    """Sample from the most probable tokens whose probabilities sum to p."""
+    min_p: Fraction | None = None
+    """Sample from the tokens that are at least p times as probable as the best one."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a continuation."""
+    seed: Seed = 0
+    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this is the
+    seed of the first prompt, and it increases by one with each prompt."""
+
+    def requested(self) -> dict[str, int | float]:
+        """Returns the given options as keyword arguments of `models.generate`."""
+        given = {name: getattr(self, name, None) for name in REQUESTED}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingArguments(SamplingArguments):
+    """How the continuations of prompts are found."""
+
+    repetition_penalty: Positive | None = None
+    """Above 1 makes tokens that have already occurred less likely."""
+    num_beams: NumBeams | None = None
+    """Above 1 searches for the most probable continuations with this many beams instead of
+    sampling."""
+    length_penalty: LengthPenalty | None = None
+    """With beams: above 0 favors longer continuations. By default 1."""
+    num_return_sequences: PositiveInt | None = None
+    """Continuations of each prompt. By default 1."""
+    batch_size: PositiveInt = 8
+    """With many prompts: the number of completions generated at once. When one ends, the next
+    begins."""
+    assistant_model: str | None = None
+    """A smaller model with the same tokenizer, named like RUN. It proposes tokens, and the model
+    checks several at once. With temperature 0 the text stays the same; with sampling it changes,
+    but has the same distribution. --step and --max-length apply only to RUN."""
+    num_assistant_tokens: PositiveInt | None = None
+    """With --assistant-model: the number of tokens that it proposes at a time. By default 4."""
+
+
+REQUESTED = (
+    *("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "num_beams", "length_penalty", "num_return_sequences"),
+)
+"""Options that are arguments of `models.generate`."""
