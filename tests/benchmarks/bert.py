@@ -50,26 +50,11 @@ def batch(batch_size: int, length: int, num_masked: int) -> dict[str, Any]:
 
 def training_step(inputs: dict[str, Any], dropout: float) -> Callable[[], float]:
     """Return a function that takes a train step of BERT-base and returns its loss."""
-    import jax
-    import optax
     from flaxzoo import models, train
 
     config = dataclasses.replace(models.preset("bert-base"), dropout_rate=dropout)
     model = models.create(config, models.Execution(remat="dots"))
-    tx = optax.adamw(1e-4, weight_decay=0.01)
-    step = jax.jit(train.make_train_step(model.apply, train.PRETRAINING, tx), donate_argnums=0)
-
-    def init():
-        return train.init_state(models.init_params(model, jax.random.key(0)), tx)
-
-    state, rng = jax.jit(init)(), jax.random.key(1)
-
-    def run() -> float:
-        nonlocal state
-        state, metrics = step(state, inputs, rng)
-        return float(metrics["loss"])
-
-    return run
+    return lockstep.training_step(model, train.PRETRAINING, inputs)
 
 
 def forward_pass(inputs: dict[str, Any]) -> Callable[[], float]:

@@ -24,15 +24,11 @@ CASES = {  # name: (batch size B, length T of sequences or prompts, new tokens)
 
 def training_step(batch_size: int, length: int, dropout: float) -> Callable[[], float]:
     """Return a function that takes a train step of GPT-2 small and returns its loss."""
-    import jax
     import numpy as np
-    import optax
     from flaxzoo import models, train
 
     config = dataclasses.replace(models.preset("gpt2"), dropout_rate=dropout)
     model = models.create(config, models.Execution(remat="dots"))
-    tx = optax.adamw(1e-4, weight_decay=0.01)
-    step = jax.jit(train.make_train_step(model.apply, train.CAUSAL, tx), donate_argnums=0)
     ids = np.random.RandomState(0).randint(1000, 30000, (batch_size, length + 1)).astype(np.int32)
     batch = {
         "input_ids": ids[:, :-1],
@@ -40,18 +36,7 @@ def training_step(batch_size: int, length: int, dropout: float) -> Callable[[], 
         "segment_ids": np.ones((batch_size, length), np.int32),
         "position_ids": np.tile(np.arange(length, dtype=np.int32), (batch_size, 1)),
     }
-
-    def init():
-        return train.init_state(models.init_params(model, jax.random.key(0)), tx)
-
-    state, rng = jax.jit(init)(), jax.random.key(1)
-
-    def run() -> float:
-        nonlocal state
-        state, metrics = step(state, batch, rng)
-        return float(metrics["loss"])
-
-    return run
+    return lockstep.training_step(model, train.CAUSAL, batch)
 
 
 def generation(batch_size: int, length: int, new_tokens: int) -> Callable[[], float]:

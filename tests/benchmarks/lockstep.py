@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def main(
@@ -66,6 +67,28 @@ def main(
         "result": result,
     }
     print(json.dumps(report), flush=True)
+
+
+def training_step(model: Any, objective: Any, batch: dict[str, Any]) -> Callable[[], float]:
+    """Return a function that takes a train step with AdamW and returns its loss."""
+    import jax
+    import optax
+    from flaxzoo import models, train
+
+    tx = optax.adamw(1e-4, weight_decay=0.01)
+    step = jax.jit(train.make_train_step(model.apply, objective, tx), donate_argnums=0)
+
+    def init():
+        return train.init_state(models.init_params(model, jax.random.key(0)), tx)
+
+    state, rng = jax.jit(init)(), jax.random.key(1)
+
+    def run() -> float:
+        nonlocal state
+        state, metrics = step(state, batch, rng)
+        return float(metrics["loss"])
+
+    return run
 
 
 def _arguments(description: str | None, cases: list[str]) -> argparse.Namespace:

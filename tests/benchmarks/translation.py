@@ -46,15 +46,10 @@ def config(dropout: float):
 
 def training_step(batch_size: int, source: int, target: int, dropout: float) -> Callable[[], float]:
     """Return a function that takes a train step and returns its loss."""
-    import jax
     import numpy as np
-    import optax
     from flaxzoo import models, train
 
     model = models.create(config(dropout), models.Execution(remat="dots"))
-    tx = optax.adamw(1e-4, weight_decay=0.01)
-    objective = train.seq2seq()
-    step = jax.jit(train.make_train_step(model.apply, objective, tx), donate_argnums=0)
     draw = np.random.RandomState(0)
     labels = draw.randint(1000, 30000, (batch_size, target)).astype(np.int32)
     batch = {
@@ -66,18 +61,7 @@ def training_step(batch_size: int, source: int, target: int, dropout: float) -> 
         "decoder_position_ids": np.tile(np.arange(target, dtype=np.int32), (batch_size, 1)),
         "labels": labels,
     }
-
-    def init():
-        return train.init_state(models.init_params(model, jax.random.key(0)), tx)
-
-    state, rng = jax.jit(init)(), jax.random.key(1)
-
-    def run() -> float:
-        nonlocal state
-        state, metrics = step(state, batch, rng)
-        return float(metrics["loss"])
-
-    return run
+    return lockstep.training_step(model, train.seq2seq(), batch)
 
 
 def search(batch_size: int, source: int, target: int, beams: int) -> Callable[[], float]:
