@@ -267,7 +267,7 @@ def test_a_source_that_changes_or_vanishes(config, go, whole, sources, tmp_path,
         assert_ends_as(whole, tmp_path / "unaware")
         text.write_bytes(before)
         go(config, tmp_path / "run", at=7, do=lambda: (meddle(), stop()))
-        message = "no longer what .*run was made for" if fault == "changes" else "no such file:"
+        message = "changed since .*run was created" if fault == "changes" else "no such file:"
         with pytest.raises(ValueError, match=message) as caught:
             go(config, tmp_path / "run")
         assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...data.batching import evaluation_batches
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
@@ -66,8 +67,11 @@ def score_run(
     """
     config, tokenizer = _open_config(folder, max_length)
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
-    if num_beams is not None and generation is None:
-        raise RunError(f"num_beams {num_beams} is for translation: {folder} has another model")
+    require(
+        num_beams is None or generation is not None,
+        f"num_beams {num_beams} is for translation: {folder} has another model",
+        error=RunError,
+    )
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length)
     # A policy is scored by its rewards on sampled completions, not by a loss on given ones.
@@ -138,20 +142,26 @@ def _opened(
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
     # An imported or averaged model does not say which data to validate on.
-    if source is None and recorded is None and fields.get(SAVED_FROM_PYTHON) is not True:
-        raise RunError(f"{folder} was not trained here: name the data (--data SOURCE)")
+    require(
+        source is not None or recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
+        f"{folder} was not trained here: name the data (--data SOURCE)",
+        error=RunError,
+    )
     custom = fields.get(CUSTOM)
-    if source is None and isinstance(custom, dict) and "examples" in custom:
-        raise RunError(
-            f"{folder} was trained on examples of the function {custom['examples']}, which cannot "
-            f"be called here: read the scores of its evaluations in {folder}/metrics.jsonl"
-        )
+    function = custom.get("examples") if isinstance(custom, dict) else None
+    require(
+        source is not None or function is None,
+        f"{folder} was trained on examples of the function {function}, which cannot be called "
+        f"here: read the scores of its evaluations in {folder}/metrics.jsonl",
+        error=RunError,
+    )
     heads = config.objective.heads(config.data)
-    if config.model.head not in heads:
-        raise RunError(
-            f"{folder} has the head {config.model.head}, which is not scored on "
-            f"{config.data.kind} data: evaluate it in Python"
-        )
+    require(
+        config.model.head in heads,
+        f"{folder} has the head {config.model.head}, which is not scored on {config.data.kind} "
+        "data: evaluate it in Python",
+        error=RunError,
+    )
     data, labels = prepared_data(config, log), config.model.labels
     model, params = load_finite(folder, step=step, max_length=max_length)
     if source is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...data.batching import Batch
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.dataset import ExampleSource
 from ...data.sources.documents import SourceLike
@@ -47,10 +48,11 @@ def predict(
     note = vocabulary_note(folder, config.model, tokenizer)
     if note is not None:
         log(note)
-    if config.model.head == "none":
-        raise RunError(
-            f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
-        )
+    require(
+        config.model.head != "none",
+        f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
+        error=RunError,
+    )
     labels = config.model.labels
     split = config.data.input_split(path, tokenizer, labels)
     log(f"input: {split.summary}")

@@ -14,6 +14,7 @@ from ...data.chat.encoding import encode_completion
 from ...data.chat.preference_pairs import as_classified
 from ...data.chat.records import Demonstration, Dialogue
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.padding import pad_rows, power_of_two, round_up
 from ...models.finite import check_outputs, load_finite
@@ -72,12 +73,13 @@ class RewardModel:
             RunError: the model does not have a head with a single label.
         """
         config, tokenizer = open_run(folder)
-        if config.model.head != "sequence_classification" or len(config.model.labels) != 1:
-            labels = f" of {len(config.model.labels)} labels" if config.model.labels else ""
-            raise RunError(
-                f"{folder} has the head {config.model.head}{labels}, and a reward model has "
-                "sequence_classification of one label: train one with flaxzoo train reward"
-            )
+        head, number = config.model.head, len(config.model.labels)
+        require(
+            (head, number) == ("sequence_classification", 1),
+            f"{folder} has the head {head} of {number} labels, and a reward model has "
+            "sequence_classification of one label: train one with flaxzoo train reward",
+            error=RunError,
+        )
         model, params = load_finite(folder)
         return cls(model, params, tokenizer, length=config.data.length, mesh=mesh)
 
@@ -100,12 +102,13 @@ class RewardModel:
         # All processes compute together, so their shapes must be equal.
         if self._mesh is not None:
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
-        if longest > self._length:
-            raise RunError(
-                f"a prompt and its answer have {longest} tokens, and the reward model reads "
-                f"{self._length}: lower objective.max_new_tokens, or train one with a larger "
-                "data.length"
-            )
+        require(
+            longest <= self._length,
+            f"a prompt and its completion have {longest} tokens, and the reward model reads "
+            f"{self._length}: lower objective.max_new_tokens, or train one with a larger "
+            "data.length",
+            error=RunError,
+        )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
         if jax.process_count() > 1:
             # Every process must run the same number of batches, so score all rows in one batch.
@@ -146,11 +149,9 @@ class RewardModel:
     @functools.cached_property
     def _scores(self) -> Any:
         mesh = self._mesh
-        apply = (
-            self._model.apply
-            if mesh is None
-            else over_mesh(self._model.apply, mesh, self._model.config)
-        )
+        apply = self._model.apply
+        if mesh is not None:
+            apply = over_mesh(apply, mesh, self._model.config)
 
         def scores(
             params: Params, ids: Int[Array, "R T"], mask: Int[Array, "R T"]

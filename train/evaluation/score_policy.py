@@ -11,6 +11,7 @@ from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.chat.records import Dialogue
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.request import Sampling
@@ -43,8 +44,8 @@ def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int
     end = tokenizer.special_ids.eos
     if end is None:
         raise RunError(
-            f"the {tokenizer.kind} tokenizer has no token that ends an answer: begin with a "
-            "language model"
+            f"the {tokenizer.kind} tokenizer has no token that ends a completion: give a language "
+            "model as --init-from"
         )
     if not isinstance(examples.prompts.prompt(0, 0).begun, Dialogue):
         return (end,)
@@ -70,14 +71,50 @@ def score_policy(
     Raises:
         RunError: the rewards of the run are Python functions, which its folder does not contain.
     """
-    objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
+    objective = cast(OnlineConfig, config.objective)
     examples = cast(PolicyExamples, split.examples)
-    if not objective.rewards:
-        raise RunError(
-            "the run was rewarded by functions that were given in Python: name a reward, "
-            "--objective.rewards, when you train, or call the functions on its answers"
-        )
+    require(
+        objective.rewards,
+        "the run was rewarded by Python functions: train with --objective.rewards, or call the "
+        "functions on its completions",
+        error=RunError,
+    )
     rewards = rewards_of(objective, open_model=RewardModel.of_run)
+    number = examples.num_examples
+    texts, lengths, ended = _completions(
+        model, params, examples, config=config, tokenizer=tokenizer
+    )
+    prompts = [examples.prompts.prompt(0, index) for index in range(number)]
+    each = rewards(prompts, texts)  # [number, F]
+    total = weighted(each, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
+    reward = float(np.nanmean(total))
+    return {
+        "loss": -reward,
+        "reward": reward,
+        **{
+            f"rewards/{name}/mean": float(np.nanmean(each[:, column]))
+            for column, name in enumerate(rewards.functions)
+        },
+        "completions/mean_length": float(np.mean(lengths)),
+        "completions/clipped_ratio": 1 - float(np.mean(ended)),
+        "prompts": number,
+    }
+
+
+def _completions(
+    model: Model,
+    params: Params,
+    examples: PolicyExamples,
+    *,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+) -> tuple[list[str], list[int], list[bool]]:
+    """Samples a completion for each prompt.
+
+    Returns:
+        The text of each completion, its number of tokens, and whether it has an end token.
+    """
+    objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
     size = rows_at_once(data.length, part, number)
@@ -114,19 +151,4 @@ def score_policy(
             lengths.append(len(answer))
             ended.append(any(end in answer for end in ends))
     # The last batch may contain padding rows, which are dropped.
-    prompts = [examples.prompts.prompt(0, index) for index in range(number)]
-    each = rewards(prompts, texts[:number])  # [number, F]
-    penalty = objective.missing_end_penalty * ~np.asarray(ended[:number])
-    total = weighted(each, rewards.weights) - penalty
-    reward = float(np.nanmean(total))
-    return {
-        "loss": -reward,
-        "reward": reward,
-        **{
-            f"rewards/{name}/mean": float(np.nanmean(each[:, column]))
-            for column, name in enumerate(rewards.functions)
-        },
-        "completions/mean_length": float(np.mean(lengths[:number])),
-        "completions/clipped_ratio": 1 - float(np.mean(ended[:number])),
-        "prompts": number,
-    }
+    return texts[:number], lengths[:number], ended[:number]

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...data.chat.policy import Prompt
 from ...data.common.errors import UserError, suggest
+from ...data.common.fields import require
 from ..objectives.online import OnlineConfig
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -39,10 +40,7 @@ def exact_match(
         completions: the completions.
         answer: the right answer for each completion. A completion with None is not judged.
     """
-    return [
-        None if right is None else float(completion.strip() == str(right).strip())
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+    return _equal(completions, answer, str.strip)
 
 
 def arithmetic(
@@ -55,8 +53,15 @@ def arithmetic(
         answer: the right answer for each completion, a number or a text with a number. A completion
           with None is not judged.
     """
+    return _equal(completions, answer, _last_number)
+
+
+def _equal(
+    completions: Sequence[str], answer: Sequence[object], read: Callable[[str], object]
+) -> list[float | None]:
+    """Returns 1 for a completion that is read as its answer, else 0, or None without an answer."""
     return [
-        None if right is None else float(_last_number(completion) == _last_number(str(right)))
+        None if right is None else float(read(completion) == read(str(right)))
         for completion, right in zip(completions, answer, strict=True)
     ]
 
@@ -79,12 +84,10 @@ def of_format(pattern: str) -> RewardFunction:
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise UserError(f"the reward format:{pattern} is no regular expression ({error})") from None
-
-    def reward(completions: Sequence[str], **_: object) -> list[float | None]:
-        return [float(form.fullmatch(completion) is not None) for completion in completions]
-
-    return reward
+        raise UserError(
+            f"the reward format:{pattern} must have a regular expression ({error})"
+        ) from None
+    return _each(lambda completion: form.fullmatch(completion) is not None)
 
 
 def of_length(target: str) -> RewardFunction:
@@ -96,14 +99,12 @@ def of_length(target: str) -> RewardFunction:
     Raises:
         UserError: the target is not a number above 0.
     """
-    if not target.isdecimal() or int(target) < 1:
-        raise UserError(f"the reward length:{target} needs a number of characters: length:40")
-    wanted = int(target)
-
-    def reward(completions: Sequence[str], **_: object) -> list[float | None]:
-        return [max(0.0, 1 - abs(len(completion) - wanted) / wanted) for completion in completions]
-
-    return reward
+    require(
+        target.isdecimal() and int(target) > 0,
+        f"the reward length:{target} must have a number of characters above 0, as length:40",
+    )
+    number = int(target)
+    return _each(lambda completion: max(0.0, 1 - abs(len(completion) - number) / number))
 
 
 def of_word(word: str) -> RewardFunction:
@@ -115,13 +116,17 @@ def of_word(word: str) -> RewardFunction:
     Raises:
         UserError: the word is empty.
     """
-    if not word.strip():
-        raise UserError("the reward contains: names no word: write contains:WORD")
+    require(word.strip(), "the reward contains: must have a word, as contains:cat")
     # Not `\b`, which fails for a word that begins or ends with punctuation.
-    found = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+    whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+    return _each(lambda completion: whole.search(completion) is not None)
+
+
+def _each(score: Callable[[str], float]) -> RewardFunction:
+    """Returns a reward that scores each completion alone."""
 
     def reward(completions: Sequence[str], **_: object) -> list[float | None]:
-        return [float(found.search(completion) is not None) for completion in completions]
+        return [float(score(completion)) for completion in completions]
 
     return reward
 
@@ -145,16 +150,16 @@ def named_reward(name: str) -> RewardFunction:
     Raises:
         UserError: the reward is unknown, or its value is invalid.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]
     kind, colon, value = name.partition(":")
     if colon and kind in PARAMETRIC:
         return PARAMETRIC[kind](value)
     known = [*BUILT_IN, *(f"{kind}:" for kind in PARAMETRIC)]
-    raise UserError(
-        f"the reward {name!r} is unknown, and no folder: {suggest(name, known)} (see "
-        "--objective.rewards)"
+    require(
+        name in BUILT_IN,
+        f"the reward {name!r} is neither a built-in reward nor a folder: {suggest(name, known)} "
+        "(see --objective.rewards)",
     )
+    return BUILT_IN[name]
 
 
 def reward_name(function: RewardFunction) -> str:
@@ -179,33 +184,33 @@ def rewards_of(
         UserError: there are no rewards, one is unknown, or the number of weights differs from the
           number of rewards.
     """
-    named: list[tuple[str, RewardFunction]] = []
+    pairs: list[tuple[str, RewardFunction]] = []
     models: list[RewardFunction] = []
     for name in settings.rewards:
-        is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
-        if open_model is not None and is_folder:
+        path = Path(name).expanduser()
+        if open_model is not None and name not in BUILT_IN and path.is_dir():
             models.append(open_model(name))
-            named.append((Path(name).name, models[-1]))
+            pairs.append((path.name, models[-1]))
         else:
-            named.append((name.partition(":")[0], named_reward(name)))
-    pairs = [*named, *((reward_name(function), function) for function in own)]
-    if not pairs:
-        raise UserError(
-            "objective.rewards is empty: name a reward, such as exact_match, or give functions "
-            "in Python: train.train(config, folder, rewards=[…])"
-        )
+            pairs.append((name.partition(":")[0], named_reward(name)))
+    pairs += [(reward_name(function), function) for function in own]
+    require(
+        pairs,
+        "objective.rewards is empty: name a reward, such as exact_match, or give functions "
+        "in Python: train.train(config, folder, rewards=[…])",
+    )
+    weights = settings.reward_weights or (1.0,) * len(pairs)
+    require(
+        len(weights) == len(pairs),
+        f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
+        "give one for each",
+    )
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
         # Two rewards may have the same name; the metrics need distinct ones.
         while name in functions:
             name += "_"
         functions[name] = function
-    weights = settings.reward_weights or (1.0,) * len(pairs)
-    if len(weights) != len(pairs):
-        raise UserError(
-            f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
-            "give one for each"
-        )
     return Rewards(functions, tuple(map(float, weights)), tuple(models))
 
 
@@ -239,12 +244,10 @@ class Rewards:
         }
         columns = {}
         # Call models first: if a function failed in one process, the others would wait in a model.
-        for name in sorted(
-            self.functions, key=lambda name: self.functions[name] not in self.models
-        ):
+        order = sorted(self.functions.items(), key=lambda item: item[1] not in self.models)
+        for name, function in order:
             try:
-                values = _call(name, self.functions[name], given)
-                columns[name] = _checked(name, values, len(completions))
+                columns[name] = _checked(name, _call(name, function, given), len(completions))
             except Exception as error:
                 error.add_note(f"raised by the reward {name}")
                 raise
@@ -262,38 +265,30 @@ def weighted(
 def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -> object:
     """Calls a reward with the arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
+    named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    missing = [x for x, p in named.items() if p.default is p.empty and x not in given]
+    require(
+        not missing,
+        f"the reward {name} reads the field {', '.join(missing)}, and the prompts have "
+        f"{', '.join(sorted(given))}: add it to the records, or choose another reward",
+    )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    missing = [
-        p.name
-        for p in parameters
-        if p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        and p.name not in given
-    ]
-    if missing:
-        raise UserError(
-            f"the reward {name} reads the field {missing[0]!r}, and the prompts have "
-            f"{', '.join(sorted(given))}: add the field to the records, or choose another reward"
-        )
-    taken = {p.name for p in parameters}
-    return function(**{key: x for key, x in given.items() if takes_all or key in taken})
+    return function(**{key: x for key, x in given.items() if takes_all or key in named})
 
 
 def _checked(name: str, values: object, number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Returns the values of a reward as an array with NaN for None."""
-    listed = list(values) if isinstance(values, Sequence | np.ndarray) else None
-    if listed is None or len(listed) != number:
-        length = "no list" if listed is None else f"{len(listed)} values"
-        raise UserError(
-            f"the reward {name} returned {length} for {number} completions: return a number or "
-            "None for each"
-        )
+    listed = list(values) if isinstance(values, Sequence | np.ndarray) else []
+    require(
+        len(listed) == number,
+        f"the reward {name} must return a list of {number} values, one per completion, got "
+        f"{values!r:.100}",
+    )
     for value in listed:
-        if value is not None and not (
-            isinstance(value, int | float | np.number) and math.isfinite(float(value))
-        ):
-            raise UserError(
-                f"the reward {name} returned {value!r}: return a finite number, or None for a "
-                "completion that it does not judge"
-            )
+        is_number = isinstance(value, int | float | np.number) and math.isfinite(float(value))
+        require(
+            value is None or is_number,
+            f"the reward {name} returned {value!r}: return a finite number, or None for a "
+            "completion that it does not judge",
+        )
     return np.asarray([math.nan if value is None else value for value in listed], np.float32)

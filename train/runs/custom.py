@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.common.errors import RunError, counted
+from ...data.common.fields import require
 from ...data.dataset import DataSplit, ExampleSource
 from ...data.tokenizers.base import Tokenizer
 from ..losses.objective import Objective
@@ -89,14 +90,13 @@ class Custom:
         begun = stored if isinstance(stored, dict) else {}
         for what in ("objective", "examples", "rewards"):
             then, now = begun.get(what), self.names.get(what)
-            if then is not None and now is None:
-                raise RunError(
-                    f"{folder} was begun in Python with its own {what}, {then}: resume it with "
-                    f"train.train(config, folder, {what}=…)"
-                )
-            if then != now:
-                was = "without its own" if then is None else f"with the {what} {then}, not {now}"
-                raise RunError(f"{folder} was begun {was}: give the same {what}, or another folder")
+            require(
+                then == now,
+                f"{folder} was started in Python with custom {what} {then}, got {now}: resume it "
+                f"with train.train(config, folder, {what}=…) and the same {what}, or give another "
+                "folder",
+                error=RunError,
+            )
 
     def splits(self, tokenizer: Tokenizer) -> tuple[DataSplit, DataSplit] | None:
         """Returns the training and validation splits, or None without custom examples.
@@ -117,8 +117,7 @@ def _name(function: Callable[..., object]) -> str:
 
 def _split(examples: ExampleSource, name: str) -> DataSplit:
     number = examples.num_examples
-    if number < 1:
-        raise RunError(f"{name}: num_examples {number} must be at least 1")
+    require(number > 0, f"{name}: num_examples must be at least 1, got {number}", error=RunError)
     first = examples.example(0, 0)
     arrays = {key: (np.shape(x), np.asarray(x).dtype) for key, x in first.items()}
     digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
@@ -127,21 +126,24 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
         example, again = examples.example(0, index), examples.example(0, index)
         for key, (shape, dtype) in arrays.items():
             x = np.asarray(example.get(key))
-            if not isinstance(example.get(key), np.ndarray | np.generic):
-                raise RunError(
-                    f"{name}: {key} of example {index} is a {type(example.get(key)).__name__}: "
-                    "give numpy arrays"
-                )
-            if example.keys() != arrays.keys() or (x.shape, x.dtype) != (shape, dtype):
-                raise RunError(
-                    f"{name}: example {index} has other arrays than example 0 ({key} {dtype} "
-                    f"{shape}): give the same names, shapes and types in every example"
-                )
+            require(
+                isinstance(example.get(key), np.ndarray | np.generic),
+                f"{name}: {key} of example {index} is a {type(example.get(key)).__name__}: "
+                "give numpy arrays",
+                error=RunError,
+            )
+            require(
+                example.keys() == arrays.keys() and (x.shape, x.dtype) == (shape, dtype),
+                f"{name}: example {index} has other arrays than example 0 ({key} {dtype} "
+                f"{shape}): give the same names, shapes and types in every example",
+                error=RunError,
+            )
             # Compare bytes, because NaN is not equal to itself.
-            if x.tobytes() != np.asarray(again[key]).tobytes():
-                raise RunError(
-                    f"{name}: {key} of example {index} is another when it is made again: let it "
-                    "depend on the epoch and the index alone, random numbers too"
-                )
+            require(
+                x.tobytes() == np.asarray(again[key]).tobytes(),
+                f"{name}: {key} of example {index} differs between two calls: let it depend only "
+                "on the epoch and the index, random numbers included",
+                error=RunError,
+            )
             digest.update(np.ascontiguousarray(x).tobytes())
     return DataSplit(examples, None, digest.hexdigest(), f"{counted(number, 'example')} of {name}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from orbax.checkpoint.utils import TMP_DIR_SUFFIX
 
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...models.run_files import CHECKPOINTS, CONFIG_FILE, numbered
 
 
@@ -36,18 +37,21 @@ class KeptFolder:
             found = (self.folder / CONFIG_FILE).read_bytes()
         except OSError:
             found = None
-        there = saved is None or any(step >= saved for step in numbered(self.folder))
-        if found == self.content and there:
-            return
-        if found == self.content:
-            missing = self.folder / CHECKPOINTS / str(saved)
-        else:
-            missing = self.folder / CONFIG_FILE if self.folder.is_dir() else self.folder
-        what = "was replaced" if missing.exists() else "was deleted or moved"
-        raise RunError(
-            f"{missing} {what} during training, and nothing more can be saved in {self.folder}: "
-            "restore it, or give another --workdir"
+        is_saved = saved is None or any(step >= saved for step in numbered(self.folder))
+        # The first of these that is missing or different is named.
+        checks = (
+            (self.folder, self.folder.is_dir()),
+            (self.folder / CONFIG_FILE, found == self.content),
+            (self.folder / CHECKPOINTS / str(saved), is_saved),
         )
+        for path, unchanged in checks:
+            require(
+                unchanged,
+                f"{path} was {'replaced' if path.exists() else 'deleted or moved'} during "
+                f"training, and nothing more can be saved in {self.folder}: restore it, or give "
+                "another --workdir",
+                error=RunError,
+            )
 
     def remove_rest(self) -> None:
         """Removes partial checkpoints from a folder that was deleted while they were written."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...data.common.atomic_io import new_folder
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, to_json
 from ...models.checksums import write_checksums
 from ...models.nn.typing import Params
@@ -24,18 +25,18 @@ ORIGINS = {
 
 def check_not_existing(output: Path) -> None:
     """Raises RunError if `output` exists."""
-    if output.exists():
-        raise RunError(f"{output} exists: give a folder that does not")
+    require(not output.exists(), f"{output} exists: give a folder that does not", error=RunError)
 
 
 def check_trainable(fields: JsonObject, folder: Path) -> None:
     """Raises RunError if the `config.json` is that of a run without an optimizer state."""
-    for name, what in ORIGINS.items():
-        if name in fields:
-            raise RunError(
-                f"{folder} contains {what}, without an optimizer state to resume from: give "
-                f"another --workdir, and initialize it with --init-from {folder}"
-            )
+    contents = [what for name, what in ORIGINS.items() if name in fields]
+    require(
+        not contents,
+        f"{folder} contains {', '.join(contents)}, without an optimizer state to resume from: give "
+        f"another --workdir, and initialize it with --init-from {folder}",
+        error=RunError,
+    )
 
 
 def make_params_only_run(

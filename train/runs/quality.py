@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ...data.common.errors import RunError
+from ...data.common.fields import Fraction, check_value, require
 from ...data.dataset import PickledByFields
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_outputs, load_finite
@@ -52,8 +53,7 @@ class QualityClassifier(PickledByFields):
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise RunError(f"threshold {self.threshold} must be from 0 to 1")
+        check_value("threshold", self.threshold, Fraction)
 
     @property
     def name(self) -> str:
@@ -66,13 +66,9 @@ class QualityClassifier(PickledByFields):
         labels = self._opened[0].model.labels
         return GOOD if GOOD in labels else labels[-1]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the parameters, the tokenizer, the settings and the threshold."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         config, tokenizer = self._opened
         decisive = (tokenizer.fingerprint, repr(config.model), config.data.length, self.threshold)
         whole = hashlib.blake2b(repr((*decisive, self.label)).encode(), digest_size=16)
@@ -109,24 +105,20 @@ class QualityClassifier(PickledByFields):
     def _opened(self) -> tuple[TrainConfig, Tokenizer]:
         config, tokenizer = open_run(self.folder)
         data, labels = config.data, config.model.labels
-        if not data.classifies_single_texts:
-            raise RunError(
-                f"{self.folder} is no classifier of single texts: train one, for example by "
-                "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
-                "crawl=text:crawl/*.txt'"
-            )
-        # Only the name of a label says which of them to keep. Reject ambiguous cases.
-        if data.label_target == "binary" and GOOD not in labels:
-            raise RunError(
-                f"{self.folder} tells {labels[0]!r} from all else, and of a binary target nothing "
-                f"says whether that is what to keep: train it with --data.target single_label, or "
-                f"name the labels so that {GOOD!r} is the second in order"
-            )
-        if GOOD not in labels and len(labels) > 2:
-            raise RunError(
-                f"{self.folder} has the labels {', '.join(labels)}, and none is {GOOD!r}: train a "
-                f"classifier of two labels, or name one of them {GOOD!r}"
-            )
+        require(
+            data.classifies_single_texts,
+            f"{self.folder} does not classify single texts: train a classifier, for example with "
+            "flaxzoo train bert-classify --data.source 'corpora:good=text:good/*.txt | "
+            "crawl=text:crawl/*.txt'",
+            error=RunError,
+        )
+        # Only the name of a label, or being the second of two, says which label to keep.
+        require(
+            GOOD in labels or (len(labels) == 2 and data.label_target != "binary"),
+            f"{self.folder} has the labels {', '.join(labels)}, none of which is {GOOD!r}: train "
+            f"it with two labels and --data.target single_label, or name one of them {GOOD!r}",
+            error=RunError,
+        )
         return config, tokenizer
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 from ...data.chat.preference_pairs import PairExamples
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError, counted
+from ...data.common.fields import require
 from ...data.common.files import default_cache_dir
 from ...data.common.progress import LogFn
 from ...data.dataset import PickledByFields
@@ -58,11 +59,12 @@ class ReferenceModel(PickledByFields):
             RunError: The model is not a causal language model, or its parameters are not finite.
         """
         model, params = load_finite(local_folder(self.folder), step=self.step)
-        if model.config.head != "causal_lm":
-            raise RunError(
-                f"{self.folder} has the head {model.config.head}: a reference writes text; name a "
-                "causal language model"
-            )
+        require(
+            model.config.head == "causal_lm",
+            f"{self.folder} has the head {model.config.head}: give a causal language model as the "
+            "reference",
+            error=RunError,
+        )
         path = default_cache_dir() / FOLDER / f"{_checksum(model.config, params, pairs)}.npy"
         if path.is_file():
             return np.load(path)
@@ -112,20 +114,21 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
             trained on a rounded copy of it.
     """
     source, lora = config.init_from, config.lora
-    if source is None and config.objective.needs_init_from:
-        raise RunError(
-            f"objective {config.objective.kind} compares a model with the one that it begins "
-            "with: give --init-from, such as the run of supervised fine-tuning"
-        )
+    require(
+        source is not None or not config.objective.needs_init_from,
+        f"objective {config.objective.kind} compares a model with its initial model: give "
+        "--init-from, such as the run of supervised fine-tuning",
+        error=RunError,
+    )
 
     def open_reference() -> ReferenceModel:
         assert source is not None
-        if lora is not None and lora.frozen_dtype == "bfloat16":
-            raise RunError(
-                "lora.frozen_dtype bfloat16 rounds the model, and objective.reference precomputed "
-                "does not: give objective.reference frozen, which is the same model without "
-                "adapters"
-            )
+        require(
+            lora is None or lora.frozen_dtype != "bfloat16",
+            "lora.frozen_dtype bfloat16 rounds the model, and objective.reference precomputed "
+            "does not: give objective.reference frozen, which is the same model without adapters",
+            error=RunError,
+        )
         return ReferenceModel(source, config.init_step, log)
 
     return config.objective.prepare(config.data, open_reference)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...data.common.atomic_io import build_folder
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
@@ -81,10 +82,11 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         DataError: The data cannot be downloaded, read or split into examples.
         RunError: The folder contains a different run, or is not a run folder.
     """
-    if config.lora is not None and config.init_from is None:
-        raise RunError(
-            "lora trains adapters to a model that exists: give its folder or name (init_from)"
-        )
+    require(
+        config.lora is None or config.init_from is not None,
+        "lora trains adapters to an existing model: give its folder or name (--init-from)",
+        error=RunError,
+    )
     existing = (folder / CONFIG_FILE).is_file()
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
@@ -209,20 +211,26 @@ def _check_sample_prompt(
     head = model.head
     if HEADS[head].predicts_masked:
         ids = tokenizer.encode_with_mask(prompt)
-        if tokenizer.special_ids.mask not in ids or len(ids) > model.max_length:
-            raise RunError(
-                f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
-                f"tokens: it has {len(ids)}"
-            )
+        require(
+            tokenizer.special_ids.mask in ids and len(ids) <= model.max_length,
+            f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
+            f"tokens, got {len(ids)}",
+            error=RunError,
+        )
     elif head == "seq2seq_lm":
         number = len(encode_source(tokenizer, prompt))
-        if number > model.max_length:
-            raise RunError(
-                f"sample_prompt has {number} tokens, more than model.max_length "
-                f"{model.max_length}: shorten it"
-            )
-    elif head not in CAUSAL_HEADS:
-        raise RunError(f"a model with the head {head} writes no sample: leave sample_prompt out")
+        require(
+            number <= model.max_length,
+            f"sample_prompt has {number} tokens, more than model.max_length "
+            f"{model.max_length}: shorten it",
+            error=RunError,
+        )
+    else:
+        require(
+            head in CAUSAL_HEADS,
+            f"sample_prompt is not for a model with the head {head}: leave it out",
+            error=RunError,
+        )
 
 
 def fit_model(
@@ -247,26 +255,27 @@ def fit_model(
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
     # A model may have more rows than the vocabulary, for example a padded embedding table.
     size = max(model.vocab_size, vocab_size)
+    heads = [config.model.head]
     if labels is None:
-        head, labels = config.model.head, config.model.labels
-        model = dataclasses.replace(model.with_head(head, labels), vocab_size=size)
-        return dataclasses.replace(config, model=model)
-    heads = config.objective.heads(config.data)
-    able = [head for head in heads if head in model.heads]
-    if not able:
-        raise RunError(
-            f"{family_name(model)} has no head for {config.data.kind} data (it has "
-            f"{', '.join(model.heads)}): choose a recipe of such data (flaxzoo list)"
-        )
-    model = dataclasses.replace(model.with_head(able[0], labels), vocab_size=size)
+        labels = config.model.labels
+    else:
+        heads = [x for x in config.objective.heads(config.data) if x in model.heads]
+    require(
+        heads,
+        f"{family_name(model)} has no head for {config.data.kind} data (it has "
+        f"{', '.join(model.heads)}): choose a recipe of such data (flaxzoo list)",
+        error=RunError,
+    )
+    model = dataclasses.replace(model.with_head(heads[0], labels), vocab_size=size)
     return dataclasses.replace(config, model=model)
 
 
 def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(
-            f"{folder} exists and is not a run folder: give another --workdir, or empty it"
-        )
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        f"{folder} exists and is not a run folder: give another --workdir, or empty it",
+        error=RunError,
+    )
 
 
 def _fingerprints(run: Run) -> dict[str, str]:
@@ -303,25 +312,25 @@ def create_folder(run: Run) -> None:
     build_folder(run.folder, fill)
     # Another process may have created the folder since `prepare_run` looked for it.
     made, _ = open_run(run.folder)
-    if differences(made, run.stated):
-        raise RunError(
-            f"{run.folder} was made by another process in this moment, with another configuration: "
-            "give another --workdir"
-        )
+    require(
+        not differences(made, run.stated),
+        f"{run.folder} was created by another process at the same time, with another "
+        "configuration: give another --workdir",
+        error=RunError,
+    )
     run.custom.check_same(read_config(run.folder).get(CUSTOM), run.folder)
     _check_same_data(run)
 
 
 def _check_same_data(run: Run) -> None:
     """Raises RunError if the data differ from those that the run started with."""
-    if read_config(run.folder).get("data_fingerprints") == _fingerprints(run):
-        return
     source = run.custom.names.get("examples", run.stated.data.source_name)
-    comes_with_python = source.startswith("builtin:")
-    remedy = "restore it"
-    if comes_with_python:
-        remedy = "use the Python version that the run started with"
-    raise RunError(
-        f"the data of {source} is no longer what {run.folder} was made for: {remedy}, "
-        "or give another --workdir"
+    # Built-in data come with Python.
+    builtin = source.startswith("builtin:")
+    require(
+        read_config(run.folder).get("data_fingerprints") == _fingerprints(run),
+        f"the data of {source} have changed since {run.folder} was created: "
+        f"{'use the Python version of the run' if builtin else 'restore them'}, or give another "
+        "--workdir",
+        error=RunError,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from ...data.common.errors import RunError
+from ...data.common.fields import NonNegativeInt, check_value, require
 from ...data.tasks.base import DataConfig
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_finite
@@ -65,13 +66,13 @@ def save_run(
             its path) or is not finite, the tokenizer has more tokens than the model, the data do
             not suit the model, or there are several processes.
     """
-    if jax.process_count() > 1:
-        raise RunError(
-            f"save_run in one of {jax.process_count()} processes: gather the parameters, and save "
-            "them in a program of one process"
-        )
-    if step < 0:
-        raise RunError(f"step {step} must be at least 0")
+    require(
+        jax.process_count() == 1,
+        f"save_run is for one process, and here are {jax.process_count()}: gather the parameters, "
+        "and save them in a program of one process",
+        error=RunError,
+    )
+    check_value("step", step, NonNegativeInt)
     # Check everything before the folder is created.
     params = fitting_params(model, params)
     check_finite(params, "the model", "save the parameters of an earlier step")
@@ -81,11 +82,12 @@ def save_run(
         objective = default_objective(data)
         # The data decide how the folder is evaluated, so they must suit the model's head.
         heads = objective.heads(data)
-        if model.config.head not in heads:
-            raise RunError(
-                f"{data.kind} data are for a model with the head {' or '.join(heads)}, not "
-                f"{model.config.head}: give the data of this model"
-            )
+        require(
+            model.config.head in heads,
+            f"{data.kind} data are for a model with the head {' or '.join(heads)}, not "
+            f"{model.config.head}: give the data of this model",
+            error=RunError,
+        )
         config = dataclasses.replace(config, data=data, objective=objective)
         check_length(config)
     train = to_dict(config)

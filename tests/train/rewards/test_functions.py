@@ -49,10 +49,10 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exact", r"the reward 'exact' is unknown.*did you mean exact_match"),
-        ("format:(", r"format:\( is no regular expression"),
-        ("length:no", "length:no needs a number"),
-        ("contains:", "names no word"),
+        ("exact", "'exact'.*exact_match"),
+        ("format:(", r"format:\( must"),
+        ("length:no", "length:no must"),
+        ("contains:", "contains: must"),
     ],
 )
 def test_a_wrong_name_is_one_line(name, message):
@@ -63,10 +63,10 @@ def test_a_wrong_name_is_one_line(name, message):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completions: 1.0, "<lambda> returned no list for 2 completions"),
-        (lambda completions: [1.0], "<lambda> returned 1 values for 2 completions"),
-        (lambda completions: [1.0, math.inf], "<lambda> returned inf: return a finite number"),
-        (lambda completions, gold: [0, 0], "<lambda> reads the field 'gold', and the prompts have"),
+        (lambda completions: 1.0, "<lambda> must return .* 2 values.* got 1.0"),
+        (lambda completions: [1.0], r"<lambda> must return .* 2 values.* got \[1.0\]"),
+        (lambda completions: [1.0, math.inf], "<lambda> returned inf"),
+        (lambda completions, gold: [0, 0], "<lambda> reads the field gold"),
     ],
 )
 def test_a_wrong_reward_is_one_line(reward, message):
@@ -76,9 +76,9 @@ def test_a_wrong_reward_is_one_line(reward, message):
 
 
 def test_a_run_needs_a_reward_and_a_weight_for_each():
-    with pytest.raises(UserError, match=r"objective\.rewards is empty"):
+    with pytest.raises(UserError, match=r"objective\.rewards"):
         rewards_of(GRPOConfig())
-    with pytest.raises(UserError, match="reward_weights has 2 numbers for 1 rewards"):
+    with pytest.raises(UserError, match="reward_weights has 2 numbers for 1"):
         rewards_of(GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))
 
 

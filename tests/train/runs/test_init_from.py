@@ -137,7 +137,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
     with pytest.raises(train.RunError, match=message):
         train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
     config = fine_tuning(place, "one", sample_prompt="the")
-    with pytest.raises(train.RunError, match="head sequence_classification writes no sample"):
+    with pytest.raises(train.RunError, match=r"sample_prompt .* head sequence_classification"):
         train.train(config, place / "prompt", quiet=True)
     assert not (place / "prompt").exists()
 

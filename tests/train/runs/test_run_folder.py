@@ -223,7 +223,7 @@ def test_another_text_is_refused(config, tmp_path, trained):
     else:
         create_folder(prepare_run(config, tmp_path / "run", say))
     write_text(tmp_path / "text.txt", seed=1)
-    with pytest.raises(train.RunError, match=r"text\.txt#block is no longer what .*run was made"):
+    with pytest.raises(train.RunError, match=r"text\.txt#block have changed since .*run"):
         train.train(config, tmp_path / "run", quiet=True)
     write_text(tmp_path / "text.txt")
     assert train.train(config, tmp_path / "run", quiet=True).finished
