@@ -35,7 +35,7 @@ SECONDS_BETWEEN_DRAWINGS = 2.0
 class Progress:
     """A progress bar on standard error, and lines above it."""
 
-    rewrite: ClassVar[Callable[[str], str]] = staticmethod(str)
+    rewrite: ClassVar[Callable[[str], str]] = str
     """Rewrites each line before it is printed: the command line names options, not fields."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -50,7 +50,7 @@ class Progress:
 
     def log(self, line: str) -> None:
         """Prints one line."""
-        self._console.print(self.rewrite(line), markup=False)
+        self._console.print(Progress.rewrite(line), markup=False)
 
     @contextmanager
     def bar(self, steps: int, first_step: int, tokens_per_step: int) -> Iterator[None]:

@@ -14,6 +14,7 @@ from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.dataset import ExampleSource
 from ...data.sources.documents import SourceLike
+from ...data.tasks.base import DataConfig
 from ...models.finite import check_outputs, load_finite
 from ...models.nn.typing import PyTree
 from ...models.text.bucketing import padded_batches, padded_length
@@ -53,8 +54,13 @@ def predict(
         f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
         error=RunError,
     )
-    labels = config.model.labels
-    split = config.data.input_split(path, tokenizer, labels)
+    command = config.objective.next_command.format(run=folder)
+    require(
+        type(config.data).input_split is not DataConfig.input_split,
+        f"{config.data.kind} data has no labels to predict: use flaxzoo {command}",
+        error=RunError,
+    )
+    split = config.data.input_split(path, tokenizer, config.model.labels)
     log(f"input: {split.summary}")
     model, params = load_finite(folder, step=step)
     objective = objective_of(config)

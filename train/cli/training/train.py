@@ -37,7 +37,7 @@ def train_command(arguments: list[str]) -> int:
     from ...engine.stop_signals import ended_by_second_signal
     from ...engine.train import train
 
-    Progress.rewrite = staticmethod(with_flags)
+    Progress.rewrite = with_flags
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)
         result = train(config, parsed.workdir, resume=parsed.resume)
