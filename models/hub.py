@@ -24,6 +24,18 @@ FILES = tuple(
 sentence-transformers has a folder, such as `1_Pooling`."""
 
 
+REASONS = {
+    **dict.fromkeys(
+        ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"),
+        "the Hugging Face hub cannot be reached",
+    ),
+    "RepositoryNotFoundError": "no such model on the Hugging Face hub: check the name",
+    "GatedRepoError": "the model of this name on the Hugging Face hub needs a token: run hf auth "
+    "login",
+}
+"""Exception of the hub's client → what it means for a user."""
+
+
 def local_folder(path: str | Path) -> Path:
     """Returns the folder of a model.
 
@@ -61,11 +73,6 @@ def _download(name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
-        # Keep only the first line of the client's message.
-        reason = str(error).strip().split("\n")[0].rstrip(".: ")
-        if "Connect" in reason:
-            reason = "which cannot be reached"
-        raise FileNotFoundError(
-            f"{name} does not exist here, and nothing of this name came from the Hugging Face hub "
-            f"({reason}): give a folder, or a name on the hub where there is a network"
-        ) from error
+        other = f"the Hugging Face hub answers: {str(error).strip():.80}".split("\n")[0]
+        reason = REASONS.get(type(error).__name__, other)
+        raise FileNotFoundError(f"there is no folder {name}, and {reason}") from error

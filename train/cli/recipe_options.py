@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...data.common.errors import UserError
-from ...data.common.fields import describe, named_below
+from ...data.common.fields import describe, named_below, require
 from ...models.adapters.lora import LoRAConfig
 from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling
@@ -26,6 +25,8 @@ from .options import OptionParser, add_option, log
 
 Config = TypeVar("Config")
 
+DERIVED = ("model.head", "model.labels")
+"""The fields that follow from the data. Help does not show them, and giving them is an error."""
 VOCABULARY = (
     "model.vocab_size",
     *("data.tokenizer.kind", "data.tokenizer.vocab_size", "data.tokenizer.path"),
@@ -114,17 +115,19 @@ class RecipeParser(OptionParser):
         name, *self._options = arguments
         # The preset determines the defaults, so read it before the other options are parsed.
         preset = _value_of("preset", self._options)
-        if preset == "" or (preset or "").startswith("--"):
-            raise UserError(f"--preset has no value: add one (see flaxzoo {command} {name} --help)")
+        require(
+            preset != "" and not (preset or "").startswith("--"),
+            f"--preset has no value: add one (see flaxzoo {command} {name} --help)",
+        )
         self._config = recipe(name, preset)
         named = RECIPES[name]
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         # A model to start from also determines defaults. Help does not open it.
-        beginning = _value_of("init-from", self._options) or self._config.init_from
-        if preset is None and named.of_model is not None and beginning and not helping:
+        init_from = _value_of("init-from", self._options) or self._config.init_from
+        if preset is None and named.of_model is not None and init_from and not helping:
             run = Path(_value_of("workdir", self._options) or default_workdir(name))
-            self._config = _begun(name, beginning, command, run) or self._config
+            self._config = _config_for(name, init_from, command, run) or self._config
         self._command, self._preset = command, preset or named.preset
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
@@ -149,15 +152,14 @@ class RecipeParser(OptionParser):
               invalid.
         """
         parsed = self.read(self._options)
-        for field in ("head", "labels"):
-            if hasattr(parsed, f"model.{field}"):
-                model, data = self._config.model, self._config.data
-                able = [head for head in self._config.objective.heads(data) if head in model.heads]
-                raise UserError(
-                    f"--model.{field} follows from the data, and {data.kind} data train the head "
-                    f"{able[0] if able else model.head}: leave it out, or choose a recipe of other "
-                    "data (flaxzoo list)"
-                )
+        data = self._config.data
+        heads = " or ".join(self._config.objective.heads(data))
+        for field in DERIVED:
+            require(
+                not hasattr(parsed, field),
+                f"{field} follows from the data, and {data.kind} data train the head {heads}: "
+                "leave it out, or choose a recipe of other data (flaxzoo list)",
+            )
         return parsed, self._with_vocabulary(parsed, with_options(self._config, _sized(parsed)))
 
     def _with_vocabulary(self, parsed: argparse.Namespace, config: TrainConfig) -> TrainConfig:
@@ -175,16 +177,15 @@ class RecipeParser(OptionParser):
         if self._command == "train":
             log(
                 f"the vocabulary is made from the text and has {own:,} tokens; that of "
-                f"{self._preset} has {published:,} (--data.tokenizer.path names one)"
+                f"{self._preset} has {published:,} (data.tokenizer.path names one)"
             )
             return config
         log(
             f"assumed: the {published:,} tokens of {self._preset}; training makes a vocabulary of "
-            f"{own:,} from the text (--data.tokenizer.vocab-size {own} plans that)"
+            f"{own:,} from the text (data.tokenizer.vocab_size {own} plans that)"
         )
-        return dataclasses.replace(
-            config, model=dataclasses.replace(config.model, vocab_size=published)
-        )
+        model = dataclasses.replace(config.model, vocab_size=published)
+        return dataclasses.replace(config, model=model)
 
     def format_help(self) -> str:
         """Returns the help: an example and the most used options, or all options."""
@@ -213,13 +214,13 @@ def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
         UserError: options name an existing vocabulary and also settings for training one.
     """
     kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
-    if getattr(parsed, "data.tokenizer.path", None) is not None:
-        for option in (kind, size, "data.tokenizer.lowercase"):
-            if hasattr(parsed, option):
-                raise UserError(
-                    f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
-                    "one: leave one of them out"
-                )
+    is_named = getattr(parsed, "data.tokenizer.path", None) is not None
+    for option in (kind, size, "data.tokenizer.lowercase"):
+        require(
+            not (is_named and hasattr(parsed, option)),
+            f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
+            "one: leave one of them out",
+        )
     if getattr(parsed, kind, None) in ("characters", "words") and not hasattr(parsed, size):
         setattr(parsed, size, None)
     return parsed
@@ -230,29 +231,30 @@ def default_workdir(name: str) -> Path:
     return Path("runs") / name
 
 
-def _begun(name: str, beginning: str, command: str, run: Path) -> TrainConfig | None:
+def _config_for(name: str, init_from: str, command: str, run: Path) -> TrainConfig | None:
     """Returns the recipe for a run that starts from a model, or None if neither is available.
 
     `plan` and `bench` download nothing.
     """
-    folder = Path(beginning).expanduser()
+    folder = Path(init_from).expanduser()
     if command == "train":
         from ...models.hub import local_folder
 
-        if (resumed := _resumed(name, beginning, run)) is not None:
+        if (resumed := _resumed(name, init_from, run)) is not None:
             return resumed
         # Training reports a missing model later.
         with contextlib.suppress(FileNotFoundError):
-            folder = local_folder(beginning)
+            folder = local_folder(init_from)
     if not (folder / "config.json").is_file():
         return None
+    # `flaxzoo bench` runs on machines that lack the packages of this import.
     from ..runs.load_run import begin_with
 
     return begin_with(name, folder)
 
 
-def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
-    """Returns the recipe for an existing run, or None if none started from this model.
+def _resumed(name: str, init_from: str, run: Path) -> TrainConfig | None:
+    """Returns the recipe for an existing run, or None if it did not start from this model.
 
     Settings that follow from the initial model are read from the run, because the initial model
     may have been deleted.
@@ -260,16 +262,16 @@ def _resumed(name: str, beginning: str, run: Path) -> TrainConfig | None:
     from ..runs.load_run import config_of_run
 
     config, of_model = RECIPES[name].config, RECIPES[name].of_model
-    if of_model is None or not (run / "config.json").is_file():
+    stored = config_of_run(run) if (run / "config.json").is_file() else None
+    if of_model is None or stored is None or stored.init_from != init_from:
         return None
-    made = config_of_run(run)
-    if made.init_from != beginning or type(made.data) is not type(config.data):
+    if type(stored.data) is not type(config.data):
         return None
     # The fields that the recipe derives from the run's model.
-    follows = {"init_from", "execution.remat", *differences(config, of_model(made.model))}
-    stored = flatten(to_dict(made))
-    own = {x: stored[x] for x in follows if not x.startswith("model.")}
-    return with_options(config, argparse.Namespace(**own))
+    derived = {"init_from", "execution.remat", *differences(config, of_model(stored.model))}
+    values = flatten(to_dict(stored))
+    given = {x: values[x] for x in derived if not x.startswith("model.")}
+    return with_options(config, argparse.Namespace(**given))
 
 
 class _HelpAll(argparse.Action):
@@ -318,7 +320,8 @@ def add_options(
     }
     # A field that no entry covers goes into the first group.
     order = ["", *title_of]
-    for name in sorted(fields, key=lambda name: order.index(entry_of[name])):
+    shown = [name for name in fields if not (helping and name in DERIVED)]
+    for name in sorted(shown, key=lambda name: order.index(entry_of[name])):
         field = fields[name]
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
         add_option(group, name, field.hint, field.text, default=field.default)

@@ -10,20 +10,20 @@ compiler states when it rejects a program. For a GPU it is the fraction that jax
 
 import abc
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 
 GIB = 1 << 30
 Device: TypeAlias = Any
 """A `jax.Device`. No public type has the `coords` and `slice_index` of a TPU."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chip(abc.ABC):
     """An accelerator. All rates are peak rates."""
 
@@ -82,7 +82,7 @@ class Chip(abc.ABC):
         return len({self.unit_of(device) for device in group}) > 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Tpu(Chip):
     """A TPU chip. Its `memory` is the usable memory."""
 
@@ -139,7 +139,7 @@ OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 DEFAULT_MEMORY_FRACTION = 0.75
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Gpu(Chip):
     """An NVIDIA GPU in a host whose GPUs are connected by NVLink (L4: by PCIe)."""
 
@@ -236,16 +236,18 @@ def memory_fraction() -> float:
     Raises:
         UserError: the variable is not a number above 0 and at most 1.
     """
-    for name in (MEMORY_FRACTION, OLD_MEMORY_FRACTION):
-        if value := os.environ.get(name):
-            with suppress(ValueError):
-                if 0 < (part := float(value)) <= 1:
-                    return part
-            raise UserError(
-                f"{name} {value!r} is no number above 0 and at most 1: give the part of a GPU's "
-                f"memory that jax may take, as {name}=0.92"
-            )
-    return DEFAULT_MEMORY_FRACTION
+    name = MEMORY_FRACTION if os.environ.get(MEMORY_FRACTION) else OLD_MEMORY_FRACTION
+    value = os.environ.get(name) or str(DEFAULT_MEMORY_FRACTION)
+    try:
+        part = float(value)
+    except ValueError:
+        part = math.nan
+    require(
+        0 < part <= 1,
+        f"{name} must be above 0 and at most 1, got {value!r}: give the fraction of a GPU's memory "
+        f"that jax may take, as {name}=0.92",
+    )
+    return part
 
 
 _2D_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -253,122 +255,36 @@ _3D_SHAPES = (
     *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     *("8x8x16", "8x16x16", "16x16x16"),
 )
-_GPUS_OF_A_HOST = ("1", "2", "4", "8")
+_HOST = ("1", "2", "4", "8")
+# In each row, the fields of `Chip` in their order, then those of `Tpu` or `Gpu`.
 CHIPS: dict[str, Tpu | Gpu] = {
-    "v4": Tpu(
-        flops=275e12,
-        memory=int(30.75 * GIB),
-        memory_bandwidth=1.23e12,
-        link_bandwidth=50e9,
-        ring_multiple=4,
-        network_bandwidth=6.25e9,
-        shapes=_3D_SHAPES,
-        megacore=True,
-    ),
-    "v5e": Tpu(
-        flops=197e12,
-        memory=int(15.75 * GIB),
-        memory_bandwidth=0.82e12,
-        link_bandwidth=50e9,
-        ring_multiple=16,
-        network_bandwidth=6.25e9,
-        shapes=_2D_SHAPES,
-    ),
-    "v5p": Tpu(
-        flops=459e12,
-        memory=int(95.74 * GIB),
-        memory_bandwidth=2.77e12,
-        link_bandwidth=100e9,
-        ring_multiple=4,
-        network_bandwidth=6.25e9,
-        shapes=(*_3D_SHAPES, "16x16x24"),
-    ),
-    "v6e": Tpu(
-        flops=918e12,
-        memory=int(31.25 * GIB),
-        memory_bandwidth=1.64e12,
-        link_bandwidth=100e9,
-        ring_multiple=16,
-        network_bandwidth=12.5e9,
-        shapes=_2D_SHAPES,
-    ),
+    "v4": Tpu(275e12, int(30.75 * GIB), 1.23e12, 50e9, 6.25e9, _3D_SHAPES, 4, megacore=True),
+    "v5e": Tpu(197e12, int(15.75 * GIB), 0.82e12, 50e9, 6.25e9, _2D_SHAPES, 16),
+    "v5p": Tpu(459e12, int(95.74 * GIB), 2.77e12, 100e9, 6.25e9, (*_3D_SHAPES, "16x16x24"), 4),
+    "v6e": Tpu(918e12, int(31.25 * GIB), 1.64e12, 100e9, 12.5e9, _2D_SHAPES, 16),
     "l4": Gpu(
-        kind="NVIDIA L4",
-        flops=121e12,
-        memory=24_152_899_584,
-        memory_bandwidth=0.3e12,
-        link_bandwidth=32e9,
-        network_bandwidth=1.5625e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(8, 9),
-        cores=58,
-        clock=2.04,
-        cache=48 << 20,
+        *(121e12, 24_152_899_584, 0.3e12, 32e9, 1.5625e9, _HOST),
+        *("NVIDIA L4", (8, 9), 58, 2.04, 48 << 20),
     ),
     "a100-40gb": Gpu(
-        kind="NVIDIA A100-SXM4-40GB",
-        flops=312e12,
-        memory=42_297_786_368,
-        memory_bandwidth=1.555e12,
-        link_bandwidth=300e9,
-        network_bandwidth=25e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(8, 0),
-        cores=108,
-        clock=1.41,
-        cache=40 << 20,
+        *(312e12, 42_297_786_368, 1.555e12, 300e9, 25e9, _HOST),
+        *("NVIDIA A100-SXM4-40GB", (8, 0), 108, 1.41, 40 << 20),
     ),
     "a100": Gpu(
-        kind="NVIDIA A100-SXM4-80GB",
-        flops=312e12,
-        memory=85_100_068_864,
-        memory_bandwidth=2.039e12,
-        link_bandwidth=300e9,
-        network_bandwidth=25e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(8, 0),
-        cores=108,
-        clock=1.41,
-        cache=40 << 20,
+        *(312e12, 85_100_068_864, 2.039e12, 300e9, 25e9, _HOST),
+        *("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 40 << 20),
     ),
     "h100": Gpu(
-        kind="NVIDIA H100 80GB HBM3",
-        flops=989e12,
-        memory=84_942_979_072,
-        memory_bandwidth=3.35e12,
-        link_bandwidth=450e9,
-        network_bandwidth=50e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(9, 0),
-        cores=132,
-        clock=1.98,
-        cache=50 << 20,
+        *(989e12, 84_942_979_072, 3.35e12, 450e9, 50e9, _HOST),
+        *("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 50 << 20),
     ),
     "h200": Gpu(
-        kind="NVIDIA H200",
-        flops=989e12,
-        memory=150_754_820_096,
-        memory_bandwidth=4.8e12,
-        link_bandwidth=450e9,
-        network_bandwidth=50e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(9, 0),
-        cores=132,
-        clock=1.98,
-        cache=60 << 20,
+        *(989e12, 150_754_820_096, 4.8e12, 450e9, 50e9, _HOST),
+        *("NVIDIA H200", (9, 0), 132, 1.98, 60 << 20),
     ),
     "b200": Gpu(
-        kind="NVIDIA B200",
-        flops=2250e12,
-        memory=191_514_411_008,
-        memory_bandwidth=7.7e12,
-        link_bandwidth=900e9,
-        network_bandwidth=50e9,
-        shapes=_GPUS_OF_A_HOST,
-        capability=(10, 0),
-        cores=148,
-        clock=1.965,
-        cache=126 << 20,
+        *(2250e12, 191_514_411_008, 7.7e12, 900e9, 50e9, _HOST),
+        *("NVIDIA B200", (10, 0), 148, 1.965, 126 << 20),
     ),
 }
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...data.common.errors import counted
 from ...models.loading import model_config
 from ...models.run_files import CONFIG_FILE
 from ..config import TrainConfig, check_length, in_steps
@@ -15,10 +16,12 @@ from ..runs.run_folder import fit_model
 if TYPE_CHECKING:
     from ...data.common.progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
-NUM_CHARACTERS = 256
-"""Assumed size of a character vocabulary. The real size is known only from the text."""
-NUM_WORDS = 30_000
-"""Assumed size of a vocabulary of all words of a text."""
+ASSUMED_SIZES = {
+    "characters": (256, "model.vocab_size"),
+    "words": (30_000, "data.tokenizer.vocab_size"),
+}
+"""Kind of tokenizer → the assumed number of its tokens, which is known only from the text, and the
+option that sets another number."""
 EXAMPLES_PER_EPOCH = 1 << 20
 """Assumed number of examples if a run is given in epochs. Affects only the learning rate."""
 
@@ -45,23 +48,10 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
             initial_model = model_config(folder)
         else:
             log(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
-    # Estimate the vocabulary size that data preparation would find.
-    tokenizer = config.data.tokenizer
-    vocab_size = tokenizer.vocab_size or 0
-    if initial_model is not None:
-        # The initial model determines the vocabulary.
-        vocab_size = 0
-    elif tokenizer.kind == "characters" and not tokenizer.path:
-        vocab_size = NUM_CHARACTERS
-        log(f"assumed: a vocabulary of {vocab_size} characters (give model.vocab_size for more)")
-    elif tokenizer.kind == "words" and not tokenizer.path and tokenizer.vocab_size is None:
-        vocab_size = NUM_WORDS
-        log(f"assumed: a vocabulary of {vocab_size:,} words (give data.tokenizer.vocab_size)")
-    elif tokenizer.path:
-        log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
+    vocab_size = 0 if initial_model is not None else _assumed_vocab_size(config, log)
     labels = config.data.assumed_labels()
     if labels:
-        log(f"assumed: {len(labels)} {'labels' if len(labels) > 1 else 'label'}")
+        log(f"assumed: {counted(len(labels), 'label')}")
     config = fit_model(config, initial_model, vocab_size, labels)
     config = dataclasses.replace(config, init_from=None, init_step=None)
     if config.lora is not None:
@@ -76,3 +66,15 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         config = update_config(config, config.objective)
         log(f"a step of the plan: an update on {config.batch_size:,} sampled answers")
     return config
+
+
+def _assumed_vocab_size(config: TrainConfig, log: "LogFn") -> int:
+    """Returns an estimate of the vocabulary size that data preparation would find."""
+    tokenizer = config.data.tokenizer
+    if tokenizer.path:
+        log(f"assumed: {tokenizer.path} has at most {config.model.vocab_size:,} tokens")
+    elif tokenizer.vocab_size is None and tokenizer.kind in ASSUMED_SIZES:
+        size, option = ASSUMED_SIZES[tokenizer.kind]
+        log(f"assumed: a vocabulary of {size:,} {tokenizer.kind} ({option} sets another number)")
+        return size
+    return tokenizer.vocab_size or 0

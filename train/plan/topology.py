@@ -9,6 +9,7 @@ import jax
 from jax.experimental import topologies
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require, require_one_of
 from .chips import CHIPS, Chip, Device, Gpu, Tpu
 
 MAX_UNITS = 64
@@ -85,37 +86,20 @@ def parse_topology(name: str) -> Topology:
     found = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):([\dx]+)", name)
     if found is None or found[2] not in (*CHIPS, "cpu"):
         raise UserError(
-            f"topology {name!r} is unknown: {_cloud_name_hint(name)}give a chip "
-            f"({', '.join(CHIPS)}) and a shape or number, as v5p:8x8x8 or h100:8, several slices "
-            "or hosts as 4*v6e:16x16 or 2*h100:8, or virtual devices as cpu:512; flaxzoo bench "
-            "runs on the devices of this machine"
+            f"topology {name!r} is unknown: give a chip ({', '.join(CHIPS)}) and a shape or a "
+            "number of chips, as v5p:8x8x8 or h100:8, several slices or hosts as 4*v6e:16x16 or "
+            "2*h100:8, or virtual devices as cpu:512; flaxzoo bench runs on the devices of this "
+            "machine"
         )
     units, kind, shape = int(found[1] or 1), found[2], found[3]
     if kind == "cpu":
-        if found[1] or not shape.isdecimal() or not 1 <= int(shape) <= MAX_CPU_DEVICES:
-            raise UserError(
-                f"topology {name!r}: give a number of virtual devices from 1 to "
-                f"{MAX_CPU_DEVICES}, as cpu:512"
-            )
+        require(
+            not found[1] and shape.isdecimal() and 1 <= int(shape) <= MAX_CPU_DEVICES,
+            f"topology {name!r}: give a number of virtual devices from 1 to {MAX_CPU_DEVICES}, as "
+            "cpu:512",
+        )
         return Topology(name, None, 1, (int(shape),))
     chip = CHIPS[kind]
-    if shape not in chip.shapes:
-        raise UserError(
-            f"topology {name!r}: {kind} has no shape {shape}: choose from {', '.join(chip.shapes)}"
-        )
-    if not 1 <= units <= MAX_UNITS:
-        raise UserError(f"topology {name!r}: give from 1 to {MAX_UNITS} {chip.unit}s")
+    require_one_of(f"topology {name!r}: shape", shape, chip.shapes)
+    require(1 <= units <= MAX_UNITS, f"topology {name!r}: give from 1 to {MAX_UNITS} {chip.unit}s")
     return Topology(name, chip, units, tuple(map(int, shape.split("x"))))
-
-
-def _cloud_name_hint(name: str) -> str:
-    """Returns a hint for Google Cloud's name of a machine, such as v5p-16, or nothing."""
-    found = re.fullmatch(r"(v4|v5litepod|v5e|v5p|v6e)-(\d+)", name)
-    if found is None:
-        return ""
-    kind = found[1].replace("litepod", "e")
-    # The number in these names counts cores. A chip of v4 or v5p has two cores.
-    cores_per_chip = 2 if kind in ("v4", "v5p") else 1
-    shapes = {math.prod(map(int, shape.split("x"))): shape for shape in CHIPS[kind].shapes}
-    shape = shapes.get(int(found[2]) // cores_per_chip)
-    return f"its chips are {kind}:{shape}; " if shape else ""

@@ -26,11 +26,10 @@ def test_names(name, slices, devices):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5p:3x3x3", r"v5p has no shape 3x3x3: .*2x2x1, 2x2x2"),
-        ("v5e:4x4x4", "v5e has no shape 4x4x4"),
-        ("v5litepod-8", "its chips are v5e:2x4; give a chip"),
-        ("v5p-16", "its chips are v5p:2x2x2; give a chip"),
-        ("a100:16", "a100 has no shape 16: choose from 1, 2, 4, 8"),
+        ("v5p:3x3x3", r"shape must be one of 2x2x1, 2x2x2, .* got '3x3x3'"),
+        ("v5e:4x4x4", r"shape must be .* got '4x4x4'"),
+        ("v5p-16", "give a chip"),
+        ("a100:16", "shape must be one of 1, 2, 4, 8, got '16'"),
         ("a100-80gb:8", "give a chip .*a100-40gb, a100, h100"),
         ("0*h100:8", "give from 1 to 64 hosts"),
         ("v9:2x2", r"topology 'v9:2x2' is unknown: give a chip \(v4, v5e, v5p, v6e, l4"),
@@ -85,7 +84,7 @@ def test_a_program_may_use_the_part_of_a_gpu_that_jax_takes(monkeypatch):
             assert h100.usable_memory == int(0.9 * h100.memory)
             for value in ("most", "90", "0", "nan"):
                 patch.setenv(name, value)
-                with pytest.raises(UserError, match=f"{name} '{value}' is no number above 0 and"):
+                with pytest.raises(UserError, match=f"{name} must be .* got '{value}'"):
                     parse_topology("h100:1").environment()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .parser import Computation, HloProgram, Instruction, root
+from .parser import Computation, HloProgram, Instruction, integers, root
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -128,13 +128,13 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
         num_devices: The number of devices that the program runs on.
     """
     if permuted := _PERMUTED.search(attributes):
-        pairs = [tuple(_integers(pair)) for pair in permuted[1].split("},{")]
+        pairs = [tuple(integers(pair)) for pair in permuted[1].split("},{")]
         # A device that keeps its array sends nothing, so look for a pair of different devices.
         return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
-        return tuple(_integers(listed[1]))
+        return tuple(integers(listed[1]))
     if iota := _IOTA.search(attributes):
-        shape, sizes, order = (_integers(x) for x in iota.groups(default=""))
+        shape, sizes, order = (integers(x) for x in iota.groups(default=""))
         ids = np.arange(num_devices).reshape(sizes).transpose(order or None)
         return tuple(ids.reshape(shape)[0].tolist())
     if mesh := _MESH.search(attributes):
@@ -163,10 +163,6 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
         index += [0, slice(None), 0]
     ids = np.arange(num_devices)
     if layout := _DEVICE_ORDER.fullmatch(order):
-        sizes, permutation = (_integers(x) for x in layout.groups(default=""))
+        sizes, permutation = (integers(x) for x in layout.groups(default=""))
         ids = ids.reshape(sizes).transpose(permutation or None)
     return tuple(ids.reshape(shape)[tuple(index)].flatten().tolist())
-
-
-def _integers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n]

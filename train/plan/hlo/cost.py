@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from .kernels import kernel_flops
-from .parser import Computation, HloArray, HloProgram, Instruction, root
+from .parser import Computation, HloArray, HloProgram, Instruction, integers, root
 
 _NO_TRAFFIC = frozenset(
     """parameter constant get-tuple-element tuple bitcast while conditional call partition-id
@@ -19,24 +19,20 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 def matmul_flops(program: HloProgram) -> int:
     """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels."""
+    counts = {"dot": _dot_flops, "convolution": _convolution_flops, "custom-call": kernel_flops}
     total = 0.0
     for computation, runs in program.runs(fused=True):
         for instruction in computation.values():
-            if instruction.opcode == "dot":
-                total += runs * _dot_flops(instruction, computation)
-            elif instruction.opcode == "convolution":
-                total += runs * _convolution_flops(instruction, computation)
-            elif instruction.opcode == "custom-call":
-                total += runs * kernel_flops(instruction, computation)
+            if count := counts.get(instruction.opcode):
+                total += runs * count(instruction, computation)
     return round(total)
 
 
 def _dot_flops(dot: Instruction, computation: Computation) -> int:
     left = computation[dot.operands[0]].arrays[0].shape
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
-    contracted = [int(n) for n in found[1].split(",") if n] if found else []
     # `depth` is k, and the result has m · n elements.
-    depth = math.prod(left[axis] for axis in contracted)
+    depth = math.prod(left[axis] for axis in integers(found[1] if found else ""))
     return 2 * depth * math.prod(dot.arrays[0].shape)
 
 

@@ -66,7 +66,7 @@ class Instruction:
     def arrays(self) -> tuple[HloArray, ...]:
         """The types of the result: one, or all elements of a tuple."""
         return tuple(
-            HloArray(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
+            HloArray(dtype, tuple(integers(dims)), "S(1)" in layout)
             for dtype, dims, layout in _ARRAY.findall(self.result)
         )
 
@@ -102,6 +102,11 @@ class Instruction:
 
 Computation = dict[str, Instruction]
 """Name → instruction, in the order of execution."""
+
+
+def integers(text: str) -> list[int]:
+    """Returns the integers of a printed list without brackets: `2,3`, or the empty text."""
+    return [int(n) for n in text.split(",") if n]
 
 
 def root(computation: Computation) -> Instruction:
