@@ -156,7 +156,7 @@ class OptionParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unexpected[0]!r}")
         # Errors of the library name fields; `with_flags` replaces them with these options.
         _flags.clear()
-        _flags.update(_names_of_fields(self._actions))
+        _flags.update({x.dest: x.option_strings[0] for x in self._actions if x.option_strings})
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -174,17 +174,11 @@ def with_flags(message: str) -> str:
     becomes `--data.no-shuffle`. A one-word field is replaced only at the start of a message that
     says what its value must be, because it may also be an ordinary word.
     """
-    plain = [name for name in _flags if name.isalpha()]
-    marked = [name for name in _flags if name not in plain]
-    if marked:
-        # Longest first, so that a name wins over its own prefix. Do not match inside paths,
-        # quotes or longer names.
-        names = "|".join(map(re.escape, sorted(marked, key=len, reverse=True)))
-        pattern = rf"(?<![\w./'\"`-])({names})(?![\w/'\"`-]|\.\w)"
-        message = re.sub(pattern, lambda found: _flags[found[1]], message)
-    if plain:
-        pattern = rf"^((?:\w+: )?)({'|'.join(plain)})(?= (?:\S+ )?must )"
-        message = re.sub(pattern, lambda found: found[1] + _flags[found[2]], message)
+    # Do not match inside paths, quotes or longer names.
+    word = r"(?<![\w./'\"`-])([a-z]\w*(?:[._]\w+)+)(?![\w/'\"`-]|\.\w)"
+    message = re.sub(word, lambda found: _option_named(found[1]), message)
+    start = r"^((?:\w+: )?)([a-z]+)(?= (?:\S+ )?must )"
+    message = re.sub(start, lambda found: found[1] + _flags.get(found[2], found[2]), message)
     # Write booleans as switches: `--x False` becomes `--no-x`, `--x True` becomes `--x`.
     message = re.sub(r"(--(?:[\w-]+\.)*)([\w-]+) False\b", r"\1no-\2", message)
     return re.sub(r"(--[\w.-]+) True\b", r"\1", message)
@@ -195,26 +189,13 @@ def forget_flags() -> None:
     _flags.clear()
 
 
-def _names_of_fields(actions: Iterable[argparse.Action]) -> dict[str, str]:
-    """Maps every unambiguous name of a field to its option.
+def _option_named(name: str) -> str:
+    """Returns the option of a field, or the name if it does not tell which option it is.
 
     `data.tokenizer.path` is also known as `tokenizer.path`, and `model.d_model` as `d_model`.
     """
-    flags: dict[str, str] = {}
-    ambiguous: set[str] = set()
-    for action in actions:
-        if not action.option_strings:
-            continue
-        flags[action.dest] = action.option_strings[0]
-        parts = action.dest.split(".")
-        # Add each suffix of the dotted name. One-word suffixes are too common to be safe.
-        for start in range(1, len(parts)):
-            name = ".".join(parts[start:])
-            if name.isalpha() or flags.get(name) not in (None, action.option_strings[0]):
-                ambiguous.add(name)
-            flags.setdefault(name, action.option_strings[0])
-    whole = {action.dest for action in actions}
-    return {name: flag for name, flag in flags.items() if name in whole or name not in ambiguous}
+    similar = {flag for field, flag in _flags.items() if field.endswith(f".{name}")}
+    return _flags.get(name) or (similar.pop() if len(similar) == 1 else name)
 
 
 def _looks_like_option(word: str) -> bool:
