@@ -207,7 +207,7 @@ def main() -> int:
         LEDGER.write_text(text + "\n", encoding="utf-8")
     if bad and options.check:
         print(f"grown by more than {TOLERANCE:.0%}: {'; '.join(bad)}")
-        print("mend that, or accept it: python tests/benchmarks/ledger.py --write")
+        print("correct that, or accept it: python tests/benchmarks/ledger.py --write")
         return 1
     return 0
 

@@ -304,10 +304,10 @@ def add_option(
     # A positional argument, which argparse requires by itself.
     marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
     if marks:
-        return group.add_argument(name, type=_reader(item), metavar=marks[0].name, help=text)
+        return group.add_argument(name, type=reader(item), metavar=marks[0].name, help=text)
     return group.add_argument(
         flag,
-        type=_reader(item),
+        type=reader(item),
         nargs="*" if several else None,
         metavar=_METAVARS.get(kind) or f"{{{','.join(get_args(kind))}}}",
         dest=name,
@@ -347,8 +347,11 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _reader(hint: Any) -> Callable[[str], Any]:
-    """Returns a function that converts a word to a type; it reads the word `None` as None."""
+def reader(hint: Any) -> Callable[[str], Any]:
+    """Returns a function that converts a word to a type and checks its range.
+
+    The word `None` is read as None if the type has it.
+    """
     kind = _plain(hint)
     convert = kind if kind in (int, float, Path) else str
 

@@ -142,7 +142,8 @@ def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield f"  batch         {format_bytes(plan.batch_bytes)}"
     if plan.rollout_bytes is not None:
         cache = f"{format_bytes(plan.cache_bytes)} of keys and values"
-        yield f"  a rollout     {format_bytes(plan.rollout_bytes)} beside the state, with {cache}"
+        size = format_bytes(plan.rollout_bytes)
+        yield f"  a rollout     {size} in addition to the state, with {cache}"
     if plan.temp_bytes is None:
         yield f"  temp buffers  {_uncompiled(plan)}: the step was not compiled"
     else:

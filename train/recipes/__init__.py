@@ -67,24 +67,10 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
             recipe has a fixed size.
     """
     if name not in RECIPES:
-        if name in presets():
-            raise UserError(
-                f"{name} is a preset, not a recipe: train it by its family's recipe, "
-                f"flaxzoo train {family_of_preset(name)} --preset {name}"
-            )
-        # A user may confuse recipes with run folders.
-        if (Path(name) / "config.json").is_file():
-            raise UserError(
-                f"{name} is a folder with a model, not a recipe: give the run's recipe and "
-                f"--workdir {name} to resume it, or a recipe and --init-from {name} to begin with "
-                "its parameters"
-            )
-        if "/" in name:
-            raise UserError(f"{name} is no recipe, and no such folder: see flaxzoo list")
-        raise UserError(f"no recipe named {name!r}: {suggest(name, list(RECIPES))}")
+        raise UserError(_unknown(name))
     if preset is None:
         return RECIPES[name].config
-    if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
+    if name in FAMILIES and preset not in presets():
         own = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
     # Recipes of post-training take a model of any family.
@@ -97,3 +83,20 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
             f"flaxzoo train {family} --preset {preset}"
         )
     return of_preset(preset)
+
+
+def _unknown(name: str) -> str:
+    """Returns the message for a name that is not a recipe."""
+    if name in presets():
+        family = family_of_preset(name)
+        return (
+            f"{name} is a preset, not a recipe: use its family's recipe, "
+            f"flaxzoo train {family} --preset {name}"
+        )
+    # A user may confuse recipes with run folders.
+    if (Path(name) / "config.json").is_file():
+        return (
+            f"{name} is a folder with a model, not a recipe: give the run's recipe and "
+            f"--workdir {name} to resume it, or a recipe and --init-from {name} to start from it"
+        )
+    return f"no recipe named {name!r}: {suggest(name, list(RECIPES))}"

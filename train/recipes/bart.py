@@ -37,11 +37,9 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train bart-denoising\n"
             "Expect a validation loss of about 3.54 nats per token. The text, and therefore the "
-            "vocabulary, differs\n"
-            "between Python versions.\n"
-            "30 % of the tokens are masked in spans (Poisson, 3 on average), and the sentences are "
-            "shuffled, as in\n"
-            "Lewis et al. 2020, section 2.2. The mask is <extra_id_0>:\n"
+            "vocabulary, differs between Python versions.\n"
+            "30 % of the tokens are masked in spans (Poisson, 3 on average), and the sentences are"
+            " shuffled, as in Lewis et al. 2020, section 2.2. The mask is <extra_id_0>:\n"
             "echo 'The for <extra_id_0> is used to' | flaxzoo translate runs/bart-denoising "
             "--input -"
         ),
@@ -74,8 +72,7 @@ RECIPES: dict[str, Recipe] = {
         summary="A BART or mBART of any published size restores your own text.",
         details=(
             "Run: flaxzoo train bart --preset bart-base --data.source 'text:books/*.txt#block'\n"
-            "The vocabulary is trained on the text, and the size of the embedding follows from "
-            "it.\n"
+            "The vocabulary is trained on the text, and determines the size of the embedding.\n"
             "flaxzoo train text-to-text --preset bart-base trains it on pairs of texts."
         ),
         config=_of_size("bart-base"),

@@ -194,11 +194,9 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train bert --preset bert-small --data.source "
             "'text:books/*.txt#sentences'\n"
-            "The vocabulary is trained on the text, and the size of the embedding follows "
-            "from it. The\n"
-            "learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and "
-            "larger in\n"
-            "proportion for narrower models."
+            "The vocabulary is trained on the text, and the size of the embedding follows from it."
+            " The learning rate is 1e-4 at a width of 768 (Devlin et al. 2019, appendix A.2) and "
+            "larger in proportion for narrower models."
         ),
         config=of_size("bert-base"),
         of_preset=of_size,
@@ -228,12 +226,11 @@ RECIPES: dict[str, Recipe] = {
         summary="BERT-large in one phase: 1,000,000 steps of 256 random halves of 512 tokens.",
         details=(
             "Run: flaxzoo train bert-large-one-phase\n"
-            "With books: --data.source 'tfds:wikipedia/20230601.en#text + text:books/*.txt'\n"
+            "With books: --data.source 'tfds:wikipedia/20230601.en#text + text:books/*.txt' "
             "Pretraining as lectures tell it: 512 tokens from a random position, or two halves "
-            "from two\n"
-            "parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 billion words "
-            "of\n"
-            "Wikipedia and BooksCorpus; Devlin et al. 2019 print 40 epochs, some lectures 50."
+            "from two parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 "
+            "billion words of Wikipedia and BooksCorpus; Devlin et al. 2019 print 40 epochs, some "
+            "lectures 50."
         ),
         config=_one_phase(),
     ),
@@ -254,7 +251,7 @@ RECIPES: dict[str, Recipe] = {
         summary="Classify reviews by a bag of words: embeddings and global max-pooling.",
         details=(
             "Run: flaxzoo train reviews-bag\n"
-            "No attention and no positions: the order of the words changes nothing. The built-in\n"
+            "No attention and no positions: the order of the words changes nothing. The built-in "
             "reviews have a part whose label depends on their order alone (accuracy_order)."
         ),
         config=_reviews(0, "none", "max"),

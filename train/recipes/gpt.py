@@ -132,9 +132,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         details=(
             "Run: flaxzoo train quickstart\n"
-            "Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte. "
-            "The text,\n"
-            "and therefore the vocabulary, differs between Python versions."
+            "Expect a validation loss of 4.0 to 4.5 nats per token, 1.6 to 1.7 bits per byte. The "
+            "text, and therefore the vocabulary, differs between Python versions."
         ),
         config=QUICKSTART,
     ),
@@ -142,11 +141,9 @@ RECIPES: dict[str, Recipe] = {
         summary="The same with the changes that an architecture search found (Primer).",
         details=(
             "Run: flaxzoo train primer-quickstart\n"
-            "The two that matter most (So et al. 2021): squared ReLU, and a convolution over three "
-            "tokens\n"
-            "after the projections of attention. Everything else is as in `quickstart`, the steps "
-            "and the\n"
-            "sizes too.\n"
+            "The two that matter most (So et al. 2021): squared ReLU, and a convolution over three"
+            " tokens after the projections of attention. Everything else is as in `quickstart`, "
+            "the steps and the sizes too.\n"
             "Expect a validation loss about 0.3 nats per token below that of `quickstart`."
         ),
         config=dataclasses.replace(
@@ -199,9 +196,9 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train in-context\n"
             "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
             "builtin:patterns#copy,reverse,count\n"
-            "It sees random tasks, each through examples of it alone, and is asked about tasks "
-            "that it has\n"
-            "never seen: without examples it knows no answer, and accuracy rises with their number."
+            "It sees random tasks, each through examples of it alone, and is tested on tasks "
+            "that it has never seen: without examples it knows no answer, and accuracy rises with "
+            "their number."
         ),
         config=IN_CONTEXT,
     ),
@@ -209,11 +206,9 @@ RECIPES: dict[str, Recipe] = {
         summary="A GPT of any published size on your own text.",
         details=(
             "Run: flaxzoo train gpt --preset gpt2-large --data.source 'text:books/*.txt#block'\n"
-            "The vocabulary is trained on the text, and the size of the embedding follows "
-            "from it. The\n"
-            "learning rate is 6e-4 at a width of 768 and smaller in proportion for wider "
-            "models, which is\n"
-            "near the rates of Brown et al. 2020, table 2.1."
+            "The vocabulary is trained on the text, and the size of the embedding follows from it."
+            " The learning rate is 6e-4 at a width of 768 and smaller in proportion for wider "
+            "models, which is near the rates of Brown et al. 2020, table 2.1."
         ),
         config=_of_size("gpt2"),
         of_preset=_of_size,

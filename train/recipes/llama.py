@@ -13,7 +13,7 @@ RECIPES: dict[str, Recipe] = {
         summary="A small Llama on the English prose that every Python ships.",
         details=(
             "Run: flaxzoo train llama-quickstart\n"
-            "Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and\n"
+            "Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and "
             "therefore the vocabulary, differs between Python versions.\n"
             "The sizes are those of `quickstart`, with two key/value heads for the four query "
             "heads."
@@ -48,11 +48,9 @@ RECIPES: dict[str, Recipe] = {
         summary="A Llama of any published size on your own text.",
         details=(
             "Run: flaxzoo train llama --preset llama2-7b --data.source 'text:books/*.txt#block'\n"
-            "The vocabulary is trained on the text, and the size of the embedding follows "
-            "from it. The\n"
-            "learning rate is 3e-4 at a width of 4,096 (Touvron et al. 2023, table 2) and "
-            "smaller in\n"
-            "proportion for wider models."
+            "The vocabulary is trained on the text, and the size of the embedding follows from it."
+            " The learning rate is 3e-4 at a width of 4,096 (Touvron et al. 2023, table 2) and "
+            "smaller in proportion for wider models."
         ),
         config=of_size("llama-7b"),
         of_preset=of_size,

@@ -103,12 +103,10 @@ RECIPES: dict[str, Recipe] = {
         summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
         details=(
             "Run: flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
-            "It begins with the run runs/quickstart, which flaxzoo train quickstart makes; "
-            "--init-from\n"
-            "names another model, of any size. flaxzoo chat runs/sft talks to the result. "
-            "The records\n"
-            "are told apart by their keys: messages, prompt and completion, instruction and "
-            "output …"
+            "It starts from the run runs/quickstart, which flaxzoo train quickstart makes; "
+            "--init-from names another model, of any size. flaxzoo chat runs/sft talks to the "
+            "result. The records are distinguished by their keys: messages, prompt and completion, "
+            "instruction and output …"
         ),
         config=SFT,
         of_model=of_any_size(SFT),
@@ -118,9 +116,8 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train calculations\n"
             "Talk to it with flaxzoo chat runs/calculations --tools arithmetic. Asked for a "
-            "product it\n"
-            "writes a call, reads the result, and repeats it. Without the tool its answers are "
-            "wrong."
+            "product it writes a call, reads the result, and repeats it. Without the tool its "
+            "answers are wrong."
         ),
         config=CALCULATIONS,
     ),
@@ -128,8 +125,8 @@ RECIPES: dict[str, Recipe] = {
         summary="A reward model that learns from preferences which of two answers is better.",
         details=(
             "Run: flaxzoo train reward --data.source jsonl:hh.train.jsonl.gz\n"
-            "It begins with the run runs/sft, whose language model's head gives way to one of a "
-            "single number."
+            "It starts from the run runs/sft and replaces the head of the language model with a "
+            "head of a single number."
         ),
         config=REWARD,
         of_model=of_any_size(REWARD),
@@ -138,7 +135,7 @@ RECIPES: dict[str, Recipe] = {
         summary="Direct preference optimization: a language model learns from preferences.",
         details=(
             "Run: flaxzoo train dpo --data.source jsonl:hh.train.jsonl.gz\n"
-            "It begins with the run runs/sft, which is also the reference that it is held near."
+            "It starts from the run runs/sft, which is also the reference model of the loss."
         ),
         config=DPO,
         of_model=of_any_size(DPO),

@@ -69,7 +69,7 @@ PPO = dataclasses.replace(
 )
 
 _BEGINS = (
-    "It begins with the run runs/sums (flaxzoo train sums), whose model is right about half of\n"
+    "It starts from the run runs/sums (flaxzoo train sums), whose model is right about half of\n"
     "the time; --init-from names another model, of any size, and --data.source the prompts: JSON\n"
     "lines with prompt, or messages, and what rewards read, such as answer. The validation loss\n"
     "is the mean reward, negated."
@@ -89,7 +89,7 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train sums\n"
             "     flaxzoo train grpo\n"
-            "It is what grpo, rloo and ppo begin with."
+            "The recipes grpo, rloo and ppo start from this run."
         ),
         config=SUMS,
     ),

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.tasks.span_corruption import SpanCorruptionData
 from ...data.tasks.translation import TextToTextData
 from ...data.tokenizers.training import TokenizerConfig
@@ -47,11 +47,11 @@ _TEXT_TO_TEXT = TrainConfig(
 
 def _text_to_text(model: TransformerConfig) -> TrainConfig:
     """Returns the settings of `text-to-text` for a published encoder-decoder of any family."""
-    if "seq2seq_lm" not in model.heads:
-        raise UserError(
-            f"a {registry.family_name(model)} writes no text for another one: choose an "
-            "encoder-decoder, such as t5-small or bart-base"
-        )
+    require(
+        "seq2seq_lm" in model.heads,
+        f"{registry.family_name(model)} has no head seq2seq_lm: choose an encoder-decoder, such "
+        "as t5-small or bart-base",
+    )
     return dataclasses.replace(
         _TEXT_TO_TEXT,
         # The vocabulary grows to the size of the tokenizer.
@@ -90,14 +90,13 @@ RECIPES: dict[str, Recipe] = {
         summary="A small T5 1.1 fills gaps in the English prose that every Python ships.",
         details=(
             "Run: flaxzoo train t5-quickstart\n"
-            "Expect a validation loss of about 3.71 nats per token of the targets. The text, and\n"
+            "Expect a validation loss of about 3.71 nats per token of the targets. The text, and "
             "therefore the vocabulary, differs between Python versions.\n"
-            "A run that begins with this one keeps its vocabulary: for other languages, train on "
-            "their text\n"
-            "(--data.source), with --data.noise-density 0.5 if the run is short.\n"
+            "A run that starts from this one keeps its vocabulary: for other languages, train on "
+            "their text (--data.source), with --data.noise-density 0.5 if the run is short.\n"
             "Gaps in a text are marked by <extra_id_0>, <extra_id_1>, …:\n"
-            "echo 'The for <extra_id_0> is used to' | flaxzoo translate runs/t5-quickstart "
-            "--input -"
+            "echo 'The for <extra_id_0> is used to' | flaxzoo translate runs/t5-quickstart --input"
+            " -"
         ),
         config=TrainConfig(
             model=_SMALL,
@@ -120,12 +119,10 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train text-to-text --init-from runs/t5-quickstart --data.source "
             "'jsonl:pairs.jsonl#question,answer'\n"
-            "The source has the forms of sentence pairs (jsonl:, tsv:, pairs:, tfds:; see the data "
-            "guide), by\n"
-            "default numbers that are spelled in English and French. --data.target-length is for "
-            "targets that are\n"
-            "shorter than their sources. flaxzoo evaluate prints exact matches, ROUGE, BLEU and "
-            "chrF.\n"
+            "The source has the forms of sentence pairs (jsonl:, tsv:, pairs:, tfds:; see the data"
+            " guide), by default numbers that are spelled in English and French. "
+            "--data.target-length is for targets that are shorter than their sources. flaxzoo "
+            "evaluate prints exact matches, ROUGE, BLEU and chrF.\n"
             "--preset has the published sizes of T5, mT5, BART, mBART and the Transformer."
         ),
         config=_TEXT_TO_TEXT,
@@ -136,10 +133,8 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train t5 --preset t5-v1.1-small --data.source 'text:books/*.txt#block'\n"
             "The vocabulary is trained on the text, gets 100 sentinels, and the size of the "
-            "embedding\n"
-            "follows from it. 15 % of the tokens are dropped in spans of 3 on average, and "
-            "sequences\n"
-            "have 512 tokens, as in Raffel et al. 2020, sections 3.1.2 and 3.1.4."
+            "embedding follows from it. 15 % of the tokens are dropped in spans of 3 on average, "
+            "and sequences have 512 tokens, as in Raffel et al. 2020, sections 3.1.2 and 3.1.4."
         ),
         config=_of_size("t5-v1.1-small"),
         of_preset=_of_size,

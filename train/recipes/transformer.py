@@ -129,9 +129,8 @@ RECIPES: dict[str, Recipe] = {
             'The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter '
             "run.\n"
             "Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \\\n"
-            "--data.validation pairs:val.en.gz,val.de.gz\n"
-            "Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a "
-            "beam of 4.\n"
+            "--data.validation pairs:val.en.gz,val.de.gz Expect 36.8 BLEU on the validation pairs "
+            "with the mean of 5 checkpoints and a beam of 4.\n"
             "Other way round: swap the names."
         ),
         config=TrainConfig(
@@ -166,9 +165,8 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train transformer --preset transformer-big --data.source "
             "pairs:train.en,train.de\n"
-            "The vocabulary is trained on the pairs, and the size of the embedding follows "
-            "from it. The\n"
-            "learning rate is that of Vaswani et al. 2017, section 5.3."
+            "The vocabulary is trained on the pairs, and the size of the embedding follows from "
+            "it. The learning rate is that of Vaswani et al. 2017, section 5.3."
         ),
         config=_of_size("transformer-base"),
         of_preset=_of_size,
@@ -185,8 +183,8 @@ RECIPES: dict[str, Recipe] = {
     "wmt14-en-de-big": Recipe(
         summary="The big Transformer on WMT 2014 English to German as published: 300,000 steps.",
         details=(
-            "Run: flaxzoo train wmt14-en-de-big, then flaxzoo average runs/wmt14-en-de-big "
-            "--last 20"
+            "Run: flaxzoo train wmt14-en-de-big, then flaxzoo average runs/wmt14-en-de-big --last "
+            "20"
         ),
         config=_wmt14("big", "de", 300_000),
     ),
@@ -202,8 +200,8 @@ RECIPES: dict[str, Recipe] = {
         summary="The big Transformer on WMT 2014 English to French as published: 300,000 steps.",
         details=(
             "Its dropout is 0.1, where the other big one has 0.3 (section 6.1).\n"
-            "Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big "
-            "--last 20"
+            "Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big --last "
+            "20"
         ),
         config=_wmt14("big", "fr", 300_000, dropout_rate=0.1),
     ),

@@ -181,7 +181,7 @@ def rewards_of(
         open_model: opens the reward model in a folder.
 
     Raises:
-        UserError: there are no rewards, one is unknown, or the number of weights differs from the
+        UserError: the rewards are empty, one is unknown, or the number of weights differs from the
           number of rewards.
     """
     pairs: list[tuple[str, RewardFunction]] = []

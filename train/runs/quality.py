@@ -66,9 +66,13 @@ class QualityClassifier(PickledByFields):
         labels = self._opened[0].model.labels
         return GOOD if GOOD in labels else labels[-1]
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """A hash of the parameters, the tokenizer, the settings and the threshold."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         config, tokenizer = self._opened
         decisive = (tokenizer.fingerprint, repr(config.model), config.data.length, self.threshold)
         whole = hashlib.blake2b(repr((*decisive, self.label)).encode(), digest_size=16)

@@ -108,7 +108,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
                 f"{config.model.vocab_size:,}"
             )
     if plan is not None:
-        log(f"sizes and vocabulary: those of {plan.folder}, whatever model options say")
+        log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
     check_length(config)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     # Keep these data out of `config`, which is stored, because they may hold an open model.

@@ -363,7 +363,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "train RUN",
             "is a folder with a model, not a recipe: give the run's recipe and --workdir",
         ),
-        ("train runs/z", "flaxzoo: runs/z is no recipe, and no such folder: see flaxzoo list"),
+        ("train runs/z", "flaxzoo: no recipe named 'runs/z'"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         ("train bert-classify --model.head span", "data train the head sequence_classification:"),
         (
@@ -595,7 +595,7 @@ def test_a_beginning_that_the_recipe_names_is_no_misspelling(
     monkeypatch.chdir(tmp_path)
     status, _, shown = flaxzoo("train", recipe)
     assert status == 2
-    assert f"the recipe {recipe} begins with the run runs/{begin}" in shown
+    assert f"the recipe {recipe} starts from the run runs/{begin}" in shown
     assert f"flaxzoo train {begin}" in shown
     assert "did you mean" not in shown
     status, _, shown = flaxzoo("train", recipe, "--init-from", "runs/sft")

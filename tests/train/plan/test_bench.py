@@ -154,7 +154,7 @@ def test_synthetic_examples_have_the_shapes_of_real_ones(name):
             "--model.num-layer: did you mean --model.num-layers",
         ),
         ("quickstart 4", "unexpected argument '4' (see flaxzoo bench quickstart --help)"),
-        ("quickstart --timed-steps 0", "--timed-steps 0 must be at least 1"),
+        ("quickstart --timed-steps 0", "--timed-steps must be at least 1, got 0"),
         ("quickstart --steps -1", "--steps must be at least 0, got -1"),
         ("quickstart --mesh.fsdp 3", "do not multiply to the 8 devices"),
         ("quickstart --profile FILE", "FILE cannot be made (File exists): name another folder"),

@@ -85,7 +85,7 @@ def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
     assert cli.main(["prepare", source, str(out), *options]) == 2
     assert "rows was prepared with other settings (keep " in capsys.readouterr().err
     assert cli.main(["prepare", source, str(out), *options, "--threshold", "0.9"]) == 2
-    assert "--threshold 0.9 belongs to --keep" in capsys.readouterr().err
+    assert "--threshold 0.9 applies to" in capsys.readouterr().err
 
 
 def test_a_run_that_does_not_select_is_refused(place):

@@ -103,7 +103,7 @@ def chat_command(arguments: list[str]) -> None:
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            log("\ninterrupted: this turn is left out")
+            log("\ninterrupted: the turn is dropped")
 
 
 def _answer(conversation: "Conversation", line: str, transcript: Path | None) -> None:
@@ -121,7 +121,7 @@ def _answer(conversation: "Conversation", line: str, transcript: Path | None) ->
         print(flush=True)
     if not said.content.strip():
         cut = said.finish_reason == "length"
-        log(f"(the answer is {'white space up to its greatest length' if cut else 'empty'})")
+        log(f"(the answer is {'white space up to its maximum length' if cut else 'empty'})")
     if transcript is not None:
         conversation.save(transcript)
 
@@ -168,4 +168,4 @@ def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> N
     elif command == "/help":
         log(COMMANDS)
     else:
-        log(f"{line!r} is no command here:\n{COMMANDS}")
+        log(f"unknown command {line!r}:\n{COMMANDS}")

@@ -79,7 +79,7 @@ def prompt_command(arguments: list[str]) -> None:
     if bool(parsed.query) == (parsed.query_file is not None):
         raise UserError("prompt needs either --query TEXT or --query-file FILE")
     if parsed.pattern is not None and parsed.labels:
-        raise UserError("--pattern and --labels are two ways to say the same: give one of them")
+        raise UserError("--pattern and --labels are both given: leave one out")
     few_shot, queries = _few_shot(parsed)
     # Build all prompts first, so that a missing field fails before the model is loaded.
     prompts = [few_shot.prompt(query) for query in queries]
@@ -166,6 +166,6 @@ def _pattern(parsed: PromptArguments, first: "list[PromptExample]") -> "PromptPa
     if parsed.pattern is not None:
         return prompt_pattern(parsed.pattern)
     if not first:
-        raise UserError("without examples there is no pattern: give --pattern")
+        raise UserError("--query without --examples needs a pattern: give --pattern")
     fields = [name for name in first[0].fields if name != "task"]
     return PromptPattern.of_labels(parsed.labels, fields) if parsed.labels else pattern_for(fields)

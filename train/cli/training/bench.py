@@ -1,13 +1,14 @@
 """The command `flaxzoo bench`. It needs jax, flax and optax, and no other package."""
 
-import argparse
 import functools
 import sys
 from pathlib import Path
 
 from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt
 from ...compilation_cache import enable_compilation_cache
 from ...recipes import RECIPES
+from ..options import reader
 from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
@@ -27,10 +28,10 @@ def bench_command(arguments: list[str]) -> None:
     parser = RecipeParser("bench", arguments, DESCRIPTION, "--batch-size 8 --timed-steps 20")
     parser.add_argument(
         "--timed-steps",
-        type=_at_least_one,
+        type=reader(PositiveInt),
         default=20,
         metavar="INT",
-        help="Number of steps to time. (default: 20)",
+        help="Number of steps to time. (at least 1; default: 20)",
     )
     parser.add_argument(
         "--profile",
@@ -59,10 +60,3 @@ def bench_command(arguments: list[str]) -> None:
     print("\n".join(report(measured)))
     if parsed.profile is not None:
         print(f"trace        {parsed.profile}: open it with xprof or ui.perfetto.dev")
-
-
-def _at_least_one(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
-    return number

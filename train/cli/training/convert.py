@@ -1,11 +1,10 @@
 """The commands `flaxzoo import`, `flaxzoo export` and `flaxzoo average`."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Literal
 
-from ....data.common.errors import UserError
+from ....data.common.fields import NonNegativeInt, Positive, PositiveInt, require
 from ..options import OutputPath, RunFolder, RunName, SourceName, log, parse
 
 
@@ -28,8 +27,8 @@ def import_command(arguments: list[str]) -> None:
     parsed = parse(ImportArguments, arguments, "flaxzoo import")
     from ...convert.import_hf import import_model
 
-    told = import_model(parsed.source, parsed.output, base=parsed.base)
-    log(f"{parsed.output}: {told}")
+    summary = import_model(parsed.source, parsed.output, base=parsed.base)
+    log(f"{parsed.output}: {summary}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +45,20 @@ class ExportArguments:
     parameters. peft: the adapters of a run with --lora.rank, for the package peft."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the written parameters."""
-    file_gb: float | None = None
+    file_gb: Positive | None = None
     """Maximum size of a file in the form huggingface, in 10^9 bytes, by default 5. Tensors are
     never split."""
-    step: int | None = None
+    step: NonNegativeInt | None = None
     """The checkpoint. By default the newest."""
 
 
 def export_command(arguments: list[str]) -> None:
     """Runs `flaxzoo export RUN OUTPUT`."""
     parsed = parse(ExportArguments, arguments, "flaxzoo export")
-    if parsed.file_gb is not None and parsed.form != "huggingface":
-        raise UserError(f"--file-gb applies to the form huggingface: omit it for {parsed.form}")
-    file_gb = 5.0 if parsed.file_gb is None else parsed.file_gb
-    if not 0 < file_gb < math.inf:
-        raise UserError(f"--file-gb {file_gb} must be above 0, for example 5")
+    require(
+        parsed.file_gb is None or parsed.form == "huggingface",
+        f"--file-gb applies to --form huggingface, not to {parsed.form}: leave it out",
+    )
     from ...convert.export import export_model
 
     notes = export_model(
@@ -69,7 +67,7 @@ def export_command(arguments: list[str]) -> None:
         form=parsed.form,
         step=parsed.step,
         dtype=parsed.dtype,
-        file_bytes=int(file_gb * 1e9),
+        file_bytes=int((parsed.file_gb or 5.0) * 1e9),
     )
     for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
         log(line)
@@ -81,7 +79,7 @@ class AverageArguments:
 
     run: RunFolder
     """The run folder. Train with --keep-last N to keep N checkpoints."""
-    last: int = 5
+    last: PositiveInt = 5
     """The number of newest checkpoints to average."""
     output: Path | None = None
     """The folder to create. By default RUN-averaged."""

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ....data.common.errors import UserError
+from ....data.common.fields import Fraction, PositiveInt, Rate, require
 from ....data.packing.packing import Packing
 from ....data.prepared.shard_format import SHARDS, SUMMARY
 from ..options import Positional, SourceName, log, parse, split_at_dashes
@@ -26,16 +26,16 @@ class PrepareArguments:
     """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path
     """A folder or file, for example RUN/tokenizer or the output of `flaxzoo tokenizer train`."""
-    length: int
+    length: PositiveInt
     """Tokens in a sequence, T."""
     packing: Packing = "concat"
     """concat: fill every sequence and split documents; first-fit: keep documents whole."""
-    validation_fraction: float = 0.05
+    validation_fraction: Rate = 0.05
     """The fraction of the documents that is held out for validation."""
     keep: str | None = None
     """The run of a text classifier. Documents are kept if their label `good` (or the second of two
     labels) has at least the probability --threshold."""
-    threshold: float | None = None
+    threshold: Fraction | None = None
     """The minimum probability of a document for --keep. By default 0.5."""
 
 
@@ -47,11 +47,10 @@ def prepare_command(arguments: list[str]) -> None:
     from ....data.prepared.apache_beam import beam_workers
     from ....data.prepared.write_shards import prepare, total_left_out
 
-    if parsed.threshold is not None and parsed.keep is None:
-        raise UserError(
-            f"--threshold {parsed.threshold} belongs to --keep, which names a classifier: give "
-            "both or neither"
-        )
+    require(
+        parsed.threshold is None or parsed.keep is not None,
+        f"--threshold {parsed.threshold} applies to the classifier of --keep: give both or neither",
+    )
     selector = None
     if parsed.keep is not None:
         from ...runs.quality import THRESHOLD, QualityClassifier

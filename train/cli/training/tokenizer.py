@@ -3,6 +3,7 @@
 import dataclasses
 
 from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, require
 from ....data.tokenizers.training import TokenizerKind
 from ..options import OutputPath, SourceName, log, parse
 
@@ -17,7 +18,7 @@ class TokenizerArguments:
     """The folder to create."""
     kind: TokenizerKind = "byte-bpe"
     """The kind of tokenizer."""
-    vocab_size: int | None = None
+    vocab_size: PositiveInt | None = None
     """Number of tokens, including special tokens. Not for the kind characters."""
 
 
@@ -35,8 +36,7 @@ def tokenizer_command(arguments: list[str]) -> None:
         "flaxzoo tokenizer train",
         renamed={"data.tokenizer.vocab_size": "--vocab-size", "data.tokenizer.kind": "--kind"},
     )
-    if parsed.output.exists():
-        raise UserError(f"{parsed.output} exists: give a folder that does not")
+    require(not parsed.output.exists(), f"{parsed.output} exists: give a folder that does not")
     from ....data.sources.load_documents import load_documents
     from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 

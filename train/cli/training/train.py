@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
-from ..options import log, parse, split_at_dashes, with_flags
+from ..options import log, parse, reader, split_at_dashes, with_flags
 from ..recipe_options import RecipeParser, default_workdir
 
 
@@ -76,18 +77,21 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
     )
     parser.groups["devices"].add_argument(
         "--rendezvous-timeout",
-        type=int,
+        type=reader(PositiveInt),
         default=300,
         metavar="INT",
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
     parsed, config = parser.read_recipe()
     # A recipe that starts from another recipe's run needs that run first.
-    begin, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
-    if begin is not None and not (hasattr(parsed, "init_from") or is_begun or Path(begin).exists()):
+    init_from, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
+    if init_from is None or hasattr(parsed, "init_from") or is_begun:
+        return parsed, config
+    if not Path(init_from).exists():
         raise UserError(
-            f"the recipe {arguments[0]} begins with the run {begin}, which does not exist: make it "
-            f"first, flaxzoo train {Path(begin).name}, or name another model by --init-from"
+            f"the recipe {arguments[0]} starts from the run {init_from}, which does not exist: "
+            f"create it with flaxzoo train {Path(init_from).name}, or name another model with "
+            "--init-from"
         )
     return parsed, config
 
@@ -99,7 +103,7 @@ class LaunchArguments:
     The command to run follows two dashes: flaxzoo launch --processes 2 -- train quickstart
     """
 
-    processes: int
+    processes: PositiveInt
     """The number of processes. It must divide the number of GPUs, if there are any."""
 
 

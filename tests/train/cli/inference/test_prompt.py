@@ -142,7 +142,7 @@ def test_completions_of_a_file(flaxzoo):
     ("command", "message"),
     [
         ("prompt run --examples a.jsonl", "prompt needs either --query TEXT or --query-file FILE"),
-        ("prompt run --query a", "without examples there is no pattern: give --pattern"),
+        ("prompt run --query a", "give --pattern"),
         ("prompt run --query a --shots 2 --pattern question", "--shots 2 needs examples to"),
         ("prompt run --query a --queries b", "unknown option --queries: here it is --query-file"),
         ("prompt run --query a --examples a.jsonl --pattern gramar", "did you mean grammar"),
