@@ -352,7 +352,7 @@ class Ragged(Sentences):
         (Noisy, "input_ids of example 0 differs between two calls"),
         (Listed, "input_ids of example 0 is a list: give numpy arrays"),
         (Ragged, "example 1 has other arrays than example 0"),
-        (Empty, "num_examples 0 must be at least 1"),
+        (Empty, "num_examples must be at least 1, got 0"),
     ],
 )
 def test_examples_that_cannot_be_trained_on_are_refused(cls, message):
