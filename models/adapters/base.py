@@ -36,6 +36,7 @@ class Base:
             step: The checkpoint of a run.
             run: The folder of the run that trains adapters.
         """
+        # A path may be relative to the working directory, a name on the hub never is.
         folder = local_folder(source)
         checksum = checksum_of_files(_parameters(folder, step))
         if not Path(source).expanduser().exists():  # a name on the hub, found in its cache
@@ -78,6 +79,7 @@ class Base:
             folder = moved if moved.exists() else local_folder(self.folder)
         except FileNotFoundError:
             raise missing from None
+        # A base that changed would give other outputs without a warning.
         files = _parameters(folder, self.step)
         if not files:
             raise missing

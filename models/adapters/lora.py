@@ -87,6 +87,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     """Returns every linear map of a model by its path, found by tracing the model once."""
     input_axes: dict[str, int] = {}
 
+    # The trace shows how many input axes a map has, which the shape of its kernel does not.
     def note(method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if isinstance(context.module, Linear) and context.method_name == "__call__":
             input_axes["/".join(context.module.path)] = context.module.num_input_axes
@@ -95,6 +96,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     rng = jax.eval_shape(jax.random.key, 0)
     with nn.intercept_methods(note):
         shapes = by_path(jax.eval_shape(lambda rng: init_params(model, rng), rng))
+    # Kernels are [L, *inputs, *outputs] in a stack of layers, else [*inputs, *outputs].
     maps = {}
     for path, axes in input_axes.items():
         shape = shapes[f"{path}/kernel"].shape
@@ -144,6 +146,7 @@ class LoRA:
             shape = *leading, *m.inputs, self.config.rank
             flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
             flat[f"{m.path}/{B}"] = jnp.zeros((*leading, self.config.rank, *m.outputs), jnp.float32)
+        # Parameters that are fully trained join the adapters.
         trained, frozen = self.split(params, keep_initial=keep_initial)
         return join_params(trained, nested(flat)), frozen
 
@@ -202,6 +205,7 @@ class LoRA:
     ) -> Float[Array, "..."]:
         """Returns W + s · A B of a map, or of each layer's."""
         product = functools.partial(jnp.tensordot, axes=1, precision="highest")
+        # [*inputs, r] · [r, *outputs], over the axis of layers if there is one.
         product = product if linear.layers is None else jax.vmap(product)
         return kernel + self.config.scale * product(a, b)
 
@@ -216,18 +220,22 @@ class LoRA:
             adapted = isinstance(module, Linear) and context.method_name == "__call__"
             if not adapted or not module.has_variable("params", A):
                 return method(*args, **kwargs)
+            # Add the product of the two factors to the output of the map.
             y, (x,) = method(*args, **kwargs), args
             a, b = (module.get_variable("params", name).astype(y.dtype) for name in (A, B))
             if module.has_variable("params", KEYS):
                 keys = module.get_variable("params", KEYS)
-                if (rows := x.shape[0] // keys.shape[0]) > 1:  # as the choices of a question
+                # The choices of a question are several rows with one key.
+                if (rows := x.shape[0] // keys.shape[0]) > 1:
                     keys = jax.vmap(functools.partial(row_keys, num_rows=rows))(keys).reshape(-1)
                 x = dropout(x, rate, keys, "lora")
-            low = jnp.tensordot(x.astype(y.dtype), a, axes=module.num_input_axes)  # [..., r]
+            # [..., *inputs] · [*inputs, r] = [..., r]
+            low = jnp.tensordot(x.astype(y.dtype), a, axes=module.num_input_axes)
             return y + jnp.tensordot(low * scale, b, axes=1)
 
         def apply(variables: PyTree, *args: object, **kwargs: Any) -> object:
             params, rng = variables["params"], kwargs.get("rng")
+            # The keys of dropout reach the maps as variables beside the factors.
             if rate and rng is not None:
                 params = join_params(params, self._keys_of_maps(params, rng))
             with nn.intercept_methods(add):

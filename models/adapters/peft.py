@@ -144,10 +144,12 @@ class PeftAdapter:
         config = self._with_head(base)
         if not any(map(self._separates, _shared_names(config))):
             return config
+        # Untie the output, which makes one shared tensor two.
         untied = config
         if getattr(config, "tie_output", False):
             with contextlib.suppress(UserError):
                 untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
+        # Whatever still shares a tensor cannot be expressed.
         for names in filter(self._separates, _shared_names(untied)):
             changed = next(name for name in names if self._own(name))
             others = ", ".join(name for name in names if name != changed)
@@ -196,6 +198,7 @@ class PeftAdapter:
             WeightsError: A tensor belongs to no parameter, or has another shape.
         """
         mapping = module_mapping(config)
+        # An equivalent model in another order, such as one of sines, needs other factors.
         if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
             raise WeightsError(
                 f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
@@ -209,6 +212,7 @@ class PeftAdapter:
         merged, used = dict(params), set[str]()
         for rule in mapping.rules:
             flax = [shapes[path] for path in rule.flax]
+            # Keep the parameters of the base if no tensor of the rule changes.
             found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
             if not any(found) and params.keys() >= {*rule.flax}:
                 continue
@@ -248,6 +252,7 @@ class PeftAdapter:
                 f"neither {self.folder} nor its base has {name}: give the base that the adapter "
                 "was trained on"
             )
+        # An output is a linear map whose matrix has the form of an embedding.
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
             change, expected = edit.array(), shape
@@ -260,6 +265,7 @@ class PeftAdapter:
                 change = change.T
             if edit.kind == "rows":
                 expected = (len(edit.rows), *shape[1:])
+            # Without this check numpy would broadcast a change of another shape.
             if change.shape != expected or max(edit.rows, default=0) >= shape[0]:
                 raise WeightsError(
                     f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
@@ -293,6 +299,7 @@ class PeftAdapter:
         def is_common(edit: Edit) -> bool:
             return edit.kind in common_kinds and not edit.of_module
 
+        # The same change may be stored under the name of each module.
         common: list[Edit] = []
         for edit in filter(is_common, (edit for edits in found for edit in edits)):
             if not any(map(edit.equals, common)):
@@ -349,10 +356,12 @@ def _edits(
         if part is not None:
             parts.setdefault(part[1], {})[part[2]] = tensor
             continue
+        # A tensor without factors is new: a copy of a module, or the base's own in a wrapper.
         inner = bare.replace(".base_layer.", ".")
         saved = inner == bare and fields.is_saved(inner.rpartition(".")[0])
         yield inner, Edit("tensor", tensor, of_module=saved)
     for module, own in parts.items():
+        # Rows come before products, which are added to them.
         if (rows := own.pop(ROWS, None)) is not None:
             tokens = fields.trained_tokens(module, len(rows))
             yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)

@@ -69,9 +69,11 @@ def save_adapter(
         UserError: The folder is not empty, transformers has no such model, or one of its modules
             is partly frozen and partly trained.
     """
+    # Factors of the equivalent model that transformers has, by the paths of its parameters.
     config, flat = _as_exported(model.config, trained)
     mapping = module_mapping(config)
     maps = linear_maps(create(config))
+    # Reject what has no tensor, except the value head, which only training needs.
     known = {path for rule in mapping.rules for path in rule.flax}
     needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
     unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
@@ -128,6 +130,7 @@ def _adapter_of(
     adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
     if not adapted:
         return None
+    # The factors of each part, layers first, with A as [L, r, in] as peft stores it.
     factors: list[tuple[int, np.ndarray, np.ndarray]] = []
     for part, m in enumerate(parts):
         if m.path not in adapted:
@@ -138,6 +141,7 @@ def _adapter_of(
         factors.append((part, a.swapaxes(1, 2), b))
     first = factors[0][1]
     rank = first.shape[1]
+    # Parts that share one A need no larger rank. Otherwise each part has its block of ranks.
     if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
         a, blocks = first, [slice(0, rank)] * len(parts)
     else:
@@ -163,6 +167,7 @@ def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.nda
 def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
     """Returns the fields of `adapter_config.json` that say where the adapters are."""
     targets = {adapter.module: _targets(adapter, adapters, mapping) for adapter in adapters}
+    # The most frequent rank is the default; patterns list the modules with other ranks.
     (usual, _), *_ = collections.Counter(adapter.rank for adapter in adapters).most_common()
     ranks = {
         name: adapter.rank
@@ -198,6 +203,7 @@ def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMap
     adapted = {a.module for a in adapters if a.rank == adapter.rank}
     modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
     parts = adapter.module.rpartition("{i}.")[2].split(".")
+    # Try suffixes from short to long.
     for number in range(1, len(parts) + 1):
         end = ".".join(parts[-number:])
         if all(m in adapted for m in modules if f".{m}".endswith(f".{end}")):

@@ -69,6 +69,7 @@ class PeftFields(Checked):
             WeightsError: A field is not supported, or has a wrong type.
         """
         known = {field.name for field in dataclasses.fields(cls)}
+        # A false or empty value switches an unknown field off.
         for name, value in stored.items():
             if value and name not in known | UNUSED:
                 remedy = REMEDIES.get(name, MERGE)
@@ -87,6 +88,7 @@ class PeftFields(Checked):
 
     def scale(self, module: str, rank: int) -> float:
         """Returns the factor of the product of a module's adapter."""
+        # As in peft, the first pattern that matches the end of the name wins.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
         return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
@@ -114,6 +116,7 @@ class PeftFields(Checked):
 
 def _check_pattern(pattern: str) -> None:
     """Checks that a regular expression is valid and cannot take long."""
+    # A repeated group can take time exponential in the length of a name.
     if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > MAX_REPEATS:
         raise UserError(
             f"alpha_pattern {pattern!r} repeats too often: name the modules, or use up to "

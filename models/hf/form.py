@@ -130,6 +130,7 @@ class Form(Generic[Config]):
         Raises:
           WeightsError: transformers has no such model.
         """
+        # Reject what transformers lacks before anything is written.
         check_exportable(config, {**fixed, **self.allowed}, self.model_type)
         if head not in self.classes:
             raise WeightsError(f"{self.model_type} has no class with the head {head}")

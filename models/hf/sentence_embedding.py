@@ -270,6 +270,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 def _modules(file: Path) -> list[tuple[str, str]]:
     """Returns the class and the folder of each module in a `modules.json`, in order."""
+    # A file that is not a list is rejected as one module of an unknown class.
     content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
     modules = []
     for module in content if isinstance(content, list) else [content]:
@@ -279,7 +280,9 @@ def _modules(file: Path) -> list[tuple[str, str]]:
             else (str(module), "")
         )
         if path_inside(file.parent, path) is None:
-            raise WeightsError(f"{file} points to {path!r}: its modules must lie beside it")
+            raise WeightsError(
+                f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
+            )
         package, _, name = kind.rpartition(".")
         # Keep the full name of a class of another package, so that it is rejected.
         modules.append((name if package.startswith("sentence_transformers") else kind, path))
@@ -295,6 +298,7 @@ def _settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> 
 def _read_dense(folder: Path) -> Dense:
     """Reads the map of a Dense module."""
     file = folder / "config.json"
+    # Only activations of torch are known; another package may define the same name differently.
     *package, activation = str(_settings(_DENSE, file)["activation"]).split(".")
     if package[:1] != ["torch"] or activation not in ACTIVATIONS:
         raise WeightsError(

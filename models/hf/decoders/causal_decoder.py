@@ -77,6 +77,7 @@ class DecoderForm(Form[Config]):
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
+        # Own and rotary settings remove their fields; the table reads the others.
         fields = dict(hf_config)
         max_length = self._default("max_position_embeddings", fields)
         settings = self.read_own_settings(fields, source)
@@ -164,6 +165,7 @@ class DecoderForm(Form[Config]):
     def _rules(
         self, config: Config, parts: str | tuple[str, ...], name: str
     ) -> tuple[TensorRule, ...]:
+        # Several parts form one matrix, concatenated along its outputs.
         if not isinstance(parts, str):
             return (
                 TensorRule(tuple(f"layers/{p}/kernel" for p in parts), f"{name}.weight", LINEAR),

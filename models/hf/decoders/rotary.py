@@ -20,6 +20,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     Raises:
       WeightsError: Fields contradict each other, or one has a wrong type.
     """
+    # Merge all places; a value that two places give must be the same.
     rotary: JsonObject = {}
     for name in ("rope_parameters", "rope_scaling"):
         given = fields.pop(name, None)
@@ -31,6 +32,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     for name in ("rope_theta", "partial_rotary_factor"):
         if (value := fields.pop(name, None)) is not None:
             _merge(rotary, {name: value}, name, source)
+    # Null means the default.
     rotary = {name: value for name, value in rotary.items() if value is not None}
     rotary.setdefault("rope_type", "default")
     rotary.setdefault("rope_theta", default_base)
@@ -112,6 +114,7 @@ def scaling_from_hf(
             f"{source} has fields of rotary positions that nothing here honors: "
             f"{', '.join(unknown)}; take them out if the model does not depend on them"
         )
+    # Convert the names, and fill in what transformers derives from the maximum length.
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)

@@ -105,21 +105,22 @@ CROSS_ATTENTION = {
 }
 
 
-def _feed_forward(place: int, *, gated: bool) -> dict[str, str]:
-    """Returns the parts of a feed-forward block, which is sublayer number `place`."""
-    block = f"layer.{place}.DenseReluDense"
+def _feed_forward(index: int, *, gated: bool) -> dict[str, str]:
+    """Returns the parts of a feed-forward block, given the index of the sublayer."""
+    block = f"layer.{index}.DenseReluDense"
     up = {"feed_forward/gate": f"{block}.wi_0", "feed_forward/up": f"{block}.wi_1"}
     if not gated:
         up = {"feed_forward/up": f"{block}.wi"}
     return {
         **up,
         "feed_forward/down": f"{block}.wo",
-        "feed_forward_norm": f"layer.{place}.layer_norm",
+        "feed_forward_norm": f"layer.{index}.layer_norm",
     }
 
 
 def tensor_mapping(config: T5Config) -> TensorMapping:
     """Returns the tensors of a model."""
+    # One table for both halves, which files may repeat.
     rules = [*embedding("token_embedding", "shared")]
     ignored = [
         IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),
@@ -133,6 +134,7 @@ def tensor_mapping(config: T5Config) -> TensorMapping:
         names = (*names, "lm_head")
     else:
         rules += embedding("output_embedding", "lm_head")
+    # The layers of both halves. The feed-forward block is the last sublayer.
     halves = {
         "encoder": SELF_ATTENTION | _feed_forward(1, gated=config.gated),
         "decoder": SELF_ATTENTION | CROSS_ATTENTION | _feed_forward(2, gated=config.gated),
@@ -160,6 +162,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> T5Config:
     Raises:
       WeightsError: A field, or the class that wrote the model, is not supported.
     """
+    # T5 and mT5 differ in defaults and in the scale of the output.
     name = str(hf_config["model_type"])
     model_class(hf_config, CLASSES[name], source)
     settings = settings_from_hf(FIELDS[name], hf_config, source)

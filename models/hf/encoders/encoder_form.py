@@ -165,6 +165,7 @@ class EncoderForm(Form[Config]):
                 rules += _RULES[path.rpartition("_")[2]](path, prefix + name)
         rules += layer_rules("layers", prefix + self.layers, self.parts)
         # The pooler and the head.
+        # Names of a family override BERT's.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
             rules += linear("pooler", renamed.get("pooler", f"{prefix}pooler.dense"))

@@ -64,6 +64,7 @@ class GPTForm(Form[Config]):
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
         fields = dict(hf_config)
+        # Own settings remove their fields; the table reads the others.
         settings = self.read_own_settings(fields, source)
         settings |= settings_from_hf(self.fields, fields, source)
         head = self.read_head(hf_config, settings, source)
@@ -104,6 +105,7 @@ class GPTForm(Form[Config]):
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
+        # The embeddings and maps around the layers, then the layers.
         tokens, layers = self.prefix + self.tokens, self.prefix + self.layers
         rules = [*embedding("token_embedding", tokens)]
         for path, name in self.body.items():
