@@ -68,13 +68,9 @@ def test_targets_are_the_whole_texts_and_masks_change(data, tokenizer):
 
 
 def test_a_position_decides_the_batch(data, tokenizer):
-    """A run that resumes sees the batches that it would have seen; evaluation never changes."""
+    """A run that resumes sees the batches that it would have seen."""
     split = data.train_split(tokenizer, (), seed=3)
     copy = pickle.loads(pickle.dumps(split.examples))
-    other = data.train_split(tokenizer, (), seed=4).examples
-    a, b, c = (x.example(2, 1)["input_ids"] for x in (split.examples, copy, other))
-    assert (a == b).all()
-    assert (a != c).any()
     with closing(train_iterator(split.examples, batch_size=4, seed=3, num_steps=20)) as whole:
         first = [next(whole) for _ in range(9)][-1]
         state = whole.get_state()
@@ -83,8 +79,6 @@ def test_a_position_decides_the_batch(data, tokenizer):
         resumed.set_state(state)
         assert all((next(resumed)["input_ids"] == batch).all() for batch in rest)
     assert first["input_ids"].shape == (4, 48)
-    held = [data.validation_split(tokenizer, ()).examples for _ in range(2)]
-    assert (held[0].example(0, 0)["input_ids"] == held[1].example(5, 0)["input_ids"]).all()
 
 
 def test_the_mask_of_a_vocabulary(data, tokenizer, tmp_path):
