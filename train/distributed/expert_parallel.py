@@ -37,6 +37,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
         # A capacity counts the tokens of a whole sequence; otherwise tokens are independent.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
         rows = PartitionSpec(automatic(BATCH_AXES), None if whole else CONTEXT)
+        # [E, D, F] of each kernel from the model width, and [E, F, D] of the one back to it.
         of_kernels = (
             (PartitionSpec(EXPERT, WIDTH, HIDDEN),) * len(kernels.inputs),
             PartitionSpec(EXPERT, HIDDEN, WIDTH),

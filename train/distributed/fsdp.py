@@ -88,6 +88,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         return function
     # The specs of a manual program name the manual axes only.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
+    # Each device gets its rows; without the other axes the compiler divides them further.
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
     on_tpu = mesh.devices.flat[0].platform == "tpu"

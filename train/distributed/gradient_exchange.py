@@ -135,6 +135,7 @@ def gather_candidates(
         )
     if gather != "auto":
         return (gather,)
+    # Gathering once sends fewer bytes; gathering per layer always fits.
     return ("step", "layer") if mesh.shape["fsdp"] > 1 and fits and not problems else ("layer",)
 
 
@@ -168,6 +169,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
         return ""  # each device has all tokens, and the gradients of its part of the model
     is_once = way.micro_batches == 1
     often = "once a step" if is_once else "in each micro-batch"
+    # Only data parallelism: no parameters are gathered.
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if way.axes else often}"
     if way.gather == "step":

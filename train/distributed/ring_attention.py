@@ -83,13 +83,13 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
             f"rows have {call.lengths} tokens, and mesh.context {num_devices} cuts them into "
             f"{parts} equal parts"
         )
+    # The kernel itself sees one part of the queries and keys at a time.
     sizes = {"num_queries": call.num_queries // parts, "num_keys": call.num_keys // parts}
     if call.dropout_rate > 0 and sizes["num_keys"] % GROUP:
         return (
             f"the {parts} parts of a row have {sizes['num_keys']} keys, and weights are dropped in "
             f"parts of a multiple of {GROUP}"
         )
-    # The kernel itself sees one part of the queries and keys at a time.
     reason = refusal(kernel, dataclasses.replace(call, **sizes))
     return reason and reason.replace("rows have", f"the {parts} parts of a row have")
 

@@ -98,6 +98,7 @@ def _logical_axes(
     name: str, shape: tuple[int, ...], model: TransformerConfig | None
 ) -> LogicalAxes:
     """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
+    # Without a model the rules of all families together must be unambiguous.
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
@@ -174,6 +175,7 @@ def moment_spec(
         The parameter's spec without the axes that the array lacks. Scales are replicated along a
         last axis that has fewer blocks than shards.
     """
+    # Means over some axes keep the sharding of the others.
     if field in ("rows", "columns") and axes is not None:
         gone = axes.outputs if field == "rows" else axes.inputs
         return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in gone))

@@ -18,6 +18,7 @@ CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
 
 def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
     """Returns the mask of labels that belong to an answer, for rows or for pairs of rows."""
+    # The loss mask of filler is arbitrary.
     return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
 
 

@@ -52,6 +52,7 @@ def sigmoid_cross_entropy(
         labels: 1 for labels that apply, else 0.
         weights: 0 for sequences to ignore.
     """
+    # -log σ(x) for a label and -log σ(-x) otherwise, in one stable form.
     x = logits.astype(jnp.float32)
     losses = jax.nn.softplus(x) - labels * x
     return jnp.sum(jnp.where(weights != 0, weights * jnp.mean(losses, axis=-1), 0))

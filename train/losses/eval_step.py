@@ -51,6 +51,7 @@ def make_evaluate_fn(
         if adapter is not None:
             params, frozen = adapter.combine(params, frozen)
         outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
+        # As in a train step, so that both compute the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
         objective.check_counted(sums, counts)
         return sums, counts, objective.predictions(outputs)
@@ -115,5 +116,6 @@ def unigram_entropy(counts: np.ndarray) -> float:
     Args:
         counts: the frequency of each token, int [tokens]; may be 0.
     """
+    # Tokens that do not occur contribute 0 · log 0 = 0.
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

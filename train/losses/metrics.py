@@ -43,6 +43,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
     gold, predicted = (x.astype(np.int64) for x in _paired(gold, predicted))
     equal = gold == predicted
+    # With several labels an example is correct if all of them are.
     if gold.ndim == 2:
         return {
             "accuracy": float(equal.all(axis=1).mean()),
@@ -182,6 +183,7 @@ def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
     answers = [normalize_answer(text) for text in gold if text]
     if not answers:
         return float(not answer), float(not answer)
+    # The best gold answer counts, separately for both scores.
     words = answer.split()
     return float(answer in answers), max(_word_f1(right.split(), words) for right in answers)
 
@@ -304,6 +306,7 @@ def translation_scores(
     from sacrebleu.metrics.chrf import CHRF
 
     _check_texts(references, translations)
+    # The signature makes scores of different versions and settings comparable.
     scores: dict[str, float | str] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(translations), [list(references)]).score

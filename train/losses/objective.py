@@ -142,6 +142,7 @@ class Objective:
         self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None
     ) -> Outputs:
         inputs = self.inputs(batch)
+        # Each run of the model has other dropout keys.
         if isinstance(inputs, tuple):
             return tuple(
                 _bound(apply_fn, params, fold_in(rng, number))(**once)
@@ -272,6 +273,7 @@ def packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 def row_weights(batch: Batch) -> Float[Array, " B"]:
     """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
+    # [B, T], or [B, choices, T]; the first token of a row that is not filler is real.
     mask = batch["attention_mask"]
     return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
 

@@ -25,12 +25,14 @@ def pair_inputs(batch: Batch) -> Inputs:
 
 def pair_weights(batch: Batch) -> Float[Array, " B"]:
     """Returns the weight of each pair, by default 1; 0 for filler, which is all padding."""
+    # A pair is filler if both of its texts are all padding.
     real = jnp.any(batch["attention_mask"] != 0, axis=(1, 2)).astype(jnp.float32)
     return real * batch["pair_weights"] if "pair_weights" in batch else real
 
 
 def weighted_sums(values: Mapping[str, Array], weights: Float[Array, " B"]) -> Terms:
     """Returns Σ weight · value of each; values of weight 0 may be NaN."""
+    # 0 · NaN is NaN, so a product alone would not drop a value.
     return {
         name: jnp.sum(weights * jnp.where(weights > 0, value, 0.0))
         for name, value in values.items()

@@ -46,6 +46,7 @@ class CausalLMConfig(ObjectiveConfig[CausalLMData]):
 CAUSAL = Objective(
     coefficients={"next_token": 1.0},
     inputs=select_inputs("input_ids", "segment_ids", "position_ids"),
+    # Padding has segment 0.
     counts=lambda batch: {"next_token": jnp.sum(packed_weights(batch["segment_ids"]))},
     terms=lambda outputs, batch: {
         "next_token": cross_entropy(

@@ -30,6 +30,7 @@ class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
 
     def build(self, data: SequenceClassificationData) -> Objective:
         """Returns the loss for the kind of labels."""
+        # A binary target is a single label that applies or not.
         return {
             "single_label": CLASSIFICATION,
             "binary": MULTI_LABEL,
@@ -70,6 +71,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
     gold, predicted = examples.gold(), examples.decode(evaluation.predictions)
     if target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
+    # Scores need indices into the labels, which the predictions name.
     names = examples.labels
     # A single label that applies or not is scored as two classes, the second one positive.
     if target == "binary":

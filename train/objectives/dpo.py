@@ -123,6 +123,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
           frozen parameters of the train state: `init_state(params, tx, frozen=params)`.
     """
     beta = settings.beta
+    # Each maps Δ and Δ̄, arrays [B], to the loss of each pair [B].
     losses: dict[str, Callable[[Array, Array], Array]] = {
         "sigmoid": _log_sigmoid_loss(beta, 0.0),
         "robust": _log_sigmoid_loss(beta, settings.label_smoothing),
@@ -132,6 +133,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     names = ("preference", *(f"rewards/{n}" for n in _REWARDS), "logps/chosen", "logps/rejected")
 
     def counts(batch: Batch) -> Terms:
+        # A pair of weight 1/3 counts as a third of a pair.
         return dict.fromkeys(names, jnp.sum(pair_weights(batch)))
 
     def terms(outputs: Outputs, batch: Batch, reference: Outputs | None = None) -> Terms:
@@ -185,4 +187,5 @@ def answer_log_probs(outputs: Outputs, batch: Batch) -> Float[Array, "B 2"]:
     log_prob = token_log_probs(
         outputs.projection, rows_of_pairs(batch["labels"])
     ).log_prob  # [2B, T]
+    # [2B, T] → [B, 2, T]. Log-probabilities of prompts and padding may be NaN.
     return jnp.sum(jnp.where(mask, log_prob.reshape(mask.shape), 0.0), axis=-1)

@@ -69,6 +69,7 @@ class GRPOConfig(OnlineConfig):
         found = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
         }
+        # With a single update the sampling policy is the model itself.
         if self.updates_several:
             found["old_log_probs"] = scored["log_probs"]
         if self.beta:
@@ -161,6 +162,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
             divergence = jnp.exp(towards) - towards - 1
             values["kl"] = divergence
             values["policy"] += beta * (ratio * divergence if settings.correct_kl else divergence)
+        # Average over the tokens of each answer first; `counts` averages over answers.
         if loss_type == "grpo":
             values["policy"] /= lengths
         return masked_sums(values, mask)

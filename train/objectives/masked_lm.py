@@ -28,6 +28,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
         """Returns all means, perplexity, and the numbers of masked tokens and of pairs."""
         del split
+        # Perplexity is of the masked tokens alone, without the loss of next sentences.
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
         if data.next_sentence:

@@ -106,6 +106,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
     def build(self, data: PolicyData) -> Objective:
         """Returns the loss, which keeps the initial parameters in the state if β is above 0."""
+        # The divergence is from the initial model, so the state keeps it.
         return dataclasses.replace(self.loss(data), keeps_initial=self.beta > 0)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PolicyData) -> Scores:
@@ -135,6 +136,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a sampled answer."""
         del num_labels, num_choices
+        # A row has a prompt and its answer.
         row = (data.length,)
         tokens, mask = ArraySpec(row, Values.TARGET_TOKEN), ArraySpec(row, Values.MASK)
         arrays = {"input_ids": tokens, "labels": tokens, "attention_mask": mask, "loss_mask": mask}

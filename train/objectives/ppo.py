@@ -93,6 +93,7 @@ class PPOConfig(OnlineConfig):
         }
         if "reference_log_probs" not in scored:
             return metrics
+        # TRL sums over the tokens of an answer before it averages over answers.
         divergence = log_probs - scored["reference_log_probs"]
         kl = jnp.mean(sum_over_answers(divergence, loss_mask))
         return {
@@ -140,6 +141,7 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
+        # The policy learns from the tokens of answers, the values also from the token after each.
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
         return {
             _POLICY: tokens,
@@ -162,6 +164,7 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
         near = jnp.clip(outputs.values, old - epsilon_value, old + epsilon_value)
         error, near_error = jnp.square(outputs.values - returns), jnp.square(near - returns)
 
+        # Each group of terms has its own mask.
         of_policy = {
             _POLICY: jnp.maximum(plain, clipped),
             "policy/approxkl_avg": 0.5 * jnp.square(log_ratio),

@@ -84,6 +84,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
         # Rows 2i and 2i + 1 are the chosen and the rejected text of pair i.
         rewards = outputs.logits[:, 0].reshape(-1, 2)  # [B, 2]
         difference = rewards[:, 0] - rewards[:, 1]
+        # The setting holds for all pairs, the array for each pair.
         wanted = margin + batch["margin"] if "margin" in batch else margin
         values = {
             "preference": -jax.nn.log_sigmoid(difference - wanted),
@@ -95,6 +96,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
             values["centering"] = jnp.square(jnp.sum(rewards, axis=1))
         return weighted_sums(values, pair_weights(batch))
 
+    # A term without a coefficient would be computed for nothing.
     coefficients = {"preference": 1.0, "centering": centering}
     return Objective(
         coefficients={name: coefficients[name] for name in names},

@@ -50,6 +50,7 @@ class RLOOConfig(OnlineConfig):
             # The divergence is part of the reward, not of the loss.
             divergence = scored["log_probs"] - scored["reference_log_probs"]
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
+        # The baseline of an answer is the mean reward of the other answers.
         found = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
         return found | ({"old_log_probs": scored["log_probs"]} if self.updates_several else {})
 

@@ -77,6 +77,7 @@ def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
     """
 
     def counts(batch: Batch) -> Terms:
+        # Padding of the target has segment 0 and counts in no term.
         number = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
         return {"target_token": number, "nll": number, "accuracy": number}
 

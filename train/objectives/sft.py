@@ -73,5 +73,6 @@ def _counts(batch: Batch) -> Terms:
 
 
 def _terms(outputs: Outputs, batch: Batch) -> Terms:
+    # Unmarked labels have weight 0.
     result = cross_entropy(outputs.projection, batch["labels"], _weights(batch))
     return {"next_token": result.loss, "mean_token_accuracy": result.correct}

@@ -33,6 +33,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
     Raises:
         KeyError: The objective is unknown.
     """
+    # "dpo.DPOConfig": the class DPOConfig in dpo.py.
     file, _, name = OBJECTIVES[kind].partition(".")
     return getattr(import_module(f".{file}", __package__), name)
 
