@@ -173,8 +173,6 @@ def test_a_ring_is_one_device(name):
 
 DROPPING = {
     "causal 2": Case({"fsdp": 2, "context": 2, "tensor": 2}, cap=2.0),
-    "causal 4": Case({"data": 2, "context": 4}, mask="padded"),
-    "both ways 4": Case({"context": 4, "tensor": 2}, causal=False),
     "another's keys 2": Case({"data": 4, "context": 2}, False, mask="padded", num_keys=128),
     "window 4": Case({"data": 2, "context": 4}, window=90),
 }

@@ -107,17 +107,13 @@ def test_what_patterns_freeze(patterns, frozen):
         ("zzz", "choose from embedding_norm, head, layers, pooler, position_embedding, token_emb"),
     ],
 )
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_a_pattern_that_fits_nothing(name, pattern, hint):
-    tx = make_optimizer(dataclasses.replace(CONFIG, name=name, frozen=("pooler", pattern)), 10)
-    with pytest.raises(
-        ValueError, match=f"optimizer.frozen '{pattern}' matches no parameter: {hint}"
-    ):
+def test_a_pattern_that_matches_nothing_is_refused_with_similar_paths(pattern, hint):
+    tx = make_optimizer(dataclasses.replace(CONFIG, frozen=("pooler", pattern)), 10)
+    with pytest.raises(ValueError, match=f"optimizer.frozen '{pattern}' .*: {hint}"):
         jax.eval_shape(lambda: init_state(PARAMS, tx))
 
 
-def test_all_frozen():
+def test_a_model_without_trained_parameters_is_refused():
     tx = make_optimizer(dataclasses.replace(CONFIG, frozen=("layers", "[^l].*")), 10)
-    message = r"optimizer.frozen layers \[\^l\].\* freezes every parameter: leave some to train"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"optimizer.frozen layers \[\^l\].\* freezes every"):
         tx.init(PARAMS)
