@@ -17,7 +17,7 @@ def test_recipes_survive_json():
         assert from_dict(json.loads(json.dumps(to_dict(config)))) == config, name
 
 
-def test_round_trip_of_values_that_are_no_defaults(train_config):
+def test_values_that_are_not_defaults_survive_json(train_config):
     config = train_config(
         execution=models.Execution(dtype="bfloat16", layers="unroll", remat="full"),
         mesh=train.MeshConfig(data=2, fsdp=4),
@@ -62,7 +62,7 @@ def test_differences_name_each_field_with_both_values(train_config):
     }
 
 
-def test_operational_fields_are_no_difference(train_config):
+def test_operational_fields_are_not_a_difference(train_config):
     old = train_config()
     new = dataclasses.replace(
         old,

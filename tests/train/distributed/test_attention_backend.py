@@ -85,7 +85,7 @@ def test_the_capped_scores_of_gemma_2(device, said, run):
         (TPU, {"attention": "flash"}, "attention by flash attention"),
     ],
 )
-def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said, run):
+def test_the_kernel_suits_the_device_or_the_reason_is_named(device, fields, said, run):
     assert said in choose_kernel(run(**fields), device).description
 
 
@@ -105,7 +105,7 @@ def test_the_kernel_suits_the_device_or_it_is_said_why_not(device, fields, said,
         (CPU, {"attention": "xla"}, "attention by XLA"),
     ],
 )
-def test_tokens_that_lie_apart_are_attended_to_on_a_ring(device, fields, said, run):
+def test_sharded_tokens_are_attended_to_on_a_ring(device, fields, said, run):
     assert said in choose_kernel(run(**fields), device, context=2).description
 
 

@@ -311,7 +311,7 @@ BY_STEP, BY_LAYER = "gradients exchanged once a step; param", "parameters gather
 
 
 @pytest.mark.slow
-def test_a_step_that_only_the_compiler_knows_to_fit_is_compiled_anew(fitted, monkeypatch):
+def test_a_step_that_does_not_fit_is_compiled_with_another_exchange(fitted, monkeypatch):
     sharded, step, program = fitted(2_000_000)
     assert len(sharded.candidates) == 2
     assert step.exchange == sharded.exchange
@@ -375,7 +375,7 @@ def test_whole_bytes(dtype, number, expected):
     assert gradient_exchange.full_bytes(state, dtype, number) == expected
 
 
-def test_where_they_cannot_be_gathered_once():
+def test_gather_step_is_refused_where_it_cannot_work():
     with pytest.raises(UserError, match=r"gather step .* mesh.tensor is 2"):
         sharded_step("gpt", mesh_of(fsdp=4, tensor=2), gather="step")
     objective = dataclasses.replace(train.CAUSAL, whole_batch=True)
@@ -418,7 +418,7 @@ def test_where_they_cannot_be_gathered_once():
         ),
     ],
 )
-def test_the_way_is_told(sizes, options, expected):
+def test_the_exchange_is_described(sizes, options, expected):
     assert sharded_step("gpt", mesh_of(**sizes), **options).exchange == expected
 
 

@@ -155,7 +155,7 @@ def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_process_waits_for_the_others_no_longer_than_asked():
+def test_a_process_stops_waiting_for_the_others_after_the_timeout():
     environment = {
         **os.environ,
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{launch.free_port()}",
@@ -228,7 +228,7 @@ def test_the_others_are_ended_when_one_fails(monkeypatch, capfd):
     )
 
 
-def test_what_all_have_said_is_not_said_again(capfd):
+def test_an_error_of_all_processes_is_printed_once(capfd):
     assert launch.launch(python("sys.exit(2)"), 2) == 2
     assert capfd.readouterr().err == ""
 
@@ -254,7 +254,7 @@ def test_signals_are_passed_on():
     assert it.returncode == 143
 
 
-def test_gpus_are_dealt_out(monkeypatch, capfd):
+def test_gpus_are_divided_among_processes(monkeypatch, capfd):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,4,6")
     assert launch.launch(python("print(os.environ['CUDA_VISIBLE_DEVICES'])"), 2) == 0
@@ -273,7 +273,7 @@ def test_gpus_are_dealt_out(monkeypatch, capfd):
         (["--", "train", "quickstar"], "no recipe named 'quickstar': did you mean quickstart"),
     ],
 )
-def test_what_cannot_be_launched_is_told_once(capfd, arguments, message):
+def test_a_wrong_launch_command_is_refused_in_one_line(capfd, arguments, message):
     assert cli.main(["launch", "--processes", "2", *arguments]) == 2
     said = capfd.readouterr().err
     assert message in said

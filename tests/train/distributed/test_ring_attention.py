@@ -236,7 +236,7 @@ def test_splash_attention_on_a_ring(name, monkeypatch):
     assert_is_one_device(cases[name], "splash")
 
 
-def test_a_call_that_no_ring_divides_is_refused():
+def test_a_call_that_a_ring_cannot_divide_is_refused():
     call = AttentionCall(1024, 1024, 64, 64, "float32", 0.0)
     assert ring_refusal("blocks", call, 4) is None
     assert ring_refusal("splash", call, 4) is None

@@ -114,12 +114,12 @@ def test_no_rule_is_superfluous():
         ("head/classifier/kernel", (32, 3), ("fsdp", None)),
     ],
 )
-def test_where_parameters_lie(name, shape, spec):
+def test_parameters_are_sharded_along_their_logical_axes(name, shape, spec):
     found = sharding.parameter_spec(name, shape, mesh(data=2, fsdp=2, tensor=2))
     assert found == PartitionSpec(*spec)
 
 
-def test_a_parameter_that_no_row_fits():
+def test_a_parameter_without_a_rule_is_refused():
     message = r"parameter head/kernel \(3, 4\) matches 0 rules in the parameter_axes"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("head/kernel", (3, 4), mesh())
@@ -128,7 +128,7 @@ def test_a_parameter_that_no_row_fits():
         sharding.parameter_spec("other/final_norm/scale", (4,), mesh())
 
 
-def test_a_parameter_that_two_rows_fit(monkeypatch):
+def test_a_parameter_with_two_rules_is_refused(monkeypatch):
     gpt = families()["gpt"]
     twice = dataclasses.replace(gpt, parameter_axes={**gpt.parameter_axes, r"final_.*": (None,)})
     monkeypatch.setitem(families(), "gpt", twice)
@@ -137,12 +137,12 @@ def test_a_parameter_that_two_rows_fit(monkeypatch):
         sharding.parameter_spec("final_norm/scale", (4,), mesh())
 
 
-def test_a_row_of_another_rank():
+def test_a_rule_of_another_rank_is_refused():
     with pytest.raises(ValueError, match=r"final_norm/scale \(4, 4\)"):
         sharding.parameter_spec("final_norm/scale", (4, 4), mesh())
 
 
-def test_a_dimension_that_cannot_be_cut():
+def test_a_dimension_that_is_not_divisible_is_refused():
     message = (
         r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded "
         r"over mesh.tensor 2: choose it from 1, 3, or change the dimension"
@@ -177,7 +177,7 @@ def test_mesh(sizes, shape):
         {"data": -1, "fsdp": -1},
     ],
 )
-def test_mesh_of_other_than_all_devices(sizes):
+def test_a_mesh_that_does_not_cover_all_devices_is_refused(sizes):
     with pytest.raises(ValueError, match="do not multiply to the 8 devices: give sizes") as e:
         mesh(**sizes)
     for axis, size in sizes.items():
@@ -195,7 +195,7 @@ def test_batches(shape, part):
     assert {s.data.shape for s in rows.addressable_shards} == {part}
 
 
-def test_batches_that_cannot_be_dealt_out():
+def test_batches_that_cannot_be_divided_are_refused():
     sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
     with pytest.raises(ValueError, match="batch_size 6 cannot be divided over 4 devices"):
         sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)

@@ -106,13 +106,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path, losses, last, best, expected
     assert kept(tmp_path) == steps(tmp_path) == expected
 
 
-def test_a_checkpoint_without_a_loss_is_nothing_to_warn_of(tmp_path, caplog):
+def test_a_checkpoint_without_a_loss_logs_no_warning(tmp_path, caplog):
     save(tmp_path, {1: None, 2: 1.0})
     save(tmp_path, {3: None})
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_half_a_checkpoint_is_none(tmp_path):
+def test_an_incomplete_checkpoint_is_ignored(tmp_path):
     # What a process leaves that is killed while it writes.
     save(tmp_path, {1: 3.0})
     (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
@@ -123,7 +123,7 @@ def test_half_a_checkpoint_is_none(tmp_path):
     assert kept(tmp_path) == [1, 2]
 
 
-def test_folders_that_hold_no_checkpoint_hide_none(tmp_path):
+def test_folders_without_a_checkpoint_are_ignored(tmp_path):
     save(tmp_path, {15: None, 20: None})
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "99").mkdir()

@@ -282,7 +282,7 @@ def test_an_objective_that_needs_the_whole_batch_refuses_parts_of_it(config, tmp
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_what_it_was_begun_with(config, tmp_path, one_device):
+def test_a_run_resumes_only_with_its_objective_and_examples(config, tmp_path, one_device):
     config = dataclasses.replace(config, steps=2)
     contrast(config, tmp_path / "run")
     with pytest.raises(train.RunError, match=r"objective contrastive_terms \(.*\), got None"):

@@ -126,7 +126,7 @@ def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout,
 
 
 @pytest.mark.slow
-def test_another_mesh_takes_up_a_run(config, tmp_path):
+def test_a_run_resumes_on_another_mesh(config, tmp_path):
     go(config, tmp_path / "whole")
     layouts = [LAYOUTS["fsdp 2"], LAYOUTS["pmap"], {}]
     for fields, stop in zip(layouts, (4, 8, None), strict=True):
@@ -139,7 +139,7 @@ def test_another_mesh_takes_up_a_run(config, tmp_path):
         assert json.loads(one)["loss"] == pytest.approx(json.loads(other)["loss"], rel=1e-4)
 
 
-def test_losses_without_stopping_go_down_and_are_logged(config, tmp_path):
+def test_losses_decrease_and_are_logged(config, tmp_path):
     result = go(config, tmp_path / "run")
     rows = [json.loads(line) for line in lines(tmp_path / "run")]
     training = [row for row in rows if row["split"] == "train"]
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 
 
-def test_the_name_of_a_recipe_is_no_configuration(tmp_path):
+def test_the_name_of_a_recipe_is_refused_as_a_configuration(tmp_path):
     with pytest.raises(UserError, match=r"'quickstart' is not a TrainConfig: give one"):
         inspect.unwrap(train.train)("quickstart", tmp_path / "run")  # without the check of types
     assert not (tmp_path / "run").exists()

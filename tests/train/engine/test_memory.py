@@ -97,7 +97,7 @@ def test_the_lock_of_a_removed_folder_is_removed_last(config, tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
+def test_a_started_run_keeps_its_files(config, tmp_path, monkeypatch):
     train.train(config, tmp_path / "run", quiet=True)
     before = sorted((tmp_path / "run").iterdir())
     monkeypatch.setattr(start, "_foresee_memory", fail)
@@ -108,7 +108,7 @@ def test_a_run_that_was_begun_keeps_its_files(config, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
-def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, available):
+def test_a_step_that_barely_fits_is_warned_of(config, tmp_path, capsys, available):
     size = needed(config, tmp_path, capsys)
     available(int(size * 1.05))
     assert train.train(config, tmp_path / "run").finished
@@ -120,7 +120,9 @@ def test_a_step_that_hardly_fits_is_warned_of(config, tmp_path, capsys, availabl
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
-def test_a_begun_run_keeps_its_folder_and_its_batch_size(config, tmp_path, available, monkeypatch):
+def test_a_started_run_keeps_its_folder_and_its_batch_size(
+    config, tmp_path, available, monkeypatch
+):
     train.train(config, tmp_path / "run", quiet=True)
     available(100_000)
     monkeypatch.setattr(start, "check_state_fits", lambda *_, **__: None)
@@ -157,7 +159,7 @@ def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, ba
     assert not (tmp_path / "run").exists()
 
 
-def test_a_refusal_of_the_compiler_is_told(config):
+def test_an_error_of_the_compiler_names_its_reason(config):
     def compile_step():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20G of 16G\nhbm.")
 

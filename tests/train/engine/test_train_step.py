@@ -154,7 +154,7 @@ def cut_into(array):
         ("data 2 fsdp 2 tensor 2", {"up": 4, "embedding": 4, "query": 4, "position": 2}),
     ],
 )
-def test_parameters_and_moments_really_lie_in_parts(way, parts, runs):
+def test_parameters_and_moments_are_sharded(way, parts, runs):
     state = runs(way).native
     adam = next(
         s
@@ -212,7 +212,7 @@ def test_pmap_has_no_mesh_and_gathers_nothing(train_config, fields, message):
         compile_trainer(train_config(parallel="pmap", **fields), CAUSAL)
 
 
-def test_descriptions(runs):
+def test_the_devices_are_described(runs):
     assert runs("pmap").program.description.startswith("pmap over 8 × ")
     assert (
         "data 2, fsdp 2, context 1, tensor 2" in runs("data 2 fsdp 2 tensor 2").program.description
@@ -220,7 +220,7 @@ def test_descriptions(runs):
 
 
 @pytest.mark.parametrize("way", ["data 8", "pmap"])
-def test_rows_that_cannot_be_dealt_out(way, train_config):
+def test_rows_that_cannot_be_divided_are_refused(way, train_config):
     message = "batch_size 12 .* 8 devices .*: choose a multiple of 8"
     with pytest.raises(ValueError, match=message):
         compile_trainer(train_config(**WAYS[way], batch_size=12), CAUSAL)

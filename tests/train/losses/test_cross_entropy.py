@@ -110,7 +110,7 @@ def test_the_chunk_changes_nothing(monkeypatch):
         (4096, 20, 1),
     ],
 )
-def test_a_chunk_has_few_positions_and_hardly_pads(rows, length, chunk):
+def test_a_chunk_has_few_positions_and_little_padding(rows, length, chunk):
     assert token_log_probs.chunk_length(rows, length) == chunk
 
 

@@ -46,7 +46,7 @@ def test_rounding_to_bfloat16_is_right_on_average():
     assert all(len(set(column)) == 2 for column in drawn.T)
 
 
-def test_what_is_no_number_stays_so():
+def test_nan_and_infinity_are_not_rounded():
     x = jnp.array([jnp.inf, -jnp.inf, jnp.nan, 0.0])
     for bits in (0, 0xFFFF):
         rounded = round_stochastically(x, jnp.full(4, bits, jnp.uint32))
@@ -76,7 +76,7 @@ def test_codes_are_right_on_average_and_near(signed):
     assert (np.abs(drawn - exact) <= spacing).all()
 
 
-def test_a_second_moment_of_8_bits_is_never_0_beside_others():
+def test_a_second_moment_of_8_bits_is_never_rounded_to_0():
     x = jnp.full((1, 64), 1e-20).at[0, 0].set(1.0)
     blocks = quantize(x, jnp.zeros((1, 64), jnp.uint32), signed=False)
     np.testing.assert_allclose(dequantize(blocks)[0, 1:], 256.0**-4)

@@ -239,7 +239,7 @@ def test_every_parameter_has_a_depth(name):
     assert all(x == 1 for name, x in rates.items() if name.startswith(("head/", "final_norm/")))
 
 
-def test_an_output_table_stands_above_the_layers():
+def test_an_output_table_is_above_the_layers():
     config = dataclasses.replace(models.preset("gpt2"), tie_output=False)
     rates = flat(rate_factors(shapes_of(config), dataclasses.replace(CONFIG, layer_decay=0.9)))
     assert rates["output_embedding/embedding"] == 1
@@ -289,7 +289,7 @@ def test_frozen_parameters_stay_and_the_others_do_not_know(name):
     ]
 
 
-def test_a_frozen_gradient_that_is_no_number_harms_nothing():
+def test_a_frozen_gradient_may_be_nan():
     config = dataclasses.replace(CONFIG, max_gradient_norm=1.0, frozen=("pooler",))
     gradients = bert_like(1)
     gradients["pooler"]["kernel"] = jnp.full((4, 4), jnp.nan)
