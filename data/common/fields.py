@@ -258,7 +258,7 @@ def require_default(record: object, names: Iterable[str], problem: str) -> None:
             raise FieldError(name, f"{value!r} {problem}: leave it out")
 
 
-def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
+def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") -> R:
     """Makes a dataclass from the fields in a file.
 
     Args:
@@ -276,7 +276,7 @@ def make_record(cls: type[R], fields: Mapping[str, Any], prefix: str = "") -> R:
     for name, field in known.items():
         has_default = field.default is not field.default_factory
         require(has_default or name in fields, f"the field {prefix}{name} is missing")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in fields.items():
         hint = known[name].type
         kind = next(filter(dataclasses.is_dataclass, (hint, *get_args(hint))), None)
@@ -311,7 +311,7 @@ class Description:
     """
 
     name: str
-    hint: Any
+    hint: object
     default: object
     range: str
     text: str
@@ -321,7 +321,7 @@ def describe(
     record: object,
     prefix: str = "",
     *,
-    nested: Mapping[str, Callable[[], Any]] = {},
+    nested: Mapping[str, Callable[[], object]] = {},
     with_text: bool = True,
 ) -> Iterator[Description]:
     """Describes each field of a configuration and of nested ones.

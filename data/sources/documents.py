@@ -102,7 +102,7 @@ class Documents(Sequence[str]):
 
 
 SourceLike = (
-    str | Documents | Iterable[str] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, str]]
+    str | Documents | Iterable[str] | Iterable[Mapping[str, object]] | Iterable[tuple[str, str]]
 )
 """The name of a source, or the examples themselves: documents, texts, dicts of the fields of
 labeled examples (``{"label": …, "text": …}``), or pairs of a sentence and its translation."""

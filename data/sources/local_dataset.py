@@ -21,8 +21,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version("1.0.0")
     # Nothing is downloaded. Without these, TFDS would search for a list of URLs next to this file,
     # and fail if the folders of the package are mapped.
-    url_infos: Any = None
-    code_path: Any = None
+    url_infos = None
+    code_path = None
 
     def __init__(
         self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path

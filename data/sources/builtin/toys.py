@@ -18,7 +18,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class ToyText:
 
     prompt: str
     continuation: str
-    fields: dict[str, Any]
+    fields: dict[str, str]
 
 
 @dataclass(frozen=True)
