@@ -85,7 +85,7 @@ class MarianTokenizer(ExportedTokenizer):
         self._pieces = {id: piece for piece, id in self._ids.items()}
         if len(self._pieces) != len(self._ids):
             raise DataError(f"{vocabulary} gives one id to two pieces: fetch it again")
-        # The special tokens, all of which must be in the vocabulary.
+        # Every special token must be in the vocabulary.
         names = {role: settings.named(role) for role in _USUAL_NAMES}
         self._special = {*names.values(), *_other_specials(settings.values)}
         if missing := sorted(self._special - self._ids.keys()):

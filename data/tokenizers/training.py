@@ -125,10 +125,12 @@ class _Corpus:
         """Checks that the texts fill the vocabulary, after they have been read.
 
         Raises:
-          DataError: There is no text, or the size is above ``possible``.
+          DataError: The texts are empty, or the size is above ``possible``.
         """
         if not self.has_text:
-            raise DataError("there is no text to train a tokenizer on: give a source with text")
+            raise DataError(
+                "a tokenizer cannot be trained: the source has no text; give one with text"
+            )
         if self.size > possible:
             raise DataError(
                 f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
