@@ -313,6 +313,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     Raises:
       DataError: A file cannot be read, or does not hold templates.
     """
+    # The special tokens are in the same file as the templates of older folders.
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)

@@ -190,6 +190,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         )
         num_truncated = sum(len(ids) > longest for ids in encoded)
         limit = f"{longest} tokens (data.max_question_length, at most half a sequence)"
+        # The log says what happens to questions without a usable answer.
         consequence = "left out" if training else "left out of the loss"
         return QuestionAnsweringExamples(
             tokens=inputs,
@@ -326,7 +327,7 @@ def _answer_in(
     if span is None:
         return None, _UNSURE if training else ""
     first, last = span
-    # -1 stands for "no answer", which fits in every window.
+    # The span (-1, -1) means "no answer", which fits in every window.
     if first < 0 or any(start <= first and last < end for start, end in windows):
         return span, ""
     return None, _SPLIT

@@ -255,6 +255,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
         )
         if empty := sum(not "".join(example.texts).strip() for example in examples):
             notes = (*notes, f"{empty:,} of them without a text")
+        # Locations name the example whose label the training data do not have.
         located = [(e.label, e.location) for e in examples]
         # Examples to predict have no labels at all.
         known = all(label is not None for label, _ in located)

@@ -246,6 +246,7 @@ def tagged_examples(
             )
             rows.append((row,))
             first_words.append(len(positions))
+    # The summary counts words, because a sentence may fill several rows.
     limit = f"data.length {length}"
     notes = [counted(len(positions), "word")]
     if len(rows) > len(examples):
