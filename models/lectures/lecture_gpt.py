@@ -39,8 +39,9 @@ class LectureGPT(gpt.GPT):
 
     make_positions = staticmethod(make_lecture_positions)
 
+    @property
     def layer(self) -> type[Layer]:
-        """Returns the class of one layer."""
+        """The class of one layer."""
         return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
 
 

@@ -11,8 +11,8 @@ from ....data.common.fields import Rate
 from ...config import PositionKind
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
+from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig
-from .gpt_neo import LABELING_HEADS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,7 @@ class BloomConfig(GPTConfig):
     """Whether a sublayer's output is added to its normalized input instead of its input."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
-    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), next tokens and their values for PPO
-    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
-    of every token (token_classification)."""
+    head: str = head_field(DECODER_HEADS)
 
 
 class Bloom(GPT):

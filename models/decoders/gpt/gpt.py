@@ -13,60 +13,29 @@ is 256, the width of GPT-Neo.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 
-from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt, Rate, require
-from ...config import Activation, Execution, MixtureConfig, TransformerConfig
-from ...nn.cache import Cache, advance_cache
+from ...config import Activation, Execution, MixtureConfig
+from ...nn.cache import Cache
 from ...nn.dropout import RowKeys, dropout
-from ...nn.experts import (
-    Experts,
-    RouterStatistics,
-    config_of_call,
-    real_tokens,
-    stack_statistics,
-)
-from ...nn.heads import (
-    CAUSAL_HEADS,
-    CausalLMOutput,
-    ClassificationHead,
-    ClassifierOutput,
-    EncoderOutput,
-    HeadInputs,
-    LastTokenClassificationHead,
-    Projection,
-    ValueHead,
-    check_head,
-)
+from ...nn.experts import Experts, RouterStatistics
 from ...nn.layers import Embedding, FeedForward, LayerNorm, Linear
 from ...nn.masks import AnyArray
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.positions import Positions, make_positions
-from ...nn.stack import (
-    Layer,
-    LayerContext,
-    LayerInputs,
-    LayerOutputs,
-    check_one_sequence_per_row,
-    make_layer_context,
-    prepare_inputs,
-    run_layers,
-)
-from ...nn.typing import Array, Bool, Float, Int
+from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ...nn.typing import Array, Float, Int
 from ...registry import Family, Preset
-
-GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
-"""The supported heads."""
+from ..causal_lm import GPT_HEADS, CausalLM, CausalLMConfig, head_field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
+class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A decoder-only transformer.
 
     Raises:
@@ -86,10 +55,6 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     """Whether the last layer's output is normalized, if norms precede sublayers (OPT)."""
     d_embedding: ClassVar[int | None] = None
     """Width of the token embeddings, if not D; linear maps project to D and back (OPT)."""
-    output_bias: ClassVar[bool] = False
-    """Whether the logits have a bias (GPT-J)."""
-    classifier_dropout_rate: ClassVar[float] = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Dropout rate of the hidden states before token classification."""
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
@@ -97,8 +62,6 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
-    attention_dropout: Rate | None = None
-    """Dropout rate of attention weights, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -113,28 +76,14 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
     scale_scores_by_layer: bool = False
     """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
     GPT-2)."""
-    tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
-    head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default="causal_lm", metadata={"choices": GPT_HEADS}
-    )
-    """The output: next tokens (causal_lm), next tokens and their values for PPO
-    (causal_lm_with_value), or labels or a score of the sequence, read at its last real token
-    (sequence_classification)."""
-    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Names of the labels of sequence classification, in order of their ids."""
+    head: str = head_field(GPT_HEADS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_head(self)
         require(
             self.causal or self.local_window is None,
             f"local_window {self.local_window} is a band of earlier tokens: set causal to true",
         )
-
-    def with_head(self, head: str, labels: tuple[str, ...]) -> "GPTConfig":
-        """Returns the configuration of the same body with another head."""
-        return dataclasses.replace(self, head=head, labels=labels)
 
     @property
     def embedding_dropout_rate(self) -> float:
@@ -142,19 +91,14 @@ class GPTConfig(MixtureConfig, TransformerConfig):  # pyright: ignore[reportInco
         return self.dropout_rate if self.embedding_dropout is None else self.embedding_dropout
 
     @property
-    def attention_dropout_rate(self) -> float:
-        """Dropout rate of attention weights."""
-        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+    def window(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of tokens that a token attends to in windowed layers, `local_window`."""
+        return self.local_window
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
         """Whether each layer attends to `local_window` only; read only if it is set."""
         return tuple(i % 2 == 1 for i in range(self.num_layers))
-
-    @property
-    def layer_windows(self) -> tuple[int | None, ...]:
-        """Returns the window of each layer, which includes the token itself; None: all tokens."""
-        return tuple(self.local_window if local else None for local in self.windowed_layers)
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
         """Returns the factor of the attention scores of a layer, counted from 0."""
@@ -226,7 +170,7 @@ class PostNormLayer(Layer[GPTConfig]):
         return x, LayerOutputs(cache, weights, router=router)
 
 
-class GPT(nn.Module):
+class GPT(CausalLM):
     """A GPT with its head.
 
     Attributes:
@@ -234,128 +178,50 @@ class GPT(nn.Module):
       execution: how it is run.
     """
 
-    config: GPTConfig
-    execution: Execution = Execution()
+    config: GPTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
     """Makes the positions of the tokens."""
 
-    def layer(self) -> type[Layer]:
-        """Returns the class of one layer."""
+    @property
+    def layer(self) -> type[Layer]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The class of one layer."""
         return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
 
-    @nn.compact
-    def __call__(
+    def embed(
         self,
         input_ids: Int[AnyArray, "B T"],
-        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None,
-        *,
-        position_ids: Int[AnyArray, "#B #T"] | None = None,
-        segment_ids: Int[AnyArray, "B T"] | None = None,
-        cache: Cache | None = None,
-        rng: RowKeys | None = None,
-        output_attentions: bool = False,
-        head_mask: Float[AnyArray, "*L N"] | None = None,
-    ) -> CausalLMOutput | ClassifierOutput:
-        """Computes the logits of every next token, or of the labels.
-
-        Args:
-          input_ids: token ids.
-          attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, including the slots that this call
-            writes. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, including itself.
-          position_ids: position of each token. Defaults to its index among the real
-            tokens of its sequence, or of its document if packed.
-          segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. Documents do not attend to each other.
-          cache: keys and values of earlier calls, continued by `input_ids`.
-            Beyond its last slot all logits are NaN.
-          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
-          output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
-            row per layer; 0 removes a head.
-
-        Raises:
-          UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
-            cover the tokens (or slots), it is `[B, T, S]` without `position_ids`, a cache is
-            combined with packed sequences, or a classifier gets a cache, packed sequences or a
-            mask `[B, T, S]`.
-        """
+        position_ids: Int[AnyArray, "#B #T"],
+        cache: Cache | None,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
+        """Returns the embeddings plus positions, the positions, and the token embedding."""
         c, e = self.config, self.execution
-        if cache is not None and not c.causal:
-            raise UserError(
-                "a model with causal=False sees later tokens and cannot continue a cache: train "
-                "one with causal=True"
-            )
-        # Classifiers read a row as one sequence, which these inputs do not determine.
-        if c.head not in CAUSAL_HEADS:
-            check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
-        position_ids, mask = prepare_inputs(
-            c,
-            input_ids,
-            attention_mask,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            cache=cache,
-            causal=c.causal,
-        )
-        # Embeddings and positions.
         width = c.d_embedding or c.d_model
-        embed = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
+        table = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
         positions = self.make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
         )
-        x = embed(input_ids)
+        x = table(input_ids)
         if c.d_embedding is not None:
-            linear = functools.partial(Linear, init_std=c.init_std, use_bias=False, execution=e)
-            x = linear((c.d_model,), name="embedding_projection")(x)
+            x = self._project(x, c.d_model, "embedding_projection")
         x = positions.at_input(x)
         if c.embedding_norm:
             x = LayerNorm(c, e, name="embedding_norm")(x)
-        x = dropout(x, c.embedding_dropout_rate, rng, "embedding")
-        context = make_layer_context(
-            c,
-            e,
-            mask,
-            cache=cache,
-            rng=rng,
-            output_attentions=output_attentions,
-            window=c.local_window,
-            windowed_layers=c.windowed_layers,
-            head_mask=head_mask,
-            positions=positions,
-            real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
-        )
-        # The layers, and the final norm of pre-norm models.
-        of_call = config_of_call(c, cache)
-        x, outputs = run_layers(self.layer(), of_call, e, x, cache=cache, context=context)
+        return dropout(x, c.embedding_dropout_rate, rng, "embedding"), positions, table
+
+    def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
+        """Returns the output of the last layer, normalized in pre-norm models, at width W."""
+        c = self.config
         if c.norm_position == "pre" and c.final_norm:
-            x = LayerNorm(c, e, name="final_norm")(x)
-        if cache is not None:
-            # Store the new keys and values. Logits become NaN if the cache overflowed.
-            assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+            x = LayerNorm(c, self.execution, name="final_norm")(x)
         if c.d_embedding is not None:
-            linear = functools.partial(Linear, init_std=c.init_std, use_bias=False, execution=e)
-            x = linear((c.d_embedding,), name="output_projection")(x)
-        # The head: classifiers return labels, language models the unmultiplied projection.
-        router = stack_statistics(outputs.router)
-        body = EncoderOutput(x, attentions=outputs.attentions, router=router)
-        if c.head == "token_classification":
-            inputs = HeadInputs(body, embed.embedding, None, rng)
-            return ClassificationHead(c, e, name="head")(inputs)
-        if c.head == "sequence_classification":
-            return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
-        if not c.tie_output:
-            embed = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
-        bias = None
-        if c.output_bias:
-            zeros = nn.initializers.zeros
-            bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        projection = Projection(x, embed.embedding.astype(e.dtype), bias)
-        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
+            x = self._project(x, c.d_embedding, "output_projection")
+        return x
+
+    def _project(self, x: Float[Array, "B T _"], width: int, name: str) -> Float[Array, "B T W"]:
+        std, e = self.config.init_std, self.execution
+        return Linear((width,), std, use_bias=False, execution=e, name=name)(x)
 
 
 def _preset(paper: str, published: str, note: str = "", **fields: Any) -> Preset:

@@ -11,10 +11,8 @@ from ....data.common.fields import PositiveInt, Rate
 from ...config import require_layers
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
-from .gpt import GPT, GPT_HEADS, GPTConfig
-
-LABELING_HEADS = (*GPT_HEADS, "token_classification")
-"""The heads of the families that support token classification."""
+from ..causal_lm import DECODER_HEADS, head_field
+from .gpt import GPT, GPTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +38,7 @@ class GPTNeoConfig(GPTConfig):
     """Indices, from 0, of the local layers. If None, every second layer."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
-    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), next tokens and their values for PPO
-    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
-    of every token (token_classification)."""
+    head: str = head_field(DECODER_HEADS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,8 +17,8 @@ from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ...nn.typing import Array, Float
 from ...registry import Family, Preset
 from ...rotary_scaling import RotaryScaling
+from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig, PreNormLayer
-from .gpt_neo import LABELING_HEADS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,7 @@ class GPTNeoXConfig(GPTConfig):
     """Whether the output projection is the token embedding; else it has its own matrix."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
-    head: str = dataclasses.field(default="causal_lm", metadata={"choices": LABELING_HEADS})
-    """The output: next tokens (causal_lm), next tokens and their values for PPO
-    (causal_lm_with_value), labels or a score of the sequence (sequence_classification), or labels
-    of every token (token_classification)."""
+    head: str = head_field(DECODER_HEADS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,8 +86,9 @@ class GPTNeoX(GPT):
 
     config: GPTNeoXConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    @property
     def layer(self) -> type[Layer]:
-        """Returns the class of one layer."""
+        """The class of one layer."""
         return ParallelLayer if self.config.parallel_residual else PreNormLayer
 
 

@@ -77,8 +77,9 @@ class GPTJLayer(Layer[GPTJConfig]):
 class GPTJ(GPT):
     """A GPT-J with its head."""
 
+    @property
     def layer(self) -> type[Layer]:
-        """Returns the class of one layer."""
+        """The class of one layer."""
         return GPTJLayer
 
 

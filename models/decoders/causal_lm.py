@@ -1,0 +1,228 @@
+"""The shared frame of the decoder-only families, from token ids to next tokens or labels.
+
+`models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive it.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+
+from ...data.common.errors import UserError
+from ...data.common.fields import Rate
+from ..config import Execution, TransformerConfig
+from ..nn.cache import Cache, advance_cache
+from ..nn.dropout import RowKeys
+from ..nn.experts import config_of_call, real_tokens, stack_statistics
+from ..nn.heads import (
+    CAUSAL_HEADS,
+    CausalLMOutput,
+    ClassificationHead,
+    ClassifierOutput,
+    EncoderOutput,
+    HeadInputs,
+    LastTokenClassificationHead,
+    Projection,
+    ValueHead,
+    check_head,
+)
+from ..nn.layers import Embedding
+from ..nn.masks import AnyArray
+from ..nn.positions import Positions
+from ..nn.stack import (
+    Layer,
+    check_one_sequence_per_row,
+    make_layer_context,
+    prepare_inputs,
+    run_layers,
+)
+from ..nn.typing import Array, Bool, Float, Int
+
+GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
+"""The heads of GPTs."""
+DECODER_HEADS = (*GPT_HEADS, "token_classification")
+"""The heads of the families that also label tokens."""
+
+
+def head_field(heads: tuple[str, ...]) -> Any:
+    """Returns the config field `head` of a family that supports these heads."""
+    return dataclasses.field(default="causal_lm", metadata={"choices": heads})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLMConfig(TransformerConfig):
+    """The fields that the decoder-only families share.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    attention_dropout: Rate | None = None
+    """Dropout rate of attention weights, if not `dropout_rate`."""
+    tie_output: bool = True
+    """Whether the output projection is the token embedding; else it has its own matrix."""
+    head: str = head_field(DECODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The output: next tokens (causal_lm), next tokens and their values for PPO
+    (causal_lm_with_value), labels or a score of the sequence, read at its last real token
+    (sequence_classification), or labels of every token (token_classification). The choices depend
+    on the family."""
+    labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Names of the labels of a classifier, in order of their ids."""
+
+    # Properties that differ between families. A family whose models differ in one makes it a field.
+
+    classifier_dropout_rate: ClassVar[float] = 0.0
+    """Dropout rate of the hidden states before token classification."""
+    window: ClassVar[int | None] = None
+    """Number of tokens that a token attends to in windowed layers, including itself, or None."""
+    output_bias: ClassVar[bool] = False
+    """Whether the logits have a bias (GPT-J)."""
+    logit_cap: ClassVar[float | None] = None
+    """If given, logits z become cap · tanh(z / cap)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_head(self)
+
+    def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalLMConfig":
+        """Returns the configuration of the same body with another head."""
+        return dataclasses.replace(self, head=head, labels=labels)
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Dropout rate of attention weights."""
+        return self.dropout_rate if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends to the window only; read only if there is a window."""
+        return (True,) * self.num_layers
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, which includes the token itself; None: all tokens."""
+        return tuple(self.window if windowed else None for windowed in self.windowed_layers)
+
+
+class CausalLM(nn.Module):
+    """A decoder with its head; a family sets `layer` and defines `embed` and `finish`.
+
+    Attributes:
+      config: sizes and options of the model.
+      execution: how it is run.
+    """
+
+    config: CausalLMConfig
+    execution: Execution = Execution()
+
+    layer: ClassVar[type[Layer]]
+    """The class of one layer."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None = None,
+        *,
+        position_ids: Int[AnyArray, "#B #T"] | None = None,
+        segment_ids: Int[AnyArray, "B T"] | None = None,
+        cache: Cache | None = None,
+        rng: RowKeys | None = None,
+        output_attentions: bool = False,
+        head_mask: Float[AnyArray, "*L N"] | None = None,
+    ) -> CausalLMOutput | ClassifierOutput:
+        """Computes the logits of every next token, or of the labels.
+
+        Args:
+          input_ids: token ids.
+          attention_mask: 1 for the tokens that may be attended to. With a cache
+            it covers the S slots of the cache, including the slots that this call
+            writes. A mask `[B, T, S]` states for each token all tokens that it
+            may attend to, including itself.
+          position_ids: position of each token. Defaults to its index among the real
+            tokens of its sequence, or of its document if packed.
+          segment_ids: number of the document that each token of a packed sequence
+            belongs to, 0 for padding. Documents do not attend to each other.
+          cache: keys and values of earlier calls, continued by `input_ids`.
+            Beyond its last slot all logits are NaN.
+          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          output_attentions: whether to return the attention weights.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
+            row per layer; 0 removes a head.
+
+        Raises:
+          UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
+            cover the tokens (or slots), it is `[B, T, S]` without `position_ids`, a cache is
+            combined with packed sequences, or a sequence classifier gets a cache, packed sequences
+            or a mask `[B, T, S]`.
+        """
+        c, e = self.config, self.execution
+        if cache is not None and not c.causal:
+            raise UserError(
+                "a model with causal=False sees later tokens and cannot continue a cache: train "
+                "one with causal=True"
+            )
+        # The classifier reads the last real token of a row, which these inputs do not determine.
+        if c.head == "sequence_classification":
+            check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
+        position_ids, mask = prepare_inputs(
+            c,
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            cache=cache,
+            causal=c.causal,
+        )
+        x, positions, table = self.embed(input_ids, position_ids, cache, rng)  # x: [B, T, D]
+        context = make_layer_context(
+            c,
+            e,
+            mask,
+            cache=cache,
+            rng=rng,
+            output_attentions=output_attentions,
+            window=c.window,
+            windowed_layers=c.windowed_layers,
+            head_mask=head_mask,
+            positions=positions,
+            real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
+        )
+        of_call = config_of_call(c, cache)
+        x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
+        x = self.finish(x)
+        if cache is not None:
+            # Store the new keys and values. Logits become NaN if the cache overflowed.
+            assert outputs.cache is not None
+            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        router = stack_statistics(outputs.router)
+        body = EncoderOutput(x, attentions=outputs.attentions, router=router)
+        # The head: classifiers return labels, language models the unmultiplied projection.
+        if c.head == "sequence_classification":
+            return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
+        if c.head == "token_classification":
+            inputs = HeadInputs(body, table.embedding, None, rng)
+            return ClassificationHead(c, e, name="head")(inputs)
+        if not c.tie_output:
+            table = Embedding(c.vocab_size, table.features, execution=e, name="output_embedding")
+        bias = None
+        if c.output_bias:
+            zeros = nn.initializers.zeros
+            bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
+        projection = Projection(x, table.embedding.astype(e.dtype), bias, c.logit_cap)
+        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
+
+    def embed(
+        self,
+        input_ids: Int[AnyArray, "B T"],
+        position_ids: Int[AnyArray, "#B #T"],
+        cache: Cache | None,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
+        """Returns the input of the first layer, the positions, and the token embedding."""
+        raise NotImplementedError
+
+    def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
+        """Returns the hidden states that the head reads, from the output of the last layer."""
+        raise NotImplementedError
