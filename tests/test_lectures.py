@@ -151,9 +151,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     ),
     87: ("tests/train/recipes/test_transformer.py::test_the_published_schedule",),
     88: ("tests/train/losses/test_cross_entropy.py::test_label_smoothing_by_hand",),
-    89: (
-        "tests/train/losses/test_cross_entropy.py::test_beside_the_smoothed_loss_stands_the_plain_one",
-    ),
+    89: ("tests/train/losses/test_cross_entropy.py::test_label_smoothing_by_hand",),
     90: (f"{OPTIONS}::test_squared_relu_by_hand",),
     91: (f"{NN}/test_head_convolution.py::test_the_formula",),
     92: (f"{PRESETS}::test_parameter_count",),
