@@ -219,7 +219,7 @@ def require_one_of(
 ) -> None:
     """Checks that a value is one of the choices: `require_one_of("preset", preset, PRESETS)`.
 
-    Of more than a dozen choices, the message shows only those that the value may misspell.
+    If there are more than a dozen choices, the message shows only those that are like the value.
 
     Args:
       name: What the user has set, as they write it: "--preset", "FILE: role".
