@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..nn.typing import Array, Bool, Float, Int
 from .padding import pad_rows, power_of_two
 
@@ -44,15 +44,16 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
       UserError: a sequence is empty or not within the vocabulary, or all tokens are banned.
     """
     for sequence in sequences:
-        if not sequence:
-            raise UserError("a banned sequence has no token: leave it out")
-        if not 0 <= min(sequence) <= max(sequence) < vocab_size:
-            raise UserError(
-                f"banned sequence {[*sequence]} is not within the vocabulary of {vocab_size}: use "
-                "the model's own tokenizer"
-            )
-    if len({sequence[0] for sequence in sequences if len(sequence) == 1}) == vocab_size:
-        raise UserError(f"all {vocab_size} tokens are suppressed: leave some to choose from")
+        require(sequence, "a banned sequence has no token: leave it out")
+        require(
+            0 <= min(sequence) <= max(sequence) < vocab_size,
+            f"banned sequence {[*sequence]} is not within the vocabulary of {vocab_size}: use the "
+            "model's own tokenizer",
+        )
+    require(
+        len({sequence[0] for sequence in sequences if len(sequence) == 1}) < vocab_size,
+        f"all {vocab_size} tokens are suppressed: leave some to choose from",
+    )
     # Repeat the first sequence up to a power of two, so that few programs are compiled.
     number = power_of_two(len(sequences)) if sequences else 0
     sequences = [*sequences, *[*sequences][:1] * (number - len(sequences))]
@@ -64,6 +65,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
 
 def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
     """Returns the last `number` tokens of each row, int32[B, number]."""
+    # Not row[-number:], which would be the whole row for 0.
     ends = [row[max(0, len(row) - number) :] for row in rows]
     return pad_rows(ends, length=number, fill=NOTHING, left=True)[0]
 
@@ -102,11 +104,11 @@ def completes_repetition(
       size: the number of tokens of a sequence, at least 1.
       vocab_size: the size of the vocabulary.
     """
-    # The number of places where a sequence may begin.
+    # The number of positions where a sequence may begin.
     number = written.shape[-1] - size + 1
     if number < 1:
         return jnp.zeros((*written.shape[:-1], vocab_size), bool)
-    # Compare the newest `size` - 1 tokens with the prefix at every place.
+    # Compare the newest `size` - 1 tokens with the prefix at every position.
     prefixes = [written[..., i : i + number] for i in range(size - 1)]
     newest = [jnp.take(written, length - (size - 1) + i, axis=-1) for i in range(size - 1)]
     # A sequence counts only if all of its tokens are written.

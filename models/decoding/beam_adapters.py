@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..model import Model
 from ..nn.cache import Cache, init_cache
 from ..nn.heads import CAUSAL_HEADS, CausalLMOutput, Seq2SeqLMOutput, require_head
@@ -159,9 +159,9 @@ def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
       UserError: the model does not generate text, or is not causal.
     """
     require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
-    if not model.config.causal:
-        raise UserError(
-            "the model was trained with causal=False, so that it sees what it is to write: train "
-            "one with causal=True to generate"
-        )
+    require(
+        model.config.causal,
+        "the model was trained with causal=False, so that it sees the tokens that it should "
+        "predict: train one with causal=True to generate",
+    )
     return BEAMS[model.config.head](model)

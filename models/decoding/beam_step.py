@@ -316,6 +316,7 @@ def score_upper_bound(
     It assumes that the log-probability does not decrease further. The length is the one with the
     best penalty if `early_stopping` is "never", and else the current length.
     """
+    # A log-probability is negative, so the largest divisor gives the best score.
     now = params.penalty(count)
     if params.early_stopping != "never":
         return log_probs / now

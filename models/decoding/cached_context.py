@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.dropout import RowKeys
 from ..nn.typing import Array, Float, Params
 from .continuous_batch import ContinuousBatch, Text, tokens_left
+from .padding import common_prefix
 from .request import GenerationRequest
 from .rows import RowCaches, read_more
 from .sample import sampling_params
@@ -69,12 +70,13 @@ class CachedContext(ContinuousBatch):
         """
         config = self._config
         longest = config.max_length
-        if not 1 <= len(context) <= longest:
-            raise UserError(
-                f"the context has {len(context)} tokens: the model takes 1 to {longest}"
-            )
-        if request.num_beams > 1:
-            raise UserError(f"num_beams {request.num_beams} must be 1 in a conversation")
+        require(
+            1 <= len(context) <= longest,
+            f"the context has {len(context)} tokens: the model takes 1 to {longest}",
+        )
+        require(
+            request.num_beams == 1, f"num_beams {request.num_beams} must be 1 in a conversation"
+        )
         self._sampling = sampling_params(
             request,
             config.vocab_size,
@@ -99,15 +101,15 @@ class CachedContext(ContinuousBatch):
             common = self._most_written = 0
         # Grow the cache if needed, and go back to the end of the common prefix.
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
-        logits, place = None, common
-        while place < len(tokens):
-            size = next(size for size in CHUNKS if size <= len(tokens) - place)
-            if place == 0 and _rotates_by_length(config, len(tokens)):
+        logits, start = None, common
+        while start < len(tokens):
+            size = next(size for size in CHUNKS if size <= len(tokens) - start)
+            if start == 0 and _rotates_by_length(config, len(tokens)):
                 # A first piece would be rotated like a short text: read everything at once.
                 size = len(tokens)
-            piece = np.asarray([tokens[place : place + size]], np.int32)
+            piece = np.asarray([tokens[start : start + size]], np.int32)
             logits, rows = read_more(reader.model, reader.params, piece, rows)
-            place += size
+            start += size
         self.usage.tokens_read += len(tokens) - common
         text.slot, text.room = len(tokens), tokens_left(config, len(tokens))
         self._last = text
@@ -120,16 +122,14 @@ class CachedContext(ContinuousBatch):
             return None, 0
         rows, config, limit = self._state.context, self._config, self._config.reread_length
         assert isinstance(rows, RowCaches)
-        held = self._last.context[: self._last.slot]
+        cached = self._last.context[: self._last.slot]
         self._most_written = max(self._most_written, self._last.slot)
-        pairs = enumerate(zip(held, tokens, strict=False))
-        common = next((i for i, (a, b) in pairs if a != b), min(len(held), len(tokens)))
         # The last token must be read for its logits.
-        common = min(common, len(tokens) - 1)
+        common = min(common_prefix(cached, tokens), len(tokens) - 1)
         # A convolution keeps only the inputs of the last tokens, so it cannot go back.
         convolved = common < self._last.slot and bool(config.recent_shapes)
         # Cached keys are rotated for texts on one side of `reread_length` (LongRoPE).
-        crossed = limit is not None and (len(held) > limit) != (len(tokens) > limit)
+        crossed = limit is not None and (len(cached) > limit) != (len(tokens) > limit)
         if convolved or crossed or not rows.cache.can_go_back(self._most_written, common):
             return None, 0
         return rows, common

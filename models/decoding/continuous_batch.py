@@ -240,11 +240,9 @@ class ContinuousBatch:
     def _rows_to_fill(self) -> list[int]:
         """Returns the free rows to fill together with the next texts."""
         free = [row for row, text in enumerate(self._texts) if text is None]
-        waiting, all_free = len(self._waiting), len(free) == len(self._texts)
-        if self._in_step:
-            return free[:waiting] if all_free else []
         # The first texts are read together, later texts one by one when a row is free.
-        return free if all_free and waiting >= len(free) else free[: min(waiting, 1)]
+        most = len(free) if len(free) == len(self._texts) else 0 if self._in_step else 1
+        return free[: min(most, len(self._waiting))]
 
     def _full_rows(self) -> list[tuple[int, Text]]:
         """Returns the rows and texts that must be read again before their next tokens."""
@@ -267,15 +265,16 @@ class ContinuousBatch:
         """Reads the contexts of texts into rows; returns their next tokens.
 
         Args:
-          begun: pairs of row and text, either one pair or all rows. In step, rows may be missing.
+          begun: pairs of row and text: one pair, or any number if all rows are free or in step.
         """
         assert self._sampling is not None
         num_rows, (first, last) = len(self._texts), begun[-1]
         texts = [last]
-        if self._in_step or len(begun) == num_rows:
+        if self._in_step or not any(self._texts):
             # Rows without a text repeat another text, so that one program serves any number.
             first, by_row = 0, dict(begun)
             texts = [by_row.get(row, last) for row in range(num_rows)]
+        # Read the contexts, and choose the first token of each row.
         past = history_of(
             [text.context for text in texts],
             [text.used for text in texts],
@@ -295,7 +294,7 @@ class ContinuousBatch:
             self._texts[row] = text
         # A single text was read alone: copy its caches into its row.
         if len(texts) < num_rows:
-            state = enter_rows(self._with_space(state), jnp.int32(first), state)
+            state = enter_rows(self._with_space(), jnp.int32(first), state)
         self._state = state
         new = jax.device_get(new)
         return [self._append(row, text, new, row - first, length=1) for row, text in begun]
@@ -305,6 +304,7 @@ class ContinuousBatch:
         for text in texts:
             text.context = shortened(text.context, self._config.max_length)
             text.room = tokens_left(self._config, len(text.context))
+        # Note the slot and the room of each text.
         contexts = [text.context for text in texts]
         # Rows in step must be read again when the first of them is full.
         least = min(text.room for text in texts)
@@ -317,6 +317,7 @@ class ContinuousBatch:
     def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
         """Reads the contexts, without their newest tokens, with the draft model."""
         assert self._draft is not None
+        # A context that leaves no room for a round loses its oldest quarter.
         longest, num_tokens = self._draft.model.config.max_length, self._draft.num_tokens
         most = min(longest - num_tokens, longest - longest // 4)
         contexts = [
@@ -333,9 +334,10 @@ class ContinuousBatch:
     def _advance(self) -> list[Written]:
         """Generates at least one further token of every text."""
         self._renew_drafts()
-        state, sampling, draft = self._with_space(None), self._sampling, self._draft
+        state, sampling, draft = self._with_space(), self._sampling, self._draft
         assert sampling is not None
         model, params = self._reader.model, self._reader.params
+        # One call for all rows, also idle ones, so that one program serves any number.
         live = np.asarray([text is not None for text in self._texts])
         if draft is None:
             self._state, new = advance_rows(
@@ -381,30 +383,17 @@ class ContinuousBatch:
         log_probs = [] if new.log_probs is None else new.log_probs[index, :length].tolist()
         return Written(text.number, tokens, log_probs)
 
-    def _with_space(self, like: RowStates | None) -> RowStates:
-        """Returns the state with caches long enough for the next tokens of all texts.
-
-        Args:
-          like: rows whose arrays are the template of empty rows if there is no state yet.
-        """
+    def _with_space(self) -> RowStates:
+        """Returns the state with caches long enough for the next tokens of all texts."""
+        assert self._state is not None
         texts = [text for text in self._texts if text is not None]
         slot = max(text.slot for text in texts)
-        draft_slot = max(text.draft_slot for text in texts)
-        state = self._state
-        if state is None:
-            assert like is not None
-            rows = jnp.zeros((len(self._texts),), jnp.int32)
-            tokens, past, before = jax.tree.map(
-                lambda x: x[rows], (like.tokens, like.past, like.before)
-            )
-            context = self._reader.empty(len(rows), slot)
-            draft = None if like.draft is None else self._draft_reader.empty(len(rows), draft_slot)
-            return RowStates(context, tokens, past, draft, before)
-        context = self._reader.with_space(state.context, slot)
-        draft = state.draft
+        context = self._reader.with_space(self._state.context, slot)
+        draft = self._state.draft
         if draft is not None:
+            draft_slot = max(text.draft_slot for text in texts)
             draft = self._draft_reader.with_space(draft, draft_slot)
-        return dataclasses.replace(state, context=context, draft=draft)
+        return dataclasses.replace(self._state, context=context, draft=draft)
 
     def _renew_drafts(self) -> None:
         """Reads contexts again if the draft model has too few positions for another round."""
@@ -417,7 +406,7 @@ class ContinuousBatch:
                 newest = text.context.pop()
                 read = self._read_draft([text])
                 text.context.append(newest)
-                state = self._with_space(None)
+                state = self._with_space()
                 assert state.draft is not None
                 draft = enter_rows(state.draft, jnp.int32(row), read)
                 self._state = dataclasses.replace(state, draft=draft)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.common.errors import UserError, check_whole
+from ...data.common.fields import PositiveInt, Seed, check_value, require
 from ..config import TransformerConfig
 from ..model import Model
 from ..nn.dropout import RowKeys, row_keys
@@ -97,17 +97,18 @@ class Generator:
           UserError: prompts are missing or empty; an id is not in the vocabulary; the request
             has beams; the model is an encoder-decoder; or its logits are NaN or infinite.
         """
-        if request.max_new_tokens is None:
-            raise UserError("max_new_tokens is missing: say how many tokens to generate")
+        limit = request.max_new_tokens
+        require(limit is not None, "max_new_tokens is missing: say how many tokens to generate")
         batch = self.continuous_batch(
             prompts,
             request,
             keys=sampling_keys(seed, len(prompts)),
-            limits=[request.max_new_tokens] * len(prompts),
+            limits=[limit or 1] * len(prompts),
             num_rows=len(prompts),
             tokens_per_call=tokens_per_call,
             scored=False,
         )
+        # Rows advance by different numbers of tokens with a draft model.
         tokens: list[list[int]] = [[] for _ in prompts]
         done = 0
         for written in batch:
@@ -152,15 +153,13 @@ class Generator:
           UserError: as for `stream`, or a number is out of range.
         """
         self._check_prompts(prompts, request)
-        if not len(prompts) == len(keys) == len(limits):
-            raise UserError(
-                f"{len(prompts)} prompts have {len(keys)} keys and {len(limits)} limits: give one "
-                "of each for every prompt"
-            )
-        if num_rows < 1 or min(limits) < 1:
-            raise UserError(
-                f"num_rows {num_rows} and the least of the limits {min(limits)} must be at least 1"
-            )
+        require(
+            len(prompts) == len(keys) == len(limits),
+            f"{len(prompts)} prompts have {len(keys)} keys and {len(limits)} limits: give one of "
+            "each for every prompt",
+        )
+        for name, number in (("num_rows", num_rows), ("the least of limits", min(limits))):
+            check_value(name, number, PositiveInt)
         in_step = len(prompts) <= num_rows or self.config.num_experts > 0
         batch = ContinuousBatch(
             self._model,
@@ -197,11 +196,15 @@ class Generator:
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]], request: GenerationRequest) -> None:
         """Raises UserError if the prompts cannot be continued."""
-        if request.num_beams > 1:
-            raise UserError(f"num_beams {request.num_beams} is for Generator.search: use that")
+        require(
+            request.num_beams == 1,
+            f"num_beams {request.num_beams} is for Generator.search: use that",
+        )
         require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
-        if not prompts or not all(len(prompt) for prompt in prompts):
-            raise UserError("every prompt needs at least one token: begin with the bos token")
+        require(
+            prompts and all(len(prompt) for prompt in prompts),
+            "every prompt needs at least one token: begin with the bos token",
+        )
         for number, prompt in enumerate(prompts):
             check_token_ids(prompt, self.config.vocab_size, f"prompt {number}")
 
@@ -254,6 +257,7 @@ class Generator:
         first = request.decoder_start_token_id
         start = [] if first is None else [first]
         written = [start or row for row in rows] + [()] * (number - len(rows))
+        # One compiled search for all rows.
         finished = run(
             model,
             self._params,
@@ -277,31 +281,29 @@ class Generator:
         request: GenerationRequest,
     ) -> None:
         """Raises UserError if the rows cannot be searched."""
-        config = self.config
-        if request.samples or request.repetition_penalty != 1:
-            raise UserError(
-                f"do_sample {request.do_sample} and repetition_penalty "
-                f"{request.repetition_penalty} are not for a search: use Generator.stream"
-            )
-        if isinstance(model, EncoderDecoderBeams) and request.decoder_start_token_id is None:
-            raise UserError(
-                "decoder_start_token_id is missing: give the token that the targets of the "
-                "encoder-decoder begin with"
-            )
-        if isinstance(model, CausalBeams) and (
-            request.min_new_tokens or request.no_repeat_ngram_size
-        ):
-            raise UserError(
-                f"min_new_tokens {request.min_new_tokens} and no_repeat_ngram_size "
-                f"{request.no_repeat_ngram_size} are for encoder-decoders: leave them out"
-            )
+        config, causal = self.config, isinstance(model, CausalBeams)
+        require(
+            not request.samples and request.repetition_penalty == 1,
+            f"do_sample {request.do_sample} and repetition_penalty {request.repetition_penalty} "
+            "are not for a search: use Generator.stream",
+        )
+        require(
+            causal or request.decoder_start_token_id is not None,
+            "decoder_start_token_id is missing: give the token that the targets of the "
+            "encoder-decoder begin with",
+        )
+        require(
+            not causal or request.min_new_tokens == request.no_repeat_ngram_size == 0,
+            f"min_new_tokens {request.min_new_tokens} and no_repeat_ngram_size "
+            f"{request.no_repeat_ngram_size} are for encoder-decoders: leave them out",
+        )
         for number, row in enumerate(rows):
-            if not 1 <= len(row) <= config.max_length:
-                raise UserError(
-                    f"{model.row} {number} has {len(row)} tokens: the model takes 1 to "
-                    f"{config.max_length}"
-                )
-            check_token_ids(row, model.vocab_size, f"{model.row} {number}")
+            name = f"{model.row} {number}"
+            require(
+                1 <= len(row) <= config.max_length,
+                f"{name} has {len(row)} tokens: the model takes 1 to {config.max_length}",
+            )
+            check_token_ids(row, model.vocab_size, name)
         names = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
         request.check_tokens(config.vocab_size, *names)
 
@@ -313,12 +315,12 @@ def _tokens_per_call() -> int:
 def _check_is_not_reread(config: TransformerConfig, number: int, length: int, new: int) -> None:
     """Raises UserError if a search could cross the model's `reread_length`."""
     left = tokens_left(config, length)
-    if config.reread_length is not None and new > left:
-        raise UserError(
-            f"prompt {number} of {length} tokens and {new} new ones are more than the "
-            f"{config.reread_length} beyond which this model reads its text anew, as no search "
-            f"does: ask for at most {left} new tokens, or sample them"
-        )
+    require(
+        config.reread_length is None or new <= left,
+        f"prompt {number} of {length} tokens and {new} new ones are more than the "
+        f"{config.reread_length} beyond which this model's cache is recomputed, which a search "
+        f"does not do: request at most {left} new tokens, or sample them",
+    )
 
 
 def check_seed(seed: Any) -> None:
@@ -327,9 +329,7 @@ def check_seed(seed: Any) -> None:
     Raises:
       UserError: the seed is out of range.
     """
-    check_whole("seed", seed)
-    if not 0 <= seed < SEEDS:
-        raise UserError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}")
+    check_value("seed", seed, Seed)
 
 
 def sampling_keys(seed: int, num_rows: int) -> RowKeys:
@@ -348,11 +348,10 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
     Raises:
       UserError: a row has no hypothesis.
     """
-    # The comparison is also false for NaN.
-    if not (found.scores[:, 0] > -np.inf).all():
-        raise UserError(
-            "the search found nothing: the model's scores are not numbers; look at its parameters"
-        )
+    require(
+        (found.scores[:, 0] > -np.inf).all(),  # also false for NaN
+        "the search found nothing: the model's scores are not numbers; look at its parameters",
+    )
     hypotheses: list[list[Hypothesis]] = [[] for _ in found.scores]
     for row, beam in np.argwhere(found.scores > -np.inf):
         tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
@@ -369,4 +368,4 @@ def _max_length(
     longest = model.remaining_positions(length)
     if request.max_extra_tokens is not None:
         longest = min(longest, length + request.max_extra_tokens)
-    return longest if request.max_new_tokens is None else min(longest, request.max_new_tokens)
+    return min(longest, request.max_new_tokens or longest)

@@ -80,7 +80,7 @@ class GenerationRequest(Sampling):
     """Number of beams per row, K. Above 1, beam search finds the most probable sequences."""
     length_penalty: LengthPenalty = 1.0
     """α: log-probabilities are divided by a power α of the length n, which counts the end token.
-    Greedy search ignores it."""
+    Greedy search ignores it. Larger powers of a length overflow float32."""
     penalty_form: Literal["power", "gnmt"] = "power"
     """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016). Not in transformers."""
     early_stopping: bool | Literal["never"] = False
@@ -91,20 +91,20 @@ class GenerationRequest(Sampling):
     no_repeat_ngram_size: NonNegativeInt = 0
     """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
     with its start token."""
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    bad_words_ids: tuple[tuple[NonNegativeInt, ...], ...] = ()
     """Sequences of one or more tokens that are never generated."""
-    decoder_start_token_id: int | None = None
+    decoder_start_token_id: NonNegativeInt | None = None
     """The first token of the targets of an encoder-decoder."""
-    forced_bos_token_id: int | None = None
+    forced_bos_token_id: NonNegativeInt | None = None
     """The token that follows it, for beam search, as the language of an mBART's target. The model
     does not choose it, and its probability is not counted (as in transformers)."""
     eos_token_id: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
     nothing."""
-    forced_eos_token_id: int | None = None
+    forced_eos_token_id: NonNegativeInt | None = None
     """The token, one of `eos_token_id`, that is written where there is space for only one more. The
     model does not choose it, and its probability is not counted (as in transformers)."""
-    pad_token_id: int | None = None
+    pad_token_id: NonNegativeInt | None = None
     """The padding token of rows that have ended."""
 
     def __post_init__(self) -> None:
@@ -129,8 +129,10 @@ class GenerationRequest(Sampling):
         for name in names:
             value = getattr(self, name)
             for token in value if isinstance(value, tuple) else (value,):
-                if token is not None and not 0 <= token < vocab_size:
-                    raise UserError(f"{name} {token} is not within the vocabulary of {vocab_size}")
+                require(
+                    token is None or token < vocab_size,
+                    f"{name} {token} is not within the vocabulary of {vocab_size}",
+                )
 
     def end(self, tokens: list[int]) -> int | None:
         """Returns the length of a row with its end token, or None if it has no end token yet."""
@@ -169,11 +171,11 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
     """
     for token in ids:
         check_whole(f"{name}: token id", token)
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise UserError(
-            f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
-            f"{vocab_size}: use the model's own tokenizer"
-        )
+    require(
+        0 <= min(ids) <= max(ids) < vocab_size,
+        f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
+        f"{vocab_size}: use the model's own tokenizer",
+    )
 
 
 def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:

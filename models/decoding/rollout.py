@@ -1,8 +1,8 @@
 """Completions sampled by one compiled program, for reinforcement learning.
 
-`Generator` streams text and calls a program for every token. Here the number of rows and the
-maximum length are known, and results are needed only at the end. Decoding is therefore one loop on
-the devices, inside any `jit` and over any mesh.
+`Generator` streams text and calls a program for every token of the same rows. Here the number of
+rows and the maximum length are known, and results are needed only at the end. Decoding is therefore
+one loop on the devices, inside any `jit` and over any mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from ..model import Model
-from ..nn.cache import Cache, init_cache
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .request import Sampling
-from .rows import last_logits
+from .rows import SharedCache
 from .sample import History, choose, sampling_params
 
 
@@ -37,7 +36,7 @@ class _Progress:
     """The state of the loop after `count` tokens."""
 
     count: Int[Array, ""]
-    cache: Cache
+    context: SharedCache
     newest: Int[Array, " R"]
     ended: Bool[Array, " R"]
     past: History
@@ -53,7 +52,7 @@ def sample_answers(
     keys: Key[Array, " R"],
     max_new_tokens: int,
     end_ids: Sequence[int],
-    sampling: Sampling = Sampling(),
+    temperature: float = 1.0,
     apply_fn: Callable[..., Any] | None = None,
 ) -> Answers:
     """Samples an answer to each prompt. The caller compiles it.
@@ -69,55 +68,41 @@ def sample_answers(
       keys: a key for each row, from `models.row_keys`.
       max_new_tokens: the maximum length of an answer, N.
       end_ids: the tokens that end an answer.
-      sampling: how tokens are chosen.
-      apply_fn: `model.apply`, or its variant for a mesh.
+      temperature: divides the logits; 0 takes the best token each time.
+      apply_fn: a variant of `model.apply` for a mesh.
     """
-    apply = model.apply if apply_fn is None else apply_fn
     rows, length = prompt_ids.shape
-    arrays = sampling_params(sampling, model.config.vocab_size)
+    sampling = sampling_params(Sampling(temperature), model.config.vocab_size)
     ends = jnp.asarray(end_ids, jnp.int32)
-    mask = jnp.pad(prompt_mask, ((0, 0), (0, max_new_tokens)), constant_values=1)
 
-    def extended(output: Any, state: _Progress) -> _Progress:
-        """Adds the next token of the rows that have not ended."""
-        logits = last_logits(output)[:, 0]  # [R, V]
-        tokens, log_probs, past = choose(logits, state.past, sampling=arrays)
+    def step(state: _Progress, ids: Int[Array, "R T"]) -> _Progress:
+        """Reads tokens, and adds the next one to the answers that have not ended."""
+        logits, context = state.context.read(model, params, ids, apply_fn=apply_fn)
+        tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
         assert log_probs is not None
         # Ended rows keep decoding token 0, and their results are masked.
         writes = ~state.ended
         tokens = jnp.where(writes, tokens, 0)
-        old = state.answers
-        answers = Answers(
-            tokens=old.tokens.at[:, state.count].set(tokens),
-            mask=old.mask.at[:, state.count].set(writes.astype(jnp.int32)),
-            log_probs=old.log_probs.at[:, state.count].set(jnp.where(writes, log_probs, 0.0)),
-        )
+        new = Answers(tokens, writes.astype(jnp.int32), jnp.where(writes, log_probs, 0.0))
+        answers = jax.tree.map(lambda old, x: old.at[:, state.count].set(x), state.answers, new)
         is_end = jnp.any(tokens[:, None] == ends, axis=-1)
         ended = state.ended | (is_end & writes)
-        return _Progress(state.count + 1, output.cache, tokens, ended, past, answers)
+        return _Progress(state.count + 1, context, tokens, ended, past, answers)
 
-    def body(state: _Progress) -> _Progress:
-        output = apply({"params": params}, state.newest[:, None], mask, cache=state.cache)
-        return extended(output, state)
-
-    # Prefill: the logits of the last prompt token give the first new token.
-    cache = init_cache(model.config, model.execution, rows, length + max_new_tokens)
-    output = apply({"params": params}, prompt_ids, mask, cache=cache)
-    empty = Answers(
-        tokens=jnp.zeros((rows, max_new_tokens), jnp.int32),
-        mask=jnp.zeros((rows, max_new_tokens), jnp.int32),
-        log_probs=jnp.zeros((rows, max_new_tokens), jnp.float32),
-    )
     nothing = jnp.zeros((rows,), jnp.int32)
-    seen = None
-    if arrays.penalized:
-        seen = jnp.zeros((rows, model.config.vocab_size), bool)
-        seen = seen.at[jnp.arange(rows)[:, None], prompt_ids].max(prompt_mask != 0)
-    past = History(seen, jnp.zeros((rows, 0), jnp.int32), keys, nothing)
-    first = _Progress(jnp.int32(0), cache, nothing, nothing.astype(bool), past, empty)
-    last = jax.lax.while_loop(
-        lambda state: (state.count < max_new_tokens) & ~jnp.all(state.ended),
-        body,
-        extended(output, first),
+    padding = length - jnp.sum(prompt_mask, axis=1)
+    tokens = jnp.zeros((rows, max_new_tokens), jnp.int32)
+    empty = _Progress(
+        count=jnp.int32(0),
+        context=SharedCache.empty(model, padding, length + max_new_tokens),
+        newest=nothing,
+        ended=nothing.astype(bool),
+        past=History(None, jnp.zeros((rows, 0), jnp.int32), keys, nothing),
+        answers=Answers(tokens, tokens, tokens.astype(jnp.float32)),
     )
-    return last.answers
+    # The logits after the prompts give the first new token.
+    return jax.lax.while_loop(
+        lambda state: (state.count < max_new_tokens) & ~jnp.all(state.ended),
+        lambda state: step(state, state.newest[:, None]),
+        step(empty, prompt_ids),
+    ).answers

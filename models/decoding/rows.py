@@ -7,7 +7,8 @@ decoding) or begin later (continuous batching).
 
 import dataclasses
 import functools
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +46,23 @@ class SharedCache:
         return cls(cache, (jnp.arange(length) >= padding[:, None]).astype(jnp.int32))
 
     def read(
-        self, model: Model, params: Params, ids: Int[Array, "R T"], num_logits: int = 1
-    ) -> tuple[Float[Array, "R {num_logits} V"], "SharedCache"]:
-        """Runs a model on the next T tokens of each row; returns the last logits."""
-        output = model.apply({"params": params}, ids, self.mask, cache=self.cache)
-        return last_logits(output, num_logits), dataclasses.replace(self, cache=output.cache)
+        self,
+        model: Model,
+        params: Params,
+        ids: Int[Array, "R T"],
+        *,
+        apply_fn: Callable[..., Any] | None = None,
+    ) -> tuple[Float[Array, "R 1 V"], "SharedCache"]:
+        """Runs a model on the next T tokens of each row; returns the last logits.
+
+        Args:
+          model: the model.
+          params: its parameters.
+          ids: the tokens.
+          apply_fn: a variant of `model.apply` for a mesh.
+        """
+        output = (apply_fn or model.apply)({"params": params}, ids, self.mask, cache=self.cache)
+        return last_logits(output), dataclasses.replace(self, cache=output.cache)
 
     def lengthened(self, model: Model, length: int) -> "SharedCache":
         """Returns the same tokens in a cache with more slots."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..nn.attention import HIDDEN
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key
@@ -29,11 +29,11 @@ def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
       UserError: a token is `NO_TOKEN`.
     """
     chosen = np.asarray(tokens)
-    if (chosen == NO_TOKEN).any():
-        raise UserError(
-            "the model's logits are NaN or infinite: its parameters are too large; give another "
-            "--step or another model"
-        )
+    require(
+        (chosen != NO_TOKEN).all(),
+        "the model's logits are NaN or infinite: its parameters are too large; give another "
+        "--step or another model",
+    )
     return chosen
 
 
@@ -74,6 +74,7 @@ def sampling_params(
     Raises:
       UserError: a banned sequence is not within the vocabulary, or all tokens are banned.
     """
+    # Filters that keep all tokens are the default.
     top_k = vocab_size if sampling.top_k is None else min(sampling.top_k, vocab_size)
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
     min_p = sampling.min_p or 0.0

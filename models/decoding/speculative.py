@@ -19,24 +19,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.errors import UserError, check_whole
+from ...data.common.fields import PositiveInt, check_value, require
 from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .request import GenerationRequest
-from .rows import (
-    NewTokens,
-    RowCaches,
-    RowStates,
-)
-from .sample import (
-    History,
-    SamplingParams,
-    checked,
-    log_probabilities,
-    processed_logits,
-)
+from .rows import NewTokens, RowCaches, RowStates
+from .sample import History, SamplingParams, checked, log_probabilities, processed_logits
 from .unstack_layers import unstack_layers
 
 NUM_DRAFT_TOKENS = 4
@@ -59,30 +49,26 @@ class Draft:
     """The number of tokens proposed at a time, K."""
 
     def __post_init__(self) -> None:
-        config = self.model.config
-        require_head(config, CAUSAL_HEADS, "is no draft model", "give a causal language model")
-        check_whole("the number of draft tokens", self.num_tokens)
-        if self.num_tokens < 1:
-            raise UserError(f"{self.num_tokens} draft tokens: give at least 1, for example 4")
-        if config.max_length < 3:
-            raise UserError(
-                f"a draft model that reads {config.max_length} tokens proposes none: give one "
-                "that reads at least 3"
-            )
-        if config.max_length < self.num_tokens + 2:
-            raise UserError(
-                f"a draft model that reads {config.max_length} tokens cannot propose "
-                f"{self.num_tokens} at a time: propose at most {config.max_length - 2}"
-            )
+        longest = self.model.config.max_length
+        require_head(
+            self.model.config, CAUSAL_HEADS, "is not a draft model", "give a causal language model"
+        )
+        check_value("num_assistant_tokens", self.num_tokens, PositiveInt)
+        # `propose` reads two tokens before the proposed ones.
+        require(
+            self.num_tokens + 2 <= longest,
+            f"a draft model that reads {longest} tokens cannot propose {self.num_tokens} at a "
+            f"time: propose at most {longest - 2}, or give another",
+        )
 
     @staticmethod
     def check_request(request: GenerationRequest, *, searched: bool = False) -> None:
         """Raises UserError if a draft model cannot propose tokens to a request."""
-        if searched or request.num_beams > 1:
-            raise UserError(
-                f"a draft model proposes no tokens to a beam search (num_beams "
-                f"{request.num_beams}): leave it out, or give num_beams 1"
-            )
+        require(
+            request.num_beams == 1 and not searched,
+            f"a draft model proposes no tokens to a beam search (num_beams {request.num_beams}): "
+            "leave it out, or give num_beams 1",
+        )
 
     def unstacked(self) -> "Draft":
         """Returns the draft model in the layout that decodes fastest (`unstack_layers`)."""
@@ -96,29 +82,32 @@ class Draft:
         """
         ours, theirs = model.config, self.model.config
         require_head(ours, CAUSAL_HEADS, "takes no draft model", "leave the draft model out")
-        if ours.vocab_size != theirs.vocab_size:
-            raise UserError(
-                f"the draft model has a vocabulary of {theirs.vocab_size}, the model one of "
-                f"{ours.vocab_size}: give a draft model with the same tokens"
-            )
+        require(
+            ours.vocab_size == theirs.vocab_size,
+            f"the draft model has a vocabulary of {theirs.vocab_size}, the model one of "
+            f"{ours.vocab_size}: give a draft model with the same tokens",
+        )
         for name, config in (("model", ours), ("draft model", theirs)):
-            if config.recent_shapes:
-                raise UserError(
-                    f"the {name} caches inputs of the last tokens (head_convolution) and takes no "
-                    "token back: leave the draft model out"
+            require(
+                not config.recent_shapes,
+                f"the {name} caches inputs of the last tokens (head_convolution), so that no token "
+                "can be removed: leave the draft model out",
+            )
+            for field, problem in _CANNOT_REMOVE.items():
+                require(
+                    not getattr(config, field),
+                    f"the {name} has {field} {getattr(config, field)}, {problem}: leave the draft "
+                    "model out",
                 )
-            # XLA's products of ragged groups cannot be mapped over rows.
-            if config.num_experts:
-                raise UserError(
-                    f"the {name} has num_experts {config.num_experts}, whose rows advance in step: "
-                    "leave the draft model out"
-                )
-            if config.reread_length is not None:
-                # A call that crosses this length would rotate earlier tokens wrongly.
-                raise UserError(
-                    f"the {name} has reread_length {config.reread_length}, beyond which its cache "
-                    "is recomputed: leave the draft model out"
-                )
+
+
+_CANNOT_REMOVE = {
+    # XLA's products of ragged groups cannot be mapped over rows.
+    "num_experts": "whose rows advance in step",
+    # A call that crosses this length would rotate earlier tokens wrongly.
+    "reread_length": "beyond which its cache is recomputed",
+}
+"""Fields that prevent the removal of rejected tokens, and why."""
 
 
 @dataclasses.dataclass
@@ -136,9 +125,7 @@ class Acceptance:
         self.accepted += accepted
 
     def __str__(self) -> str:
-        if not self.proposed:
-            return "draft: no token was proposed"
-        rate, tokens = self.accepted / self.proposed, self.accepted / self.calls
+        rate, tokens = self.accepted / max(self.proposed, 1), self.accepted / max(self.calls, 1)
         return (
             f"draft: {self.accepted:,} of {self.proposed:,} proposed tokens accepted ({rate:.1%}), "
             f"{1 + tokens:.2f} tokens for each call of the model"
@@ -191,12 +178,13 @@ def speculate(
     start, draft_start = context.cache.index, draft.cache.index  # [R] each
     before = jnp.where(live, state.before, 0)
     state = dataclasses.replace(state, tokens=tokens, before=before, context=context, draft=draft)
+    # The draft model proposes K tokens, and the model reads them in one call.
     proposed, draft = propose(
         draft_model, draft_params, state, sampling=sampling, num_tokens=num_tokens
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
     logits, context = context.read(model, params, ids, num_tokens + 1)
-    # Penalties and bans at place i depend on the proposed tokens before it.
+    # Penalties and bans at index i depend on the proposed tokens before it.
     scores = jnp.stack(
         [
             processed_logits(logits[:, i], state.past.after(proposed.tokens, i), sampling=sampling)
@@ -214,11 +202,12 @@ def speculate(
             keys_of_choices(state.past, num_tokens),
         )
     # Accepted tokens, then the token that follows them. Later entries are meaningless.
-    place = jnp.arange(num_tokens + 1)
+    index = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
-    new = jnp.where(place == accepted[:, None], last[:, None], new)  # [R, K + 1]
+    new = jnp.where(index == accepted[:, None], last[:, None], new)  # [R, K + 1]
     log_probs = log_probabilities(logits, new) if sampling.scored else None
     chosen = NewTokens(checked(new, logits), log_probs, accepted + 1)
+    # Remove the rejected tokens from both caches.
     state = dataclasses.replace(
         state,
         context=context.moved_to(start + accepted + 1),
@@ -264,6 +253,7 @@ def propose(
         picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
+    # The first token follows two read tokens, each further one a single token.
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
     logits, caches = state.draft.read(model, params, ids)
     first = pick(logits[:, 0], state.past, keys[:, 0])
@@ -296,9 +286,9 @@ def verify(
     Leviathan et al. 2023, section 2.3 and algorithm 1.
 
     Args:
-      probabilities: the distributions p of the model at N = K + 1 places.
-      proposed: the tokens at the first K places, and their distributions q.
-      keys: a key for each place.
+      probabilities: the distributions p of the model for N = K + 1 tokens.
+      proposed: the first K tokens, and their distributions q.
+      keys: a key for each token.
 
     Returns:
       The number of accepted tokens, and the next token.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -42,10 +41,8 @@ from .policy_update import update_config
 from .rollout import (
     Rollout,
     RolloutPrograms,
-    completion_metrics,
-    divergence_metrics,
     group_metrics,
-    reward_metrics,
+    rollout_metrics,
     take_rows,
     weighted_rewards,
 )
@@ -212,15 +209,7 @@ class PolicyTrainer:
         scored: Mapping[str, Array],
     ) -> tuple[Metrics, Metrics]:
         """Returns sums and counts of all metrics of a rollout."""
-        measured = [
-            reward_metrics(rollout, rewards, total, list(self.rewards.functions)),
-            completion_metrics(rollout),
-        ]
-        if "reference_log_probs" in scored:
-            log_probs, reference = scored["log_probs"], scored["reference_log_probs"]
-            measured.append(divergence_metrics(rollout, log_probs, reference))
-        sums, counts = (functools.reduce(operator.or_, x) for x in zip(*measured, strict=True))
-        return sums, counts
+        return rollout_metrics(rollout, rewards, total, list(self.rewards.functions), scored)
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
         """Returns the mini-batches of a step, shuffled by seed and step if there are several."""

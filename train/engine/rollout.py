@@ -6,7 +6,7 @@ prompts, the rewards and the key of the step.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...models.adapters.lora import LoRA
-from ...models.decoding.request import Sampling
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.mesh_axes import BATCH_AXES
@@ -139,7 +138,7 @@ class RolloutPrograms:
             keys=row_keys(rng, ids.shape[0], prompts["index"][0] if "index" in prompts else 0),
             max_new_tokens=self.answer_length,
             end_ids=self.end_ids,
-            sampling=Sampling(temperature=self.temperature),
+            temperature=self.temperature,
             apply_fn=over_mesh(apply_fn, self.mesh, model.config),
         )
         return rollout_of(ids, mask, answers, self.end_ids)
@@ -225,42 +224,39 @@ def weighted_rewards(
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
 
 
-def completion_metrics(rollout: Rollout) -> tuple[Terms, Terms]:
-    """Returns sums and counts of completion metrics, under TRL's names."""
-    real = rollout.real.astype(jnp.float32)
-    ended = real * rollout.ended
-    number, terminated = jnp.sum(real), jnp.sum(ended)
-    sums = {
-        "completions/mean_length": jnp.sum(real * rollout.lengths),
-        "completions/clipped_ratio": number - terminated,
-        "completions/mean_terminated_length": jnp.sum(ended * rollout.lengths),
-    }
-    counts = dict.fromkeys(sums, number)
-    return sums, {**counts, "completions/mean_terminated_length": terminated}
-
-
-def reward_metrics(
-    rollout: Rollout, rewards: Float[Array, "R F"], total: Float[Array, " R"], names: list[str]
+def rollout_metrics(
+    rollout: Rollout,
+    rewards: Float[Array, "R F"],
+    total: Float[Array, " R"],
+    names: Sequence[str],
+    scored: Mapping[str, Float[Array, "R T"]],
 ) -> tuple[Terms, Terms]:
-    """Returns sums and counts of the rewards of the rewarded answers, under TRL's names."""
-    columns = {"reward": total} | {
-        f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)
-    }
-    judged = {name: rollout.real & ~jnp.isnan(x) for name, x in columns.items()}
-    sums = {name: jnp.sum(jnp.where(judged[name], x, 0.0)) for name, x in columns.items()}
-    return sums, {name: jnp.sum(x).astype(jnp.float32) for name, x in judged.items()}
+    """Returns sums and counts of the metrics of a rollout, under TRL's names.
 
-
-def divergence_metrics(
-    rollout: Rollout, log_probs: Float[Array, "R T"], reference: Float[Array, "R T"]
-) -> tuple[Terms, Terms]:
-    """Returns sum and count of `kl`, the k3 estimate in nats per token (Schulman 2020)."""
-    towards = jnp.where(rollout.loss_mask != 0, reference - log_probs, 0.0)
-    each = jnp.exp(towards) - towards - 1  # 0 outside of answers
-    real = rollout.real[:, None] & (rollout.loss_mask != 0)
+    Args:
+        rollout: the answers.
+        rewards: the rewards of each answer; NaN where a function does not reward it.
+        total: the weighted sum of the rewards of each answer.
+        names: the names of the F reward functions.
+        scored: from `RolloutPrograms.log_probs`. With `reference_log_probs`, the metrics include
+            `kl`, the k3 estimate in nats per token (Schulman 2020).
+    """
+    real, lengths = rollout.real, rollout.lengths
+    columns = {"reward": total}
+    columns |= {f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)}
+    # Name → values, and which of them count.
+    metrics = {name: (x, real & ~jnp.isnan(x)) for name, x in columns.items()}
+    metrics["completions/mean_length"] = lengths, real
+    metrics["completions/clipped_ratio"] = 1.0 - rollout.ended, real
+    metrics["completions/mean_terminated_length"] = lengths, real & rollout.ended
+    if "reference_log_probs" in scored:
+        is_answer = rollout.loss_mask != 0
+        difference = scored["reference_log_probs"] - scored["log_probs"]
+        difference = jnp.where(is_answer, difference, 0.0)
+        metrics["kl"] = jnp.exp(difference) - difference - 1, real[:, None] & is_answer
     return (
-        {"kl": jnp.sum(jnp.where(real, each, 0.0))},
-        {"kl": jnp.sum(real).astype(jnp.float32)},
+        {name: jnp.sum(jnp.where(counts, x, 0.0)) for name, (x, counts) in metrics.items()},
+        {name: jnp.sum(counts).astype(jnp.float32) for name, (_, counts) in metrics.items()},
     )
 
 

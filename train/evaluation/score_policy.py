@@ -14,7 +14,6 @@ from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
-from ...models.decoding.request import Sampling
 from ...models.decoding.rollout import Answers, sample_answers
 from ...models.decoding.unstack_layers import unstack_layers
 from ...models.model import Model
@@ -133,7 +132,7 @@ def _completions(
             keys=row_keys(evaluation_key(config.seed), ids.shape[0], first),
             max_new_tokens=objective.answer_length(data),
             end_ids=ends,
-            sampling=Sampling(temperature=objective.temperature),
+            temperature=objective.temperature,
         )
 
     # Sample all completions in batches of one shape.

@@ -34,7 +34,7 @@ def sampled(policy, prompts, keys, length=6, temperature=TEMPERATURE):
             keys=keys,
             max_new_tokens=N,
             end_ids=(END,),
-            sampling=models.Sampling(temperature),
+            temperature=temperature,
         )
     )(params, ids, mask, keys)
     return jax.device_get(answers), ids, mask
@@ -94,7 +94,7 @@ def test_the_loop_stops_when_all_answers_have_ended(policy):
             keys=KEYS,
             max_new_tokens=N,
             end_ids=(END,),
-            sampling=models.Sampling(0.0),
+            temperature=0.0,
             apply_fn=counting,
         )
     )(params)

@@ -207,7 +207,7 @@ def test_streams_and_rollouts_write_the_tokens_of_full_passes(assert_close):
             keys=sampling_keys(0, 2),
             max_new_tokens=20,
             end_ids=(),
-            sampling=models.Sampling(0.0),
+            temperature=0.0,
         )
     )(ids, mask)
     assert answers.tokens.tolist() == expected
