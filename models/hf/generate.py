@@ -14,7 +14,7 @@ import numpy as np
 from ...data.common.errors import UserError, suggest
 from ...data.common.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
-from ..decoding.generator import Generator
+from ..decoding.generator import Generator, sampling_keys
 from ..decoding.padding import pad_rows
 from ..decoding.request import GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
@@ -244,11 +244,18 @@ def _sample(
     """Continues each row `num_return_sequences` times; returns the tokens up to the end token."""
     prompts = [row for row in rows for _ in range(request.num_return_sequences)]
     written: list[list[int]] = [[] for _ in prompts]
-    for new in generator.stream(prompts, request, seed=seed):
-        for row, tokens in zip(written, new.tolist(), strict=True):
-            row.extend(tokens)
-        if all(request.end(row) is not None for row in written):
-            break
+    batch = generator.continuous_batch(
+        prompts,
+        request,
+        keys=sampling_keys(seed, len(prompts)),
+        limits=[request.max_new_tokens or 1] * len(prompts),
+        num_rows=len(prompts),
+        scored=False,
+    )
+    for new in batch:
+        written[new.text] += new.tokens
+        if request.end(new.tokens) is not None:
+            batch.stop(new.text)
     # Like transformers, replace the last token of a text that reached the limit.
     for row in written:
         if request.forced_eos_token_id is not None and len(row) == request.max_new_tokens:

@@ -4,12 +4,13 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import numpy as np
 
-from ...data.common.errors import UserError, suggest
+from ...data.common.errors import suggest
+from ...data.common.fields import check_value, require
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..nn.heads import HEADS
@@ -56,11 +57,9 @@ class Attention:
         weights = self.weights
         for axis, (name, number) in enumerate((("layer", layer), ("head", head))):
             size = self.weights.shape[axis]
-            if number is None:
-                continue
-            if not 1 <= number <= size:
-                raise UserError(f"{name} {number} must be from 1 to {size}")
-            weights = weights.take([number - 1], axis=axis)
+            if number is not None:
+                require(1 <= number <= size, f"{name} {number} must be from 1 to {size}")
+                weights = weights.take([number - 1], axis=axis)
         return weights
 
     def places(self, word: str) -> list[int]:
@@ -71,10 +70,8 @@ class Attention:
         """
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
-        if not found:
-            raise UserError(
-                f"the text has no word {word!r}: {suggest(word, sorted(set(self.queries)))}"
-            )
+        choices = sorted(set(self.queries))
+        require(found, f"the text has no word {word!r}: {suggest(word, choices)}")
         return found
 
 
@@ -124,11 +121,12 @@ class TextAttention(TextModel):
               for another model, or a weight is NaN.
         """
         tokenizer, config = self._tokenizer, self._model.config
-        if part is not None and part not in get_args(Part):
-            raise UserError(f"part {part!r} is unknown: choose {', '.join(get_args(Part))}")
+        check_value("part", part, Part | None)
         if config.head != "seq2seq_lm":
-            if target is not None or part is not None:
-                raise UserError("a target and a part are for an encoder-decoder: leave them out")
+            require(
+                target is part is None,
+                "a target and a part are for an encoder-decoder: leave them out",
+            )
             # One sequence attends to itself.
             ids, offsets = tokenizer.encode_with_offsets(text)
             outputs = self._run({"input_ids": ids})
@@ -140,18 +138,17 @@ class TextAttention(TextModel):
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
             ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
             source = (text, ids, offsets, tokenizer)
-            own = target is None
+            room = None
             if target is None:
                 translate = TextTranslator(self._model, self._params, tokenizer)
                 target = translate([text])[0][0].text
+                # The model may have generated the same text with fewer tokens.
+                room = config.max_length - len(start)
             ids, offsets = tokenizer.target.encode_with_offsets(target, add_special_tokens=False)
-            if own:  # the model may have generated the same text with fewer tokens
-                ids, offsets = (
-                    ids[: config.max_length - len(start)],
-                    offsets[: config.max_length - len(start)],
-                )
+            ids, offsets = ids[:room], offsets[:room]
             ids, offsets = [*start, *ids], [*[(0, 0)] * len(start), *offsets]
             written = (target, ids, offsets, tokenizer.target)
+            # Run the model, and select the requested attention.
             outputs = self._run({"input_ids": source[1], "decoder_input_ids": written[1]})
             weights, queries, keys = {
                 "cross": (outputs.cross_attentions, written, source),
@@ -173,11 +170,10 @@ class TextAttention(TextModel):
         """Returns the model's outputs for one row, with the attention weights."""
         longest = self._model.config.max_length
         for ids in inputs.values():
-            if not 1 <= len(ids) <= longest:
-                raise UserError(
-                    f"the text has {len(ids)} tokens: give one of 1 to {longest}, as the model "
-                    "reads"
-                )
+            require(
+                1 <= len(ids) <= longest,
+                f"the text has {len(ids)} tokens: give one of 1 to {longest}, as the model reads",
+            )
         rows = {name: np.array([ids], np.int32) for name, ids in inputs.items()}
         run = jax.jit(lambda params, rows: self._model.apply(
             {"params": params}, **rows, output_attentions=True
@@ -196,6 +192,7 @@ def _units(
     """Returns the words of a text, and a 0/1 matrix of each word's tokens, `[words, tokens]`."""
     if by_token:
         return [tokenizer.token(id) for id in ids], np.eye(len(ids), dtype=np.float32)
+    # Assign each token to the word that it ends in; special tokens are words.
     words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     names: list[str] = []
     owners: list[int] = []

@@ -2,10 +2,11 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ...data.common.errors import DataError, UserError
+from ...data.common.fields import Checked, FieldError, PositiveInt, Seed, make_record, require
 from ...data.common.files import input_lines
 from ...data.common.json_lines import parse_line
 from ...data.common.json_text import JsonObject, JsonValue, to_json
@@ -23,7 +24,7 @@ _TOO_SIMILAR = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
+class Prompt(Checked):
     """A text to continue, with its individual settings.
 
     Raises:
@@ -31,26 +32,32 @@ class Prompt:
     """
 
     text: str
-    seed: int | None = None
+    seed: Seed | None = None
     """The seed for sampling. If None, it depends on the prompt's index."""
     stop_strings: tuple[str, ...] | None = None
     """Strings that end a completion and are not part of it. If None, the call's setting."""
-    max_new_tokens: int | None = None
+    max_new_tokens: PositiveInt | None = None
     """The maximum length of a completion, in tokens. If None, the call's setting."""
+    ids: tuple[int, ...] | None = None
+    """The tokens of the prompt, which replace those of `text`. The completion is then decoded
+    without the prompt. If None, the tokens of `text`."""
     fields: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
     """Other fields of its line, which are copied to the output."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop_strings, str):
-            raise UserError(
-                f"stop_strings is one string, {self.stop_strings!r}: give a tuple of texts"
-            )
-        if "" in (self.stop_strings or ()):
-            raise UserError("a stop string is empty: every text would end before it begins")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise UserError(f"a prompt has 'max_new_tokens' {self.max_new_tokens}: give at least 1")
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UserError(f"a prompt has 'seed' {self.seed}: give one from 0 to {2**32 - 1}")
+        super().__post_init__()
+        require(
+            "" not in (self.stop_strings or ()),
+            "a stop string is empty: every text would end before it begins",
+        )
+
+    def with_defaults(self, seed: int, stop_strings: Sequence[str]) -> "Prompt":
+        """Returns the prompt with values for settings that are None."""
+        return dataclasses.replace(
+            self,
+            seed=seed if self.seed is None else self.seed,
+            stop_strings=tuple(stop_strings) if self.stop_strings is None else self.stop_strings,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,45 +131,34 @@ def read_prompts(path: str) -> list[Prompt]:
 
 def _prompt(row: JsonObject, location: str) -> Prompt:
     """Returns the prompt of a line of JSON."""
-    text, stop = row.get("prompt"), row.get("stop_strings")
-    if not isinstance(text, str):
-        seen = ", ".join(row) or "none"
-        problem = "has no field" if "prompt" not in row else "has no text in its field"
+    own = {name: row[name] for name in _OWN if name in row}
+    others = {name: value for name, value in row.items() if name not in _OWN}
+    if "prompt" not in own:
         raise DataError(
-            f"{location} {problem} 'prompt' (its fields are {seen}): write "
+            f"{location} has no 'prompt' (its fields are {', '.join(row) or 'none'}): write "
             '{"prompt": "a text to continue"}'
         )
-    stops = [stop] if isinstance(stop, str) else stop
-    if stops is not None and not (
-        isinstance(stops, list) and all(isinstance(part, str) for part in stops)
-    ):
-        raise DataError(
-            f"{location} has 'stop_strings' {to_json(stop)}: give a text, or a list of texts"
-        )
-    numbers: dict[str, int | None] = {}
-    for name in ("seed", "max_new_tokens"):
-        value = row.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise DataError(f"{location} has {name!r} {to_json(value)}: give a whole number")
-        numbers[name] = value
+    if isinstance(own.get("stop_strings"), str):
+        own["stop_strings"] = [own["stop_strings"]]
     # Reject misspelled settings, but keep unrelated fields.
-    others = {name: value for name, value in row.items() if name not in _OWN}
     for name in others:
-        if name == "stop":
-            raise DataError(f"{location} has the field 'stop': its name is 'stop_strings'")
         if name in _FOR_ALL:
             raise DataError(
                 f"{location} has the field {name!r}, which is one for all prompts: give it as an "
                 "option"
             )
         similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
-        if similar:
+        if similar or name == "stop":
             raise DataError(
-                f"{location} has the unknown field {name!r}: did you mean {similar[0]!r}?"
+                f"{location} has the unknown field {name!r}: did you mean "
+                f"{(similar or ['stop_strings'])[0]!r}?"
             )
+    # `Prompt` declares the types and ranges of its fields.
     try:
-        chosen = None if stops is None else tuple(str(part) for part in stops)
-        return Prompt(text, numbers["seed"], chosen, numbers["max_new_tokens"], others)
+        return make_record(Prompt, {"text": own.pop("prompt"), **own, "fields": others})
+    except FieldError as error:
+        name = "prompt" if error.field == "text" else error.field
+        raise DataError(f"{location}: {name!r} {error.problem}") from None
     except UserError as error:
         raise DataError(f"{location}: {error}") from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
@@ -101,8 +101,7 @@ class TextEmbedder(TextModel):
               or infinite.
         """
         require_texts(texts, "texts")
-        if not texts:
-            raise UserError("no text to embed: give at least one line")
+        require(texts, "there is no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
         # Encode and truncate, leaving room for the special tokens.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..model import Model
@@ -42,8 +42,10 @@ class MaskFiller(TextModel):
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
-        if tokenizer.special_ids.mask is None:
-            raise UserError(f"this {tokenizer.kind} tokenizer has no mask token")
+        require(
+            tokenizer.special_ids.mask is not None,
+            f"this {tokenizer.kind} tokenizer has no mask token",
+        )
         self._normalized = jax.jit(self._over_vocabulary, static_argnums=0)
 
     def __call__(self, text: str, *, top_k: int = 5) -> list[list[Candidate]]:
@@ -55,12 +57,14 @@ class MaskFiller(TextModel):
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask
-        if not 1 <= top_k <= tokenizer.vocab_size:
-            raise UserError(f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}")
+        require(
+            1 <= top_k <= tokenizer.vocab_size,
+            f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}",
+        )
         ids = tokenizer.encode_with_mask(text)
         gaps = [position for position, id in enumerate(ids) if id == mask]
-        if not gaps:
-            raise UserError(f"the text {text!r} has no [MASK]: write it where a word is missing")
+        require(gaps, f"the text {text!r} has no [MASK]: write it where a word is missing")
+        # One call predicts all masks.
         probabilities = self._of_ids(ids, jax.nn.softmax)
         found = []
         for gap in gaps:
@@ -101,13 +105,12 @@ class MaskFiller(TextModel):
         mask = tokenizer.special_ids.mask
         assert mask is not None
         ids = tokenizer.encode_with_mask(text)
-        if ids.count(mask) != 1:
-            raise UserError(
-                f"the text {text!r} has {ids.count(mask)} masks: write one [MASK] where the words "
-                "are to be compared"
-            )
-        if not words:
-            raise UserError("there are no words to compare: give at least one")
+        require(
+            ids.count(mask) == 1,
+            f"the text {text!r} has {ids.count(mask)} masks: write one [MASK] where the words are "
+            "compared",
+        )
+        require(words, "words is empty: give at least one word to compare")
         gap = ids.index(mask)
         # A space before the mask is a part of the word's first token.
         space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
@@ -129,10 +132,10 @@ class MaskFiller(TextModel):
     def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
         """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
         longest = self._model.config.max_length
-        if len(ids) > longest:
-            raise UserError(
-                f"the text has {len(ids)} tokens, the model reads {longest}: shorten it"
-            )
+        require(
+            len(ids) <= longest,
+            f"the text has {len(ids)} tokens, the model reads {longest}: shorten it",
+        )
         padded = pad_batch([ids], 1, longest)
         probabilities = np.asarray(self._normalized(normalize, self._params, *padded))
         check_outputs({"probabilities": probabilities[: len(ids)]})

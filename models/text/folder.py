@@ -31,6 +31,7 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
         FileNotFoundError: The folder is none of these.
         UserError: It is broken, or its model or tokenizer is not supported.
     """
+    # A run keeps its tokenizer in a subfolder.
     folder = local_folder(folder)
     fields = read_fields(folder)
     model = model_config(folder)
@@ -139,6 +140,7 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     model = model_config(folder)
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
+    # The start and end tokens must be those of the tokenizer.
     request = stored_request(folder, model.max_length)
     ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)

@@ -6,24 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
-from ...data.common.errors import UserError, counted
+from ...data.common.fields import PositiveInt, check_value, require
 from ...data.common.json_text import JsonValue, to_json
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.cached_context import CachedContext
-from ..decoding.generator import SEEDS, Generator, check_seed, sampling_keys
+from ..decoding.generator import SEEDS, Generator, check_seed
 from ..decoding.request import GenerationRequest
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
-from ..hf.generate import search_all
 from ..hf.generation_config import request_from_hf
 from ..model import Model
-from ..nn.dropout import RowKeys
 from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
-from .bucketing import batches_by_length
-from .completions import Completed, Completion, Positions, Prompt
+from .batches import Callbacks, sample_texts, search_texts
+from .completions import Completed, Completion, Prompt
 from .folder import generation_defaults
 from .growing_text import GrowingText
 from .text_model import TextModel, require_texts
@@ -34,21 +30,6 @@ BATCH_SIZE = 8
 """Default number of completions per batch."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Options that imply sampling."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """Settings shared by all texts of a call."""
-
-    request: GenerationRequest
-    batch_size: int
-    on_text: Callable[[str], None] | None
-    on_batch: Callable[[int, int], None] | None
-
-    def note_batch(self, number: int, tokens: int) -> None:
-        """Reports finished completions and their number of tokens."""
-        if self.on_batch is not None:
-            self.on_batch(number, tokens)
 
 
 class TextGenerator(TextModel):
@@ -117,11 +98,12 @@ class TextGenerator(TextModel):
             UserError: the tokenizers or the vocabularies differ, the number is out of range, or
               one of the models cannot discard rejected tokens.
         """
-        if (difference := _difference(self._tokenizer, other.tokenizer)) is not None:
-            raise UserError(
-                f"the draft model has another tokenizer: {difference}; give a draft model with the "
-                "tokenizer of the model"
-            )
+        difference = _difference(self._tokenizer, other.tokenizer)
+        require(
+            difference is None,
+            f"the draft model has another tokenizer: {difference}; give a draft model with the "
+            "tokenizer of the model",
+        )
         draft = Draft(other._model, other._params, num_tokens)
         draft.check(self._model)
         return TextGenerator(self._model, self._params, self._tokenizer, self._stored, draft=draft)
@@ -169,10 +151,12 @@ class TextGenerator(TextModel):
             UserError: an option is not supported or out of range, or beams are combined with a
               draft model.
         """
-        require_texts(prompts, "prompts", Prompt)
-        if not prompts:
-            raise UserError("there is no prompt: give at least one text")
-        longest = max(len(self._encode(prompt)) for prompt in prompts)
+        require_texts(prompts, "prompts")
+        require(prompts, "there is no prompt: give at least one text")
+        return self._request(max(map(self.num_tokens, prompts)), options)
+
+    def _request(self, longest: int, options: Mapping[str, JsonValue]) -> GenerationRequest:
+        """Returns the request for prompts of at most `longest` tokens."""
         request = merged_request(self._stored, options, longest)
         if self._draft is not None:
             self._draft.check_request(request)
@@ -223,110 +207,48 @@ class TextGenerator(TextModel):
         """
         require_texts(prompts, "prompts", Prompt)
         require_texts(stop_strings, "stop_strings")
-        if not prompts:
-            raise UserError("there is no prompt: give at least one text")
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size {batch_size} must be at least 1")
+        require(prompts, "there is no prompt: give at least one text")
+        check_value("batch_size", batch_size, PositiveInt | None)
         check_seed(seed)
-        # Resolve each prompt's settings; a prompt has one row for each returned sequence.
-        used, rows = [], []
-        request = None
+        # A prompt has one row for each returned sequence.
+        rows, request = [], GenerationRequest()
         for i, given in enumerate(prompts):
             prompt = given if isinstance(given, Prompt) else Prompt(given)
-            own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
-            request = self.request([prompt.text], **{**options, **own})
-            stops = prompt.stop_strings
-            prompt = dataclasses.replace(
-                prompt,
-                seed=(seed + i) % SEEDS if prompt.seed is None else prompt.seed,
-                stop_strings=tuple(stop_strings) if stops is None else stops,
-                max_new_tokens=request.max_new_tokens,
-            )
-            used.append(prompt)
-            rows.append([self._row(prompt, request) for _ in range(request.num_return_sequences)])
-        assert request is not None
+            prompt = prompt.with_defaults((seed + i) % SEEDS, stop_strings)
+            request, texts = self._begin(prompt, options)
+            rows.append(texts)
         # Generate, then report what was truncated and padded.
         flat = [row for samples in rows for row in samples]
-        call = _Call(request, batch_size or len(flat), on_text, on_batch)
+        size, callbacks = batch_size or len(flat), Callbacks(on_text, on_batch)
         if request.num_beams > 1:
-            note = self._search(rows, call)
+            padding = search_texts(self._generator, rows, request, size, callbacks=callbacks)
         else:
             self._note_truncation([len(samples[0].prompt_ids) for samples in rows], log)
-            seeds = [prompt.seed for prompt in used if prompt.seed is not None]
-            keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
-            note = self._sample(flat, keys, call)
-        if on_text is not None:
-            on_text(flat[0].take_settled())
+            padding = sample_texts(self._generator, rows, request, size, callbacks=callbacks)
+        callbacks.show(flat[0].take_settled())
         self._note_length(flat, request, log)
         if len(prompts) > 1 and batch_size is not None:
-            log(f"{len(prompts):,} prompts: {note}")
+            log(f"{len(prompts):,} prompts: {padding}")
         return [
-            Completed(prompt, tuple(row.completion() for row in samples))
-            for prompt, samples in zip(used, rows, strict=True)
+            Completed(samples[0].prompt, tuple(row.completion() for row in samples))
+            for samples in rows
         ]
 
-    def _sample(self, rows: Sequence[GrowingText], keys: RowKeys, call: "_Call") -> str:
-        """Samples the text of each row; returns a note on the fraction of padding."""
-        # The batch starts the next text when a row becomes idle.
-        num_rows = min(call.batch_size, len(rows))
-        batch = self._generator.continuous_batch(
-            [row.prompt_ids for row in rows],
-            call.request,
-            keys=keys,
-            limits=[row.limit or 1 for row in rows],
-            num_rows=num_rows,
-        )
-        for new in batch:
-            row = rows[new.text]
-            row.grow(new.tokens, new.log_probs)
-            if call.on_text is not None and row is rows[0]:
-                call.on_text(row.take_settled())
-            if row.reason is not None:
-                batch.stop(new.text)
-                call.note_batch(1, row.num_chosen)
-        usage, number = batch.usage, sum(row.num_chosen for row in rows)
-        read = Positions(usage.tokens_read, usage.positions_read)
-        written = Positions(number, usage.positions_written)
-        return (
-            f"{counted(num_rows, 'row')} at a time, {read.padding:.1%} of the positions read and "
-            f"{written.padding:.1%} of the tokens written were padding"
-        )
-
-    def _search(self, rows: Sequence[Sequence[GrowingText]], call: "_Call") -> str:
-        """Runs beam search for each prompt; returns a note on the fraction of padding."""
-        prompts = [samples[0] for samples in rows]
-        for i, prompt in enumerate(prompts):
-            if len(prompt.prompt_ids) > self.max_length:
-                raise UserError(
-                    f"prompt {i} has {len(prompt.prompt_ids)} tokens: the model takes 1 to "
-                    f"{self.max_length}"
-                )
-        read, num_batches = Positions(), 0
-        # A search has one length limit, so search prompts with equal limits together.
-        for limit in dict.fromkeys(prompt.limit for prompt in prompts):
-            limited = dataclasses.replace(call.request, max_new_tokens=limit)
-            same = [i for i, prompt in enumerate(prompts) if prompt.limit == limit]
-            for chosen in batches_by_length([prompts[i].prompt_ids for i in same], call.batch_size):
-                batch = [rows[same[i]] for i in chosen]
-                ids = [samples[0].prompt_ids for samples in batch]
-                found = search_all(self._generator, ids, limited)
-                for samples, best in zip(batch, found, strict=True):
-                    for row, hypothesis in zip(samples, best, strict=True):
-                        row.grow_to(hypothesis)
-                read.add(sum(map(len, ids)), len(ids) * max(map(len, ids)))
-                num_batches += 1
-                written = [row for samples in batch for row in samples]
-                call.note_batch(len(written), sum(row.num_chosen for row in written))
-        return f"{num_batches:,} batches, {read.padding:.1%} of the positions read were padding"
-
-    def _row(self, prompt: Prompt, request: GenerationRequest) -> GrowingText:
-        return GrowingText(
-            self._tokenizer,
-            prompt,
-            self._encode(prompt.text),
-            end_ids=request.eos_token_id,
-            forced_end=request.forced_eos_token_id is not None,
-        )
+    def _begin(
+        self, prompt: Prompt, options: Mapping[str, JsonValue]
+    ) -> tuple[GenerationRequest, list[GrowingText]]:
+        """Returns the request of a prompt, and an empty text for each returned sequence."""
+        ids = self._encode(prompt.text) if prompt.ids is None else prompt.ids
+        own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
+        request = self._request(len(ids), {**options, **own})
+        prompt = dataclasses.replace(prompt, max_new_tokens=request.max_new_tokens)
+        forced_end = request.forced_eos_token_id is not None
+        return request, [
+            GrowingText(
+                self._tokenizer, prompt, ids, end_ids=request.eos_token_id, forced_end=forced_end
+            )
+            for _ in range(request.num_return_sequences)
+        ]
 
     def num_tokens(self, prompt: str) -> int:
         """Returns the number of tokens of a prompt, including the token that begins a document."""
@@ -361,8 +283,8 @@ class TextGenerator(TextModel):
         else:
             number = sum(size > longest for size in sizes)
             end = (
-                f"exceed the {longest:,} tokens that the model reads: whenever a text came to that "
-                "length, it went on without its oldest quarter"
+                f"exceed the {longest:,} tokens that the model reads: whenever a text reached that "
+                "length, its oldest quarter was dropped"
             )
         if number:
             log(f"{number:,} of {len(rows):,} texts {end}")
@@ -371,11 +293,11 @@ class TextGenerator(TextModel):
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
         # Use only the frame's leading tokens; its trailing ones would end the prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
-        if not (before or ids):
-            raise UserError(
-                "the prompt is empty and this tokenizer has no token to begin a document with: "
-                "give a --prompt"
-            )
+        require(
+            before or ids,
+            "the prompt is empty and this tokenizer has no token to begin a document with: give a "
+            "--prompt",
+        )
         return [*before, *ids]
 
 
@@ -385,10 +307,9 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
         return None
     if one.vocab_size != other.vocab_size:
         return f"it has {other.vocab_size:,} tokens, the model's {one.vocab_size:,}"
-    for i in range(one.vocab_size):
-        if one.token(i) != other.token(i):
-            return f"its token {i} is {other.token(i)!r}, the model's {one.token(i)!r}"
-    return None
+    pairs = ((i, other.token(i), one.token(i)) for i in range(one.vocab_size))
+    notes = (f"its token {i} is {x!r}, the model's {y!r}" for i, x, y in pairs if x != y)
+    return next(notes, None)
 
 
 def merged_request(
@@ -418,11 +339,11 @@ def merged_request(
         fields.setdefault("top_k", 0)  # the default of 50 is for folders that ask for sampling
     if "max_length" not in fields:
         fields.setdefault("max_new_tokens", NEW_TOKENS)
-    if num_beams == 1 and options.get("length_penalty") is not None:
-        raise UserError(
-            f"length_penalty {options['length_penalty']} is for beams: give num_beams 2 or more, "
-            "or leave it out"
-        )
+    require(
+        num_beams != 1 or options.get("length_penalty") is None,
+        f"length_penalty {options.get('length_penalty')} is for beams: give num_beams 2 or more, "
+        "or leave it out",
+    )
     # Choose between greedy decoding and sampling.
     if options.get("temperature") == 0:
         do_sample = False

@@ -29,9 +29,10 @@ class GrowingText:
     ) -> None:
         self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop_strings or (), end_ids
         self._forced_end = forced_end
-        # Decoding may depend on the previous word, so the text is decoded with the prompt.
-        self._prompt_length = len(tokenizer.decode(prompt_ids))  # in characters
-        self.prompt_ids = list(prompt_ids)
+        self.prompt, self.prompt_ids = prompt, list(prompt_ids)
+        # Decoding may depend on the previous word, so the text is decoded with the prompt's text.
+        self._before = self.prompt_ids if prompt.ids is None else []
+        self._prompt_length = len(tokenizer.decode(self._before))  # in characters
         self.limit = prompt.max_new_tokens
         """The maximum length, in tokens. If None, the model's positions are the limit."""
         self.text = ""
@@ -55,6 +56,7 @@ class GrowingText:
         for i, token in enumerate(tokens):
             if self.reason is not None:
                 return
+            # Decide why the text ends with this token, if it does.
             last = self.limit is not None and len(self.tokens) + 1 == self.limit
             if last and self._forced_end:  # the model did not choose this token
                 self.reason = "length"
@@ -66,8 +68,9 @@ class GrowingText:
                 return
             self.tokens.append(token)
             self.log_probabilities.extend(log_probabilities[i : i + 1])
-            decoded = self._tokenizer.decode(self.prompt_ids + self.tokens)
+            decoded = self._tokenizer.decode(self._before + self.tokens)
             self.text = decoded[self._prompt_length :]
+            # Cut the text at the first stop string.
             found = [index for s in self._stop if (index := self.text.find(s)) >= 0]
             if found:
                 self.text = self.text[: min(found)]

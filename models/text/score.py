@@ -258,6 +258,7 @@ class TextScorer(TextModel):
         )
         ids = self._beginning(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
+        # Rows of the embedding without a token are left out.
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
         check_outputs({"a probability": p})
         best = np.argsort(-p, kind="stable")[:top_k].tolist()
@@ -275,6 +276,7 @@ class TextScorer(TextModel):
               `__call__`.
         """
         require(words, "words is empty: give at least one word to compare")
+        # Score each word after the text, separated by exactly one space.
         before = text.rstrip(" ")
         between = " " if before and not before[-1].isspace() else ""
         joined = [f"{before}{between}{word.strip()}" for word in words]

@@ -5,16 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...data.common.errors import UserError
+from ...data.common.errors import UserError, counted
 from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.generator import Generator
-from ..decoding.request import (
-    GenerationRequest,
-    Hypothesis,
-    published_request,
-)
+from ..decoding.request import GenerationRequest, Hypothesis, published_request
 from ..model import Model
 from ..nn.typing import Params
 from .bucketing import batches_by_length
@@ -101,6 +97,7 @@ class TextTranslator(TextModel):
               truncated, or an option is out of range.
         """
         require_texts(texts, "texts")
+        # Blank texts have no tokens, and are not searched.
         request = dataclasses.replace(self.request, **options)
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         ids = self._fitting(ids, places, truncate, log)
@@ -131,11 +128,11 @@ class TextTranslator(TextModel):
             # The closing token is kept.
             return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
         first = too_long[0]
-        place = f"text {first + 1}" if places is None else places[first]
-        also = f" ({len(too_long):,} texts are too long)" if len(too_long) > 1 else ""
+        name = f"text {first + 1}" if places is None else places[first]
         raise UserError(
-            f"{place} has {len(ids[first])} tokens, more than the {longest} that the model "
-            f"reads{also}: split it into sentences, or translate with --truncate"
+            f"{name} has {len(ids[first])} tokens, more than the {longest} that the model reads "
+            f"({counted(len(too_long), 'text')} too long): split it into sentences, or translate "
+            "with --truncate"
         )
 
     def _translation(self, hypothesis: Hypothesis, has_gaps: bool) -> Translation:

@@ -11,6 +11,7 @@ from ....data.chat.encoding import EncodedChat, encode_chat, end_of_turn
 from ....data.chat_templates.chat_template import LECTURES, ChatTemplate, Message, check_role
 from ....data.common.atomic_io import check_file, write_file
 from ....data.common.errors import DataError, UserError
+from ....data.common.fields import require
 from ....data.common.files import input_lines
 from ....data.common.json_lines import parse_line
 from ....data.common.json_text import JsonValue
@@ -70,8 +71,8 @@ class Conversation:
         instructions: how the model should behave; the first message, of the role `system`.
         name: the name of the model in transcripts.
         template: another chat template than the tokenizer's.
-        max_new_tokens: the longest answer, in tokens. Defaults to a quarter of the window, at most
-          256.
+        max_new_tokens: the maximum length of an answer, in tokens. Defaults to a quarter of the
+          window, at most 256.
         seed: the seed of the first answer, incremented for each further answer.
         stop_strings: further strings that end an answer and are not part of it.
         tools: tools that the model may call. It writes a call in its template's format, reads the
@@ -80,8 +81,8 @@ class Conversation:
         **options: arguments of `models.generate` such as `temperature`.
 
     Raises:
-        UserError: an option is not supported, or out of range; or the chat template has no form of
-          calls that is known.
+        UserError: an option is not supported or out of range, or the chat template has no known
+          format of tool calls.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
+        # The default template has no token that ends a turn, so text ends it.
         own = (STOP,) if self._template.source == LECTURES else ()
         # The model must not write a tool's output itself.
         own = (*own, f"\n{TOOL}:") if own and tools else own
@@ -128,8 +130,8 @@ class Conversation:
 
         Args:
             folder: a run folder, one in Hugging Face's form, or a name on the hub.
-            step: which checkpoint; by default the newest.
-            max_length: the window, in tokens, if not the model's own.
+            step: the checkpoint. Defaults to the newest.
+            max_length: the window, in tokens. Defaults to the model's.
             **options: arguments of `Conversation`.
 
         Raises:
@@ -160,29 +162,29 @@ class Conversation:
         Tool calls and their outputs become turns before the answer.
 
         Args:
-            text: what the user says.
+            text: the user's message.
             on_text: called with the model's text piece by piece, as it grows.
             on_turn: called with the output of each tool, as a turn.
 
         Raises:
             UserError: the text is empty, or does not fit the window with the instructions. The
-              conversation is then as before.
+              conversation then does not change.
         """
-        if not text.strip():
-            raise UserError("the message is empty: say something")
+        require(text.strip(), "the message is empty: write a text")
         turns = [*self.turns, Turn(USER, text, USER)]
         left = self._max_calls
+        # Answer the calls of the model until it answers without a call.
         while True:
             answer, written = self._answer(turns, on_text)
             turns.append(answer)
             if left < 0 or not (written.calls or written.malformed):
                 break
-            said = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
-            for call in written.calls:
-                said.append(Turn(TOOL, self._call(call, left), call.name))
-                left -= 1
-            left = left - 1 if written.malformed else left
-            for turn in self._fitting(turns, said):
+            # A malformed call counts as one call.
+            outputs = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
+            for i, call in enumerate(written.calls):
+                outputs.append(Turn(TOOL, self._call(call, left - i), call.name))
+            left -= len(outputs)
+            for turn in self._fitting(turns, outputs):
                 turns.append(turn)
                 if on_turn is not None:
                     on_turn(turn)
@@ -195,6 +197,7 @@ class Conversation:
         Raises:
             UserError: the instructions and the last exchange do not fit the window.
         """
+        # Prepare the prompt, the settings and the key of this answer.
         encoded, room = self._prompt(turns)
         growing = GrowingText(
             self._generator.tokenizer,
@@ -206,6 +209,7 @@ class Conversation:
         answered = sum(turn.role == ASSISTANT for turn in turns)
         keys = sampling_keys((self._seed + answered) % SEEDS, 1)
         shown, form = 0, self._form
+        # Generate token by token, up to a stop string, an end token or the end of a call.
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
             end = form and form.end_of_call(growing.text)
@@ -218,6 +222,7 @@ class Conversation:
                 break
         if on_text is not None:
             _show(growing, shown, on_text, until=len(growing.text.rstrip()))
+        # Parse the calls out of the text.
         reason = growing.reason or "length"
         answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
         if form is None:
@@ -227,9 +232,10 @@ class Conversation:
             answer = dataclasses.replace(answer, content=written.content, calls=written.calls)
         return answer, written
 
-    def _fitting(self, turns: Sequence[Turn], said: Sequence[Turn]) -> Sequence[Turn]:
+    def _fitting(self, turns: Sequence[Turn], outputs: Sequence[Turn]) -> Sequence[Turn]:
         """Shortens the outputs of tools until the window has room for half the longest answer."""
-        short, longest = said, max(len(turn.content) for turn in said)
+        # Halve the longest output until all of them fit.
+        short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:
             try:
                 if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
@@ -237,12 +243,12 @@ class Conversation:
             except UserError:
                 pass  # not even one token
             longest //= 2
-            note = "\n[the rest does not fit the window]"
+            note = "\n[the rest does not fit into the window]"
             short = [
                 turn
                 if len(turn.content) <= longest
                 else dataclasses.replace(turn, content=turn.content[:longest] + note)
-                for turn in said
+                for turn in outputs
             ]
         return short
 
@@ -252,8 +258,7 @@ class Conversation:
             return as_error(f"no more than {self._max_calls} calls: answer without a tool")
         tool = self._tools.get(call.name)
         if tool is None:
-            known = ", ".join(self._tools)
-            return as_error(f"there is no tool {call.name!r}: choose from {known}")
+            return as_error(f"there is no tool {call.name!r}: choose from {', '.join(self._tools)}")
         return tool(call.arguments)
 
     def reset(self) -> None:
@@ -267,12 +272,13 @@ class Conversation:
             path: the file, which may exist if it is a transcript.
 
         Raises:
-            DataError: the file cannot be written, or holds something else.
+            DataError: the file cannot be written, or is not a transcript.
         """
         self.check_path(path)
         rows = [dataclasses.asdict(turn) for turn in self.turns]
         if self.instructions is not None:
             rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
+        # Leave out fields without a value.
         lines = [
             json.dumps({k: v for k, v in row.items() if v not in (None, ())}, ensure_ascii=False)
             for row in rows
@@ -281,15 +287,15 @@ class Conversation:
 
     @staticmethod
     def check_path(path: str | Path) -> None:
-        """Checks that a transcript can be written to a path, and replaces nothing but another one.
+        """Checks that a transcript can be written to a path.
 
         Raises:
-            DataError: it cannot.
+            DataError: the path cannot be written, or is a file other than a transcript.
         """
         path = Path(path)
         check_file(path)
         if path.exists() and not _is_transcript(path):
-            raise DataError(f"{path} holds something other than a transcript: name another file")
+            raise DataError(f"{path} is not a transcript: name another file")
 
     def load(self, path: str | Path) -> None:
         """Replaces the turns and instructions with a transcript's.
@@ -301,13 +307,14 @@ class Conversation:
         for _, number, line in input_lines(str(path)):
             row = parse_line(line, location := f"{path} line {number}")
             role, content = row.get("role"), row.get("content")
-            if not isinstance(role, str) or not isinstance(content, str):
-                raise UserError(
-                    f"{location} has the fields {', '.join(row)}: a transcript has role, content "
-                    "and writer"
-                )
-            check_role(role, location)
-            turn = Turn(role, content, str(row.get("writer", role)), calls=_calls(row, location))
+            require(
+                isinstance(role, str) and isinstance(content, str),
+                f"{location} has the fields {', '.join(row)}: a transcript has role, content and "
+                "writer",
+            )
+            check_role(role := str(role), location)
+            writer = str(row.get("writer", role))
+            turn = Turn(role, str(content), writer, calls=_calls(row, location))
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:
@@ -317,11 +324,13 @@ class Conversation:
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
         """Returns the model's input, and the longest answer that fits after it, in tokens."""
         window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
+        # The instructions, and the tools unless the template lists them.
         tools = tuple(self._tools.values())
         listed = None if self._form is None else self._form.instructions(tools)
         system = "\n".join(filter(None, [self.instructions, listed]))
         first = [Turn(SYSTEM, system, USER)] if system else []
         schemas = [tool.schema for tool in tools] if tools and listed is None else None
+        # Drop the oldest exchanges until the answer fits.
         begins = [i for i, turn in enumerate(turns) if turn.role == USER]
         encoded = None
         for begin in begins or [0]:
@@ -337,11 +346,11 @@ class Conversation:
                 return encoded, wanted
         # Only the last exchange is left: shorten the answer.
         assert encoded is not None
-        if len(encoded.ids) >= window:
-            raise UserError(
-                f"the message and the instructions have {len(encoded.ids)} tokens, and the model "
-                f"reads {window}: shorten them"
-            )
+        require(
+            len(encoded.ids) < window,
+            f"the message and the instructions have {len(encoded.ids)} tokens, and the model reads "
+            f"{window}: shorten them",
+        )
         return encoded, window - len(encoded.ids)
 
     @functools.cached_property

@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from ....data.chat.guard import encode_guarded
 from ....data.chat_templates.traced import UNKNOWN, USER, Traced, origins
 from ....data.common.errors import UserError
+from ....data.common.fields import require
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import Progress
 from ....data.tasks.translation import encode_source
@@ -27,8 +29,9 @@ from ...decoding.generator import Generator
 from ...decoding.request import GenerationRequest, published_request
 from ...model import Model
 from ...nn.typing import Params
+from ..completions import Prompt
 from ..folder import beam_search_defaults, generation_defaults
-from ..generate import merged_request
+from ..generate import TextGenerator
 from .continuations import ContinuationScorer
 
 NEW_TOKENS = 256
@@ -180,6 +183,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             )
             windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
             ends.append(len(windows))
+        # Score all windows together, then add those of each text.
         scores = [score for score, _ in self._loglikelihood_tokens(windows, disable_tqdm)]
         totals = [sum(scores[a:b]) for a, b in itertools.pairwise([0, *ends])]
         for request, total in zip(requests, totals, strict=True):
@@ -193,6 +197,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             UserError: a setting of a task is not supported, or its texts may be as long as all
               that the model reads.
         """
+        # Group the requests by their settings, the longest contexts first.
         texts: list[str] = [""] * len(requests)
         rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
         alike: dict[str, list[int]] = {}  # a batch has the same settings
@@ -212,13 +217,19 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return texts
 
     @functools.cached_property
-    def _generator(self) -> Generator:
+    def _writer(self) -> TextGenerator:
+        stored = {"eos_token_id": self.eot_token_id, **self._settings}
+        return TextGenerator(self._model, self._params, self._tokenizer, stored)
+
+    @functools.cached_property
+    def _searcher(self) -> Generator:
         return Generator(self._model, self._params)
 
     def _write(
         self, rows: Sequence[list[int]], settings: Mapping[str, JsonValue]
     ) -> list[tuple[str, int]]:
         """Returns the text after each row of tokens, and its number of tokens."""
+        # The settings of the task under the names of `models.generate`.
         given = cast("dict[str, Any]", normalize_gen_kwargs(dict(settings), NEW_TOKENS))
         until, number = [stop for stop in given["until"] if stop], given["max_gen_toks"]
         own = ("until", "max_gen_toks", "do_sample")
@@ -227,40 +238,22 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             options["temperature"] = 0.0
         if self.is_encoder_decoder:
             return self._write_targets(rows, until, number, options)
+        # A context loses its first tokens, as in the harness.
         read = self.max_length - number
-        if read < 1:
-            raise UserError(
-                f"max_gen_toks {number} leaves no space for a context in the {self.max_length} "
-                "tokens that the model reads: lower it in the task"
-            )
-        ids = [row[-read:] for row in rows]
-        stored = {"eos_token_id": self.eot_token_id, **self._settings}
-        request = merged_request(stored, {**options, "max_new_tokens": number})
-        found: list[list[int]] = [[] for _ in ids]
-        texts: list[str | None] = [None] * len(ids)
-        for new in self._new_tokens(ids, request):
-            for i, tokens in enumerate(new):
-                for token in tokens:
-                    if texts[i] is None:
-                        if token not in request.eos_token_id:
-                            found[i].append(token)
-                        text, stopped = self._text(found[i], until)
-                        if stopped or token in request.eos_token_id or len(found[i]) == number:
-                            texts[i] = text
-            if None not in texts:
-                break
-        return [(text or "", len(tokens)) for text, tokens in zip(texts, found, strict=True)]
-
-    def _new_tokens(
-        self, rows: Sequence[list[int]], request: GenerationRequest
-    ) -> Iterator[list[list[int]]]:
-        """Yields the next tokens of all rows, or all of them if they are searched."""
-        if request.num_beams == 1:
-            for new in self._generator.stream(rows, request):
-                yield new.tolist()
-            return
-        best = [hypotheses[0] for hypotheses in self._generator.search(rows, request)]
-        yield [[*h.tokens, *([] if h.end_id is None else [h.end_id])] for h in best]
+        require(
+            read >= 1,
+            f"max_gen_toks {number} leaves no space for a context in the {self.max_length} tokens "
+            "that the model reads: lower it in the task",
+        )
+        completed = self._writer.complete(
+            [Prompt("", ids=tuple(row[-read:])) for row in rows],
+            stop_strings=until,
+            batch_size=None,
+            log=lambda line: None,
+            **{**options, "max_new_tokens": number},
+        )
+        best = [each.completions[0] for each in completed]
+        return [(one.text, len(one.tokens)) for one in best]
 
     def _write_targets(
         self,
@@ -280,11 +273,9 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         request = dataclasses.replace(
             stored, max_new_tokens=number, max_extra_tokens=None, num_return_sequences=1
         )
-        found = self._generator.search([row[-self.max_length :] for row in rows], request)
-        return [(self._text(h.tokens, until)[0], len(h.tokens)) for h, *_ in found]
-
-    def _text(self, ids: Sequence[int], until: Sequence[str]) -> tuple[str, bool]:
-        """Returns the text of some tokens before the first stop string, and whether it has one."""
-        text = self._tokenizer.target.decode(ids)
-        found = [index for stop in until if (index := text.find(stop)) >= 0]
-        return (text[: min(found)], True) if found else (text, False)
+        sources = [row[-self.max_length :] for row in rows]
+        best = [found[0].tokens for found in self._searcher.search(sources, request)]
+        texts = map(self._tokenizer.target.decode, best)
+        # Each text ends before its first stop string.
+        ends = re.compile("|".join(map(re.escape, until)) or "$^")
+        return [(ends.split(text)[0], len(ids)) for text, ids in zip(texts, best, strict=True)]

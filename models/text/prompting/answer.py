@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ....data.common.errors import UserError
+from ....data.common.fields import require
 from ....data.common.progress import LogFn
 from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
@@ -13,7 +13,7 @@ from ..generate import BATCH_SIZE, TextGenerator
 from ..text_model import require_texts
 
 LONGEST_ANSWER = 64
-"""The number of new tokens by default, if that is at most a quarter of what the model reads."""
+"""The default of `max_new_tokens`, at most a quarter of what the model reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,42 +54,44 @@ def answer_queries(
         queries: fields of the queries.
         stop_strings: further strings that end an answer.
         drop: whether a prompt that is too long loses its first examples; otherwise it is an error.
-        seed: the seed of the first query's random choices, if `options` make the model sample; each
-          query that follows has one more.
-        batch_size: answers of a batch.
-        on_batch: told after each batch how many more answers it had, and how many new tokens.
+        seed: the seed of the first query, incremented for each further query. Used only if
+          `options` make the model sample.
+        batch_size: the number of answers generated at a time.
+        on_batch: called after each batch with the numbers of further answers and of their tokens.
         log: called with a line if examples are dropped, and about the batches' padding.
-        **options: arguments of `models.generate`. By default the most probable token is taken each
-          time, at most 64 of them.
+        **options: arguments of `models.generate`. By default decoding is greedy, with at most 64
+          new tokens.
 
     Raises:
         UserError: `queries` is empty, a field is missing, a prompt is too long, or an option is
           out of range.
     """
     require_texts(stop_strings, "stop_strings")
-    if not queries:
-        raise UserError("there is no query: give at least one")
+    require(queries, "there is no query: give at least one")
+    # Greedy by default, unless an option implies sampling or beams.
     length = generator.max_length
     defaults = {"max_new_tokens": max(1, min(LONGEST_ANSWER, length // 4)), "temperature": 0.0}
     chosen = {"do_sample", "top_k", "top_p", "min_p", "num_beams", "num_return_sequences"}
     if chosen & options.keys():
         del defaults["temperature"]
     options = {**defaults, **options}
-    whole = [few_shot.prompt(query) for query in queries]
-    request = generator.request(whole, **options)
+    # Drop the first examples of prompts that leave too little room for the answer.
+    full = [few_shot.prompt(query) for query in queries]
+    request = generator.request(full, **options)
     room = length - (request.max_new_tokens or 0)
-    if room < 1:
-        raise UserError(
-            f"max_new_tokens {request.max_new_tokens} leaves no room for a prompt in the {length} "
-            "tokens that the model reads: lower it"
-        )
+    require(
+        room >= 1,
+        f"max_new_tokens {request.max_new_tokens} leaves no room for a prompt in the {length} "
+        "tokens that the model reads: lower it",
+    )
     prompts = [few_shot.fitting(query, generator.num_tokens, room, drop=drop) for query in queries]
-    cut = sum(prompt != text for prompt, text in zip(prompts, whole, strict=True))
+    cut = sum(prompt != text for prompt, text in zip(prompts, full, strict=True))
     if cut:
         log(
             f"{cut:,} of {len(prompts):,} prompts lost their first examples: with "
             f"{request.max_new_tokens} tokens for the answer there is room for {room}"
         )
+    # Generate, and strip the whitespace around each answer.
     stops = (*few_shot.pattern.stops, *stop_strings)
     completed = generator.complete(
         prompts,

@@ -156,6 +156,7 @@ class ContinuationScorer(TextModel):
             UserError: the context is empty, and the vocabulary has no token that begins or ends a
               text.
         """
+        # Whitespace is a part of the token after it.
         before = context.rstrip()
         continuation = context[len(before) :] + continuation
         tokenizer = self._tokenizer
@@ -219,6 +220,7 @@ class ContinuationScorer(TextModel):
               model reads, an id is not in the vocabulary, the model sees later tokens, or a
               log-probability is NaN.
         """
+        # Check all requests before the first batch is computed.
         for number, request in enumerate(requests, start=1):
             self._check(f"request {number}", *request)
         longest = self._model.config.max_length
@@ -232,6 +234,7 @@ class ContinuationScorer(TextModel):
                 f"{over:,} of {len(requests):,} contexts are longer than the {longest:,} "
                 "tokens that the model reads: their first tokens are left out"
             )
+        # Scatter the scores of each batch to the requests that its labels belong to.
         log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
         for layouts, *arrays in self._batches(requests, share_prefixes):
@@ -332,6 +335,7 @@ class ContinuationScorer(TextModel):
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
     ) -> Iterator[_ScoredBatch]:
         """Yields the scores of all requests."""
+        # First the requests that continue a prefix with a separate call, then all others.
         plans = self._plans(requests, share)
         for _, division in plans:
             for group in division.groups:
@@ -347,6 +351,7 @@ class ContinuationScorer(TextModel):
             width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
+            # Fill the rows of one batch, and leave what does not fit for the next.
             bins = pack(sizes, (length, width), most)
             packed = {i for chosen in bins for i in chosen}
             rows = [[waiting[i] for i in chosen] for chosen in bins]
@@ -370,6 +375,7 @@ class ContinuationScorer(TextModel):
         bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
         layouts = [_laid_out([items[i] for i in chosen], base) for chosen in bins]
         length = bucket(max(len(layout.ids) for layout in layouts))
+        # Read the prefix once into a cache, which every row then continues.
         slots = bucket(base)
         ids, _ = pad_rows([group.prefix], length=slots)
         prefix = self._read_prefix(self._params, ids, base, slots + length)
@@ -406,7 +412,7 @@ class ContinuationScorer(TextModel):
     def _read_prefix(self):
         @functools.partial(jax.jit, static_argnums=3)
         def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
-            # The padding is taken back, and what follows is a tree of tokens: no window may do.
+            # The padding is removed again, and a tree of tokens follows, so keep all tokens.
             cache = init_cache(
                 self._model.config, self._model.execution, 1, num_slots, spare=num_slots
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ....data.common.errors import UserError
+from ....data.common.fields import PositiveInt, check_value, require
 from ....data.common.progress import LogFn, Progress
 from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
@@ -29,18 +30,18 @@ LIMIT = 500
 
 @dataclasses.dataclass(frozen=True)
 class FewShotAccuracy:
-    """How many questions a model answers with some number of examples in its prompt."""
+    """The accuracy of a model with some number of examples in its prompt."""
 
     accuracy: float
     """The fraction of questions with the right answer."""
     accuracy_normalized: float | None
-    """The same, with the log-probability of each label divided by its number of characters; None
-    if answers are not labels."""
+    """The accuracy with the log-probability of each label divided by its number of characters, or
+    None if answers are not labels."""
     questions: int
     """The number of questions."""
 
     def to_json(self) -> dict[str, float | int]:
-        """Returns the figures that there are, by name."""
+        """Returns the figures by name, without those that are None."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -53,7 +54,7 @@ class _Question(NamedTuple):
     answers: Sequence[str]
     """The scored continuations; a space before an answer is a part of it."""
     right: int | None
-    """The index of the right one; None if the only answer is a text to be written."""
+    """The index of the right one, or None if the answer is a generated text."""
     letters: Sequence[int]
     """The number of letters of each label."""
 
@@ -84,15 +85,15 @@ def few_shot_accuracy(
         scorer: the model.
         pattern: the text of an example.
         examples: the examples to choose from; a query is never an example in its prompt.
-        queries: the questions, with their answers; None: the examples themselves.
+        queries: the questions, with their answers. If None, the examples.
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, scored by probability, or generated texts. Defaults to
           labels if there are at most 20 and each occurs at least twice on average.
-        limit: the number of questions, chosen by the seed (by 0 without one); None: all.
-        seed: None shows the first examples, in their order; a number shuffles them first. The
-          examples are the same for each question, unlike in lm-eval, which draws for each.
+        limit: the number of questions, chosen by the seed (0 if None). If None, all.
+        seed: shuffles the examples. If None, the first examples are shown, in their order. All
+          questions have the same examples, unlike in lm-eval, which draws for each question.
         balanced: whether each answer occurs equally often among the examples of a prompt.
-        log: called with a line where not all questions are asked, or examples are left out.
+        log: called with a line if questions or examples are left out.
 
     Returns:
         The accuracy for each number of examples.
@@ -102,12 +103,10 @@ def few_shot_accuracy(
           longer than the model reads.
     """
     queries = examples if queries is None else queries
-    if not queries:
-        raise UserError("there is no question: give at least one query with its answer")
-    if not shots:
-        raise UserError("no number of examples is given: name at least one, such as --shots 0 4")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit {limit} must be at least 1")
+    require(queries, "there is no question: give at least one query with its answer")
+    require(shots, "shots is empty: give at least one number of examples, such as --shots 0 4")
+    check_value("limit", limit, PositiveInt | None)
+    # Choose how answers are found, and which questions are asked.
     labels = _labels(pattern, examples, queries, answers)
     way = "written by greedy decoding" if labels is None else f"one of {len(labels)} labels"
     log(f"an answer is {way}")
@@ -115,6 +114,7 @@ def few_shot_accuracy(
         log(f"{limit:,} of {len(queries):,} questions are asked, chosen by the seed (--limit)")
         chosen = sorted(random.Random(seed or 0).sample(range(len(queries)), limit))
         queries = [queries[i] for i in chosen]
+    # Score all answers of all questions in one call, so that prefixes are shared.
     questions = [
         question
         for number in dict.fromkeys(shots)
@@ -126,6 +126,7 @@ def few_shot_accuracy(
     with Progress().counter("answers", len(pairs)) as advance:
         requests = [scorer.encode_pair(*pair) for pair in pairs]
         scores = iter(scorer.score(requests, on_batch=advance, log=log))
+    # Count the questions with the right answer for each number of examples.
     right: dict[int, list[tuple[bool, bool]]] = {number: [] for number in shots}
     for question in questions:
         own = [next(scores) for _ in question.answers]
@@ -148,8 +149,8 @@ def _labels(
     queries: Sequence[PromptExample],
     kind: AnswerKind | None,
 ) -> list[str] | None:
-    """Returns the labels that an answer may be, in alphabetic order; None if it may be any text."""
-    given = examples or queries  # which may be the same, so that each would count twice
+    """Returns the possible labels in alphabetic order, or None if answers are texts."""
+    given = examples or queries  # not both: they may be the same
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
         kind = "labels" if len(different) <= min(MOST_LABELS, len(given) / 2) else "texts"
@@ -159,7 +160,7 @@ def _labels(
 
 
 def _begin_others(labels: Sequence[str]) -> bool:
-    """Returns whether any of some sorted labels begins the next one."""
+    """Returns whether any of some sorted labels is a prefix of the next one."""
     return any(b.startswith(a) for a, b in itertools.pairwise(labels))
 
 
@@ -171,7 +172,7 @@ def _questions(
     *,
     log: LogFn,
 ) -> list[_Question]:
-    """Returns the prompt of each query, without the first examples where they do not fit."""
+    """Returns the prompt of each query, without the first examples if they do not fit."""
     pattern, dropped, questions = few_shot.pattern, 0, []
     # A label that is a prefix of another is at least as probable unless its end is scored as well.
     end = "" if labels is None or not _begin_others(labels) else pattern.stop
@@ -181,8 +182,9 @@ def _questions(
             answers = [f"{answer}{pattern.stop}"]
         else:
             answers = [f"{label}{end}" for label in labels]
+        # Leave room for the longest answer.
         room = scorer.max_length
-        if not scorer.is_encoder_decoder:  # a context and its continuation but the last token
+        if not scorer.is_encoder_decoder:  # the last token of a continuation is not read
             room += 1 - max(len(scorer.encode_pair("", text)[1]) for text in answers)
         prompt = few_shot.fitting(query, lambda text: len(scorer.encode_pair(text, "")[0]), room)
         dropped += prompt != few_shot.prompt(query)
@@ -199,7 +201,7 @@ def _questions(
 
 
 def _is_right(question: _Question, scores: Sequence[ContinuationScore]) -> tuple[bool, bool]:
-    """Returns whether the right answer wins, and whether it does by log-probability per letter."""
+    """Returns whether the right answer is the best, in total and per letter."""
     if question.right is None:
         return scores[0].is_greedy, scores[0].is_greedy
     plain = [score.log_probability for score in scores]
@@ -221,16 +223,18 @@ def table_of(found: Mapping[int, FewShotAccuracy]) -> list[str]:
 
 
 def check_picture(file: str | Path) -> None:
-    """Raises UserError if no picture can be written to a file, before there is one to write."""
+    """Raises UserError if no picture can be written to a file."""
     from matplotlib.figure import Figure
 
     path, known = Path(file), Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise UserError(
-            f"the picture {file} has the suffix {path.suffix!r}: choose one of {', '.join(known)}"
-        )
-    if not path.parent.is_dir():
-        raise UserError(f"the picture {file} cannot be written: there is no folder {path.parent}")
+    require(
+        path.suffix.removeprefix(".") in known,
+        f"the picture {file} has the suffix {path.suffix!r}: choose one of {', '.join(known)}",
+    )
+    require(
+        path.parent.is_dir(),
+        f"the picture {file} cannot be written: the folder {path.parent} does not exist",
+    )
 
 
 def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title: str = "") -> None:
@@ -238,7 +242,7 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
 
     Args:
         found: the accuracies.
-        file: the picture, whose suffix says its kind.
+        file: the picture; its suffix determines its format.
         title: the title of the plot.
 
     Raises:
@@ -246,6 +250,7 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
     """
     from matplotlib.figure import Figure
 
+    # Figure and not pyplot, which would choose a window system.
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     numbers = sorted(found)

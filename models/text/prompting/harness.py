@@ -1,6 +1,6 @@
-"""Tasks of lm-evaluation-harness (Gao et al., EleutherAI) for a model of the zoo.
+"""Evaluates models on tasks of lm-evaluation-harness (Gao et al., EleutherAI).
 
-The harness is another package, `lm_eval` (the extra `eval`), and is imported on first use.
+The harness is the package `lm_eval` (the extra `eval`), imported on first use.
 """
 
 import importlib.util
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError, similar_names
+from ....data.common.fields import NonNegativeInt, PositiveInt, check_value, require
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
 
@@ -29,18 +30,18 @@ def harness_model(
 
     Args:
         folder: a run folder, one in Hugging Face's form, or a name on the hub.
-        step: which checkpoint; by default the newest.
-        log: called with a line if the tokenizer may be another model's.
+        step: the checkpoint. Defaults to the newest.
+        log: called with a line if the tokenizer may belong to another model.
 
     Raises:
         UserError: the package `lm_eval` is missing, or the model writes no text.
-        FileNotFoundError: the folder is not that of a run, or has no such checkpoint.
+        FileNotFoundError: it is not a run folder, or has no such checkpoint.
     """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UserError(
-            "lm-evaluation-harness is not installed: pip install 'flaxzoo[eval]', or evaluate "
-            "local data with --shots and --data"
-        )
+    require(
+        importlib.util.find_spec("lm_eval") is not None,
+        "lm-evaluation-harness is not installed: pip install 'flaxzoo[eval]', or evaluate local "
+        "data with --shots and --data",
+    )
     from .adapter import HarnessModel
 
     return HarnessModel.of_run(folder, step=step, log=log)
@@ -59,8 +60,8 @@ def evaluate_tasks(
     Args:
         lm: from `harness_model`.
         tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations.
-        shots: the number of examples in each prompt; by default that of each task.
-        limit: the number of questions of each task; by default all.
+        shots: the number of examples in each prompt. Defaults to the task's number.
+        limit: the number of questions of each task. If None, all.
         chat: whether prompts are turns of a conversation, written by the chat template.
 
     Returns:
@@ -72,20 +73,18 @@ def evaluate_tasks(
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    if not tasks:
-        raise UserError("there is no task to evaluate: name at least one")
-    for package in ("lm_eval", "huggingface_hub"):  # the latter tells each of its retries
+    require(tasks, "tasks is empty: name at least one task")
+    check_value("limit", limit, PositiveInt | None)
+    check_value("shots", shots, NonNegativeInt | None)
+    for package in ("lm_eval", "huggingface_hub"):  # the latter logs each retry
         logging.getLogger(package).setLevel(logging.ERROR)
+    # Check the names first, since the harness reports an unknown one with a traceback.
     names = [task for task in tasks if isinstance(task, str) and not Path(task).is_file()]
     manager = TaskManager(include_defaults=bool(names))
     for name in names:
-        if name not in manager.task_index:
-            raise UserError(_unknown(name, manager.all_tasks))
-    if limit is not None and limit < 1:
-        raise UserError(f"limit {limit} must be at least 1")
-    if shots is not None and shots < 0:
-        raise UserError(f"the number of shots is {shots}: it must not be negative")
+        require(name in manager.task_index, _unknown(name, manager.all_tasks))
     lm.in_chats = chat
+    # Load each task's data, so that an error names the task.
     given = [task if isinstance(task, str) else dict(task) for task in tasks]
     for task in given:
         name = task if isinstance(task, str) else task.get("task")
@@ -93,10 +92,10 @@ def evaluate_tasks(
             manager.load([task])
         except (ImportError, OSError) as error:
             raise UserError(
-                f"the data of task {name} is not at hand ({_reason(error)}): fetch it on a machine "
-                "with a network, or evaluate local data with --shots and --data"
+                f"the data of task {name} cannot be loaded ({_reason(error)}): download it on a "
+                "machine with a network, or evaluate local data with --shots and --data"
             ) from error
-        except Exception as error:  # a task's file may say anything
+        except Exception as error:  # a task's file may be wrong in any way
             raise UserError(
                 f"the task {name} cannot be read ({_reason(error)}): correct it"
             ) from error
@@ -118,7 +117,8 @@ def evaluate_tasks(
             f"the harness cannot evaluate {', '.join(map(str, names or tasks))} "
             f"({_reason(error)}): correct the task, or ask for fewer shots"
         ) from error
-    assert results is not None  # only a process beside the first has none
+    assert results is not None  # only the first of several processes has results
+    # Keep numbers only, and drop the standard errors.
     return {
         name: {
             key.removesuffix(",none"): value

@@ -180,6 +180,7 @@ class _Node:
         self.cost = sum(piece.total for piece in self.pieces(0, capacity))
         if self.total <= capacity or not self.children:
             return
+        # Compare the costs of the three ways.
         prefix, apart = self.prefix, sum(child.cost for child in self.children)
         after = sum(piece.total - prefix for piece in self.pieces(prefix, capacity))
         together = prefix + PREFIX_CALL + after
@@ -199,6 +200,7 @@ def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> P
     """
     if not share:
         return Plan([], [Item((request,), len(request.inputs)) for request in requests])
+    # Walk the tree from the root, and stop at nodes that are computed together.
     groups: list[PrefixGroup] = []
     items: list[Item] = []
     waiting = [_tree(sorted(requests), capacity)] if requests else []
@@ -257,6 +259,7 @@ def pack(
     Returns:
         The indices of the items of each bin.
     """
+    # First fit, decreasing.
     bins: list[list[int]] = []
     space: list[list[int]] = []
     smallest = [min(dimension) for dimension in zip(*sizes, strict=True)]

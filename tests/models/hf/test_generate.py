@@ -336,7 +336,7 @@ REFUSED = {
         "eos_token_id 41 is not within the vocabulary",
     ),
     "no words": ({"bad_words_ids": [[]]}, r"^models.generate: bad_words_ids \[\[\]\]"),
-    "hot beams": ({"num_beams": 2, "top_p": 7.0}, "top_p 7.0"),
+    "hot beams": ({"num_beams": 2, "top_p": 7.0}, r"top_p.* 7\.0"),
     "no such word": ({"bad_words_ids": [[3, 41]]}, r"banned sequence \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "all 41 tokens"),
     "more than tokens": ({"return_dict_in_generate": True}, "leave return_dict_in_generate True"),
@@ -387,7 +387,7 @@ def test_a_token_is_a_whole_number_in_the_vocabulary(gpt2: Any, name: str, value
 def test_banned_tokens_are_whole_numbers_in_the_vocabulary(gpt2: Any, name: str, value: object):
     _, *ours = gpt2
     tokens = [[3, value]] if name == "bad_words_ids" else [3, value]
-    with pytest.raises(UserError, match=f"({name}|banned).*{value}"):
+    with pytest.raises(UserError, match=f"({name}|bad_words_ids|banned).*{value}"):
         models.generate(*ours, rows(), **{name: tokens})
 
 
@@ -395,7 +395,7 @@ def test_banned_tokens_are_whole_numbers_in_the_vocabulary(gpt2: Any, name: str,
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True])
 def test_a_factor_is_a_finite_number(gpt2: Any, name: str, value: object):
     _, *ours = gpt2
-    with pytest.raises(UserError, match=f"{name} {value}"):
+    with pytest.raises(UserError, match=f"{name}.* {value}"):
         models.generate(*ours, rows(), **{"do_sample": True, name: value})
 
 

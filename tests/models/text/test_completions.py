@@ -9,6 +9,7 @@ from flaxzoo import data, models
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.decoding.padding import pad_rows
 from flaxzoo.models.text.growing_text import GrowingText
+from flaxzoo.models.text.text_model import require_texts
 
 LECTURES = Path(__file__).parents[3] / "colab" / "prompts.jsonl"
 LETTERS = CharacterTokenizer(" abcdefghijklmnopqrstuvwxy\n")
@@ -213,16 +214,13 @@ def test_prompts_of_a_file(tmp_path):
     [
         ("", "no prompts in .*a.jsonl: write one on each line"),
         ("[1]", "line 1 is a JSON list"),
-        ('{"text": "a"}', "line 1 has no field 'prompt' .its fields are text"),
-        ('{"prompt": 3}', "has no text in its field 'prompt'"),
-        ('{"prompt": "a", "seed": "b"}', '"b": give a whole number'),
-        ('{"prompt": "a", "seed": -1}', "line 1: a prompt has 'seed' -1: give one from 0 to"),
-        (
-            '{"prompt": "a", "stop_strings": [1]}',
-            r"'stop_strings' \[1\]: give a",
-        ),
+        ('{"text": "a"}', "line 1 has no 'prompt' .*text"),
+        ('{"prompt": 3}', "'prompt' .*3"),
+        ('{"prompt": "a", "seed": "b"}', "line 1: 'seed' .*'b'"),
+        ('{"prompt": "a", "seed": -1}', "line 1: 'seed' .*-1"),
+        ('{"prompt": "a", "stop_strings": [1]}', r"line 1: 'stop_strings' .*1"),
         ('{"prompt": "a", "stop_strings": [""]}', "line 1: a stop string is empty"),
-        ('{"prompt": "a", "max_new_tokens": 0}', "'max_new_tokens' 0: give at least 1"),
+        ('{"prompt": "a", "max_new_tokens": 0}', "line 1: 'max_new_tokens' .*0"),
         ('{"prompt": "a", "max_tokens": 5}', "'max_tokens': did you mean 'max_new_tokens'"),
         ('{"prompt": "a", "temperature": 0}', "'temperature', which is one for all prompts"),
     ],
@@ -238,7 +236,7 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
     ("prompts", "options", "message"),
     [
         ([], {}, "there is no prompt"),
-        (["a"], {"batch_size": 0}, "batch_size 0 must be at least 1"),
+        (["a"], {"batch_size": 0}, "batch_size must be at least 1.* 0"),
         (["a"], {"stop_strings": [""]}, "a stop string is empty"),
         ("ab", {}, "prompts .*'ab'"),
         (["a"], {"stop_strings": "ab"}, "stop_strings .*'ab'"),
@@ -249,6 +247,12 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
 def test_bad_options_are_refused(speaker, prompts, options, message):
     with pytest.raises(data.UserError, match=message):
         speaker.complete(prompts, **{"max_new_tokens": 3, **options})
+
+
+@pytest.mark.parametrize("texts", ["ab", 3, [3], [["a"]], None])
+def test_an_argument_that_is_not_a_list_of_texts_is_named(texts):
+    with pytest.raises(data.UserError, match=r"stop_strings .* list of texts, got"):
+        require_texts(texts, "stop_strings")
 
 
 def test_the_prompts_of_the_lectures_are_those_that_patterns_make():

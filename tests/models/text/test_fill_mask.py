@@ -92,7 +92,7 @@ def test_train_is_more_probable_than_peanut(stations, tmp_path, capsys):
     for wrong, message in (
         (("the [MASK] [MASK]", ["train"]), "has 2 masks: write one"),
         ((text, ["zug"]), "the word 'zug' has a character that the vocabulary lacks"),
-        ((text, []), "no words to compare"),
+        ((text, []), "words"),
     ):
         with pytest.raises(UserError, match=message):
             filler.compare(*wrong)

@@ -208,7 +208,7 @@ def test_what_is_refused(run, tmp_path, capsys):
     fails(capsys, "is the input", "embed", folder / "run", "--input", tmp_path / "in.npy",
           "--output", tmp_path / "in.npy")  # fmt: skip
     (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
-    fails(capsys, "more than the 48 that the model reads (2 texts are too long): split",
+    fails(capsys, "more than the 48 that the model reads (2 texts too long): split",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
                   "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip

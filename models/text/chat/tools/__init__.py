@@ -1,1 +1,1 @@
-"""Tools that a model may call in a conversation, and what keeps them from doing harm."""
+"""Tools that a model may call in a conversation, and their isolation."""

@@ -17,28 +17,34 @@ DIGITS = 300
 """Maximum absolute value of the digits argument of `round`."""
 
 Number = int | float
-_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+
+
+def _power(base: Number, exponent: Number) -> object:
+    """Returns a power, after a check of its size."""
+    size = base.bit_length() if isinstance(base, int) else 64
+    if abs(exponent) * max(size, 1) > BITS:
+        raise ValueError(f"{base}**{exponent} is too large")
+    return base**exponent
+
+
+def _round(number: Number, digits: int = 0) -> Number:
+    """Rounds a number; the built-in function computes 10**-digits, however large that is."""
+    if abs(digits) > DIGITS:
+        raise ValueError(f"round accepts at most {DIGITS} digits, got {digits}")
+    return round(number, digits)
+
+
+_OPERATIONS: dict[type[ast.operator | ast.unaryop], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
+    ast.Pow: _power,
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
-
-
-def _round(number: Number, digits: int = 0) -> Number:
-    """Rounds a number; the built-in function computes 10**-digits, however large that is."""
-    if abs(digits) > DIGITS:
-        raise ValueError(f"the number of digits is {digits}: give at most {DIGITS}")
-    return round(number, digits)
-
-
 _FUNCTIONS: dict[str, Callable[..., object]] = {
     "abs": abs,
     "max": max,
@@ -57,64 +63,53 @@ def evaluate(expression: str) -> str:
     Raises:
         UserError: the expression is invalid, divides by zero, or has too large a number.
     """
-    if len(expression) > LONGEST:
-        raise UserError(f"the expression has {len(expression)} characters: give at most {LONGEST}")
     plain = expression.translate(str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**"}))
     try:
+        if len(expression) > LONGEST:
+            raise ValueError(f"it has {len(expression)} characters, the limit is {LONGEST}")
         with warnings.catch_warnings():  # `1if 1else 2` would print one
             warnings.simplefilter("ignore")
             tree = ast.parse(plain.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{expression!r} is no arithmetic: write it as (3 + 4) * 12") from None
-    result = _value(tree.body)
+        result = _value(tree.body)
+    except (
+        ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError
+    ) as error:  # fmt: skip
+        shown = expression if len(expression) <= 60 else f"{expression[:60]}…"
+        raise UserError(
+            f"{shown!r} cannot be computed ({error}): write it as (3 + 4) * 12"
+        ) from None
     if isinstance(result, float) and result.is_integer() and abs(result) < 1e15:
         return str(int(result))
     return f"{result:.15g}" if isinstance(result, float) else str(result)
 
 
 def _value(node: ast.expr) -> Number:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _checked(node.value)
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        return _UNARY[type(node.op)](_value(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow):
-            _check_power(left, right)
-        try:
-            return _checked(_BINARY[type(node.op)](left, right))
-        except ZeroDivisionError:
-            raise UserError("the expression divides by zero") from None
-        except OverflowError:
-            raise UserError("a number of the expression is too large") from None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        function = _FUNCTIONS.get(node.func.id)
-        if function is not None and node.args:
-            try:
-                return _checked(function(*(_value(argument) for argument in node.args)))
-            except (TypeError, ValueError, OverflowError) as error:
-                raise UserError(f"{node.func.id}: {error}") from None
-    raise UserError(
-        f"{ast.unparse(node)[:60]!r} is no number, no operation among + - * / // % ** and none of "
-        f"{', '.join(_FUNCTIONS)}"
-    )
-
-
-def _check_power(base: Number, exponent: Number) -> None:
-    """Rejects too large a power before it is computed."""
-    size = base.bit_length() if isinstance(base, int) else 64
-    if abs(exponent) * max(size, 1) > BITS:
-        raise UserError(f"{base}**{exponent} is too large")
+    """Computes a part of an expression; raises one of several errors if it cannot."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _checked(value)
+        case ast.UnaryOp(op=op, operand=operand):
+            function, arguments = _OPERATIONS.get(type(op)), [operand]
+        case ast.BinOp(left=left, op=op, right=right):
+            function, arguments = _OPERATIONS.get(type(op)), [left, right]
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+            function = _FUNCTIONS.get(name)
+        case _:
+            function, arguments = None, []
+    if function is None:
+        raise ValueError(
+            f"{ast.unparse(node)[:60]!r} is not supported: use numbers, + - * / // % ** and "
+            f"{', '.join(_FUNCTIONS)}"
+        )
+    return _checked(function(*map(_value, arguments)))
 
 
 def _checked(value: object) -> Number:
-    if not isinstance(value, int | float) or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):
-        raise UserError("the result is no real number")
-    if isinstance(value, int) and value.bit_length() > BITS:
-        raise UserError("a number of the expression is too large")
-    return value
+    if isinstance(value, int) and value.bit_length() <= BITS:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise ValueError("a result is too large, or not a real number")
 
 
 def arithmetic() -> Tool:

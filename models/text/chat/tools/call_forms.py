@@ -49,8 +49,8 @@ class CallForm:
         if "<tool_call>" in template.source + (template.with_tools or ""):
             return cls("hermes")
         raise UserError(
-            "the chat template has no form of tool calls that is known (<tool_call>, or the "
-            "template of models without one): leave the tools out, or give another template"
+            "the chat template has no known format of tool calls (<tool_call>, or the default "
+            "template): leave the tools out, or give another template"
         )
 
     @property
@@ -81,6 +81,7 @@ class CallForm:
             text: the whole answer.
             tools: the available tools; the lectures' format has one unnamed argument.
         """
+        # The first call in brackets, whose text is the only argument.
         if self.name == "brackets":
             found = _BRACKETS.search(text)
             if found is None:
@@ -89,6 +90,7 @@ class CallForm:
             parameters = next((tool.parameters for tool in tools if tool.name == name), {})
             arguments = {next(iter(parameters), "argument"): argument}
             return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
+        # All calls as JSON objects; one that cannot be parsed invalidates the answer.
         calls = []
         content = _HERMES.sub("", text).strip()
         for written in _HERMES.findall(text):
@@ -96,7 +98,9 @@ class CallForm:
                 calls.append(_of_json(json.loads(written)))
             except (ValueError, KeyError, TypeError, RecursionError):
                 return Written(
-                    text, (), f"the call {written[:100]!r} is no object with name and arguments"
+                    text,
+                    (),
+                    f"the call {written[:100]!r} must be an object with name and arguments",
                 )
         return Written(content, tuple(calls))
 

@@ -13,7 +13,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from .....data.common.errors import UserError
+from .....data.common.fields import require
 from . import sandbox_child
 from .tool import Tool
 
@@ -26,21 +26,21 @@ class Limits:
     """Time, on the clock and of the processor."""
     bytes_of_memory: int = 256 << 20
     bytes_of_files: int = 1 << 20
-    """The size of all files in its folder, which is empty at the start and gone at the end."""
+    """The size of all files in its folder, which is empty at first and deleted at the end."""
     bytes_of_output: int = 16 << 10
-    """The size of its output; the rest is left out, and the program ends."""
+    """The size of its output. A program that prints more is ended."""
 
 
 def run_python(program: str, limits: Limits = Limits()) -> str:
     """Runs a Python program with the standard library, and returns what it prints.
 
     It runs in a separate process without access to the network, other processes or files (see
-    `sandbox_child`), which requires Linux and user namespaces. It ends with this process, however
-    that ends, and leaves no files.
+    `sandbox_child`), which requires Linux and user namespaces. It ends when this process ends, and
+    leaves no files.
 
     Args:
         program: the program.
-        limits: what it may use.
+        limits: the resources that it may use.
 
     Returns:
         Its output; after an error, also the last line of the traceback.
@@ -48,11 +48,11 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
     Raises:
         UserError: a program cannot be confined on this machine, and did not run.
     """
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        raise UserError(
-            f"a program cannot be confined on {sys.platform} {platform.machine()}, and does not "
-            "run: use Linux on x86_64 or aarch64, or leave this tool out"
-        )
+    require(
+        sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"),
+        f"a program cannot be confined on {sys.platform} {platform.machine()}, and does not run: "
+        "use Linux on x86_64 or aarch64, or leave this tool out",
+    )
     given = {
         "program": program,
         "parent": os.getpid(),
@@ -70,21 +70,24 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         start_new_session=True,
         close_fds=True,
     )
+    # Send the program, and read its output until a limit or its end.
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended before it read
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read its input
             process.stdin.write(json.dumps(given).encode())
             process.stdin.close()
         output, end = _read(process, limits)
     finally:
         _kill(process)
+    # Without this first line, the program was not confined and did not run.
     confined = output.startswith(sandbox_child.CONFINED)
     text = output.removeprefix(sandbox_child.CONFINED).decode(errors="replace").rstrip("\n")
-    if not confined and not end:
-        raise UserError(
-            f"a program cannot be confined on this machine, and did not run ({text}): allow "
-            "namespaces for users, or leave this tool out"
-        )
+    require(
+        confined or end,
+        f"a program cannot be confined on this machine, and did not run ({text}): allow "
+        "namespaces for users, or leave this tool out",
+    )
+    # Describe an end by a signal or an exit status.
     code = process.returncode
     if not end and code - 128 in set(signal.Signals):
         end = f"ended by {signal.Signals(code - 128).name}"

@@ -88,7 +88,7 @@ def _mount(
 
 
 def enter_namespaces() -> None:
-    """Leaves the users, files, processes and the network of the machine behind."""
+    """Enters new namespaces for users, files, processes and the network."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEW_USER | _NEW_FILES | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_UTS)
     with contextlib.suppress(OSError), open("/proc/self/setgroups", "w") as file:
@@ -99,14 +99,14 @@ def enter_namespaces() -> None:
 
 
 def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
-    """Makes a file system in memory with some folders of the machine, read-only, the root.
+    """Replaces the root by a file system in memory with some read-only folders of the machine.
 
-    It is mounted over /proc, which this process alone sees: no folder is made that a killed
-    process could leave.
+    It is mounted over /proc, which only this process sees, so that a killed process leaves no
+    folder.
 
     Args:
         visible: folders that Python needs.
-        bytes_of_files: what the program may write.
+        bytes_of_files: the maximum size of the program's files.
     """
     _mount("none", "/", flags=_RECURSIVE | _PRIVATE)
     size = f"size={bytes_of_files},nr_inodes=10000,mode=755"
@@ -121,6 +121,7 @@ def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
                 kept = os.statvfs(mounted).f_flag & 0xFFF
                 flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
                 _mount("none", mounted, flags=flags)
+    # Make the file system the root (pivot_root), and detach the old root.
     for folder in ("work", "old"):
         os.mkdir(f"{_ROOT}/{folder}")
     os.chdir(_ROOT)
@@ -153,10 +154,10 @@ def limit_resources(limits: dict[str, int]) -> None:
 
 
 def end_with_parent(is_orphan: Callable[[], bool]) -> None:
-    """Has this process killed when its parent ends, however that ends.
+    """Makes the kernel kill this process when its parent ends.
 
     Args:
-        is_orphan: whether the parent ended before the kernel knew of this wish.
+        is_orphan: returns whether the parent ended before this call.
     """
     _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if is_orphan():
@@ -170,6 +171,7 @@ def drop_privileges() -> None:
     header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
     none = ctypes.create_string_buffer(struct.pack("6I", 0, 0, 0, 0, 0, 0))
     _call("syscall", calls["capset"], header, none)
+    # A BPF program for seccomp. A jump skips the given number of instructions.
     refuse = len(calls) + 1
     load, equal, above, result = 0x20, 0x15, 0x35, 0x06
     program = [
@@ -182,6 +184,7 @@ def drop_privileges() -> None:
         (result, 0, 0, 0x7FFF0000),  # allowed
         (result, 0, 0, 0x00050001),  # refused: operation not permitted
     ]
+    # struct sock_filter [] and struct sock_fprog of the kernel.
     filters = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     stored = ctypes.create_string_buffer(filters)
     address = ctypes.cast(stored, ctypes.c_void_p).value
@@ -190,7 +193,7 @@ def drop_privileges() -> None:
 
 
 def run_program(program: str) -> int:
-    """Runs the program, and prints the last line of what goes wrong; returns its status."""
+    """Runs the program and prints the last line of an error; returns its status."""
     try:
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
     except SystemExit as end:
@@ -210,15 +213,18 @@ def main() -> int:
     """Reads the program and its limits from standard input, and runs it."""
     given = json.loads(sys.stdin.buffer.read())
     try:
-        enter_namespaces()  # which forgets an earlier wish of `end_with_parent`
+        # The kernel forgets an earlier `end_with_parent` when the user namespace changes.
+        enter_namespaces()
         end_with_parent(lambda: os.getppid() != given["parent"])
         ended, alive = os.pipe()  # readable when its other end is closed
-        child = os.fork()  # the first process of the new namespace, whose end ends all others
+        # The first process of the new namespace: the others end with it.
+        child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         os.close(alive)
+        # The child: confine it step by step, then run the program.
         end_with_parent(lambda: bool(select.select([ended], [], [], 0)[0]))
         os.close(ended)
         enter_empty_root(given["visible"], given["limits"]["bytes_of_files"])

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .....data.common.errors import UserError, counted
+from .....data.common.errors import counted
+from .....data.common.fields import require
 from .tool import Tool
 
 SUFFIXES = (".md", ".rst", ".txt")
@@ -32,8 +33,11 @@ class FileSearch:
 
     def __init__(self, folder: str | Path) -> None:
         self._root = Path(os.path.realpath(os.path.expanduser(folder)))
-        if not self._root.is_dir():
-            raise UserError(f"{folder} is no folder: name one with files {', '.join(SUFFIXES)}")
+        suffixes = ", ".join(SUFFIXES)
+        require(
+            self._root.is_dir(), f"{folder} is not a folder: name a folder with files {suffixes}"
+        )
+        # Read the paragraphs of all files, up to a total size.
         self._paragraphs: list[tuple[str, str]] = []
         left_out: list[str] = []
         room = BYTES
@@ -50,24 +54,26 @@ class FileSearch:
             pieces = re.split(r"\n\s*\n", text.decode(errors="replace"))
             self._paragraphs += [(name, part) for piece in pieces if (part := piece.strip())]
         self._note = _note_of(left_out)
-        if not self._paragraphs:
-            why = f" that can be read {self._note}" if left_out else ""
-            raise UserError(
-                f"{folder} has no text{why}: name a folder with files {', '.join(SUFFIXES)}"
-            )
+        require(
+            self._paragraphs,
+            f"{folder} has no text that can be read {self._note}: name a folder with files "
+            f"{suffixes}",
+        )
+        # The statistics of BM25: words and sizes of paragraphs, and paragraphs per word.
         self._words = [Counter(_words(text)) for _, text in self._paragraphs]
         self._sizes = [sum(words.values()) for words in self._words]
         self._containing = Counter(word for words in self._words for word in words)
 
     def search(self, query: str, number: int = 3) -> str:
-        """Returns the paragraphs that fit a query best, each after the name of its file.
+        """Returns the paragraphs that match a query best, each after the name of its file.
 
-        A note of the files that were left out, if there are any, comes first.
+        They are preceded by a note of the files that were left out, if any.
 
         Args:
             query: some words.
-            number: how many paragraphs.
+            number: the number of paragraphs.
         """
+        # Sum the BM25 scores of the query's words.
         mean = sum(self._sizes) / len(self._sizes)
         scores = [0.0] * len(self._paragraphs)
         for word in set(_words(query)):
@@ -97,7 +103,7 @@ def _text_files(root: Path) -> Iterator[Path]:
 
 
 def _note_of(left_out: Sequence[str]) -> str:
-    """Returns a note of the files that are not searched; empty if there is none."""
+    """Returns a note of the files that are not searched, or ""."""
     if not left_out:
         return ""
     shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")

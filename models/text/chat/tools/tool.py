@@ -89,6 +89,7 @@ class Tool:
             return as_error(text or type(error).__name__)
 
     def _check(self, arguments: Mapping[str, Any]) -> None:
+        # Check names, then types, so that the model can correct its call.
         properties = self.schema["function"]["parameters"]["properties"]
         if arguments.keys() != properties.keys():
             raise UserError(
@@ -100,7 +101,7 @@ class Tool:
             types = _TYPES.get(wanted)
             wrong = types is not None and not isinstance(value, types)
             if wrong or (isinstance(value, bool) and wanted in ("number", "integer")):
-                raise UserError(f"{name} is {value!r} and should be of the type {wanted}")
+                raise UserError(f"{name} must be of the type {wanted}, got {value!r}")
 
 
 def as_error(text: str) -> str:

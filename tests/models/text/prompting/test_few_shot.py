@@ -142,7 +142,7 @@ def test_prompts_that_are_too_long_lose_their_first_examples():
 
 
 def test_bad_numbers_are_refused():
-    for wrong, message in (({"shots": ()}, "no number of examples"), ({"limit": 0}, "limit 0")):
+    for wrong, message in (({"shots": ()}, "shots"), ({"limit": 0}, "limit.* 0")):
         with pytest.raises(UserError, match=message):
             models.few_shot_accuracy(Stub({}), PATTERN, ANIMALS, **wrong)
     with pytest.raises(UserError, match="no question"):

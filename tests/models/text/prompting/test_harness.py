@@ -184,7 +184,7 @@ def test_a_task_that_does_not_exist_is_told_with_similar_names(gpt2, tmp_path, m
     with pytest.raises(UserError, match=r"the task hela is not .* did you mean hellaswag") as error:
         models.evaluate_tasks(gpt2[1], ["hela"])
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="data of task hellaswag is not at hand") as error:
+    with pytest.raises(UserError, match="task hellaswag cannot be loaded") as error:
         models.evaluate_tasks(gpt2[1], ["hellaswag"])
     assert "\n" not in str(error.value)
 

@@ -72,7 +72,7 @@ def test_search_finds_paragraphs_and_never_leaves_its_folder(tmp_path):
     assert tool({"query": "keys"}).startswith("sub/b.txt: ") or os.sep != "/"
     assert tool({"query": "secret password"}) == "nothing found"
     assert tool({"query": "../../secret.txt"}) == "nothing found"
-    with pytest.raises(data.UserError, match="is no folder"):
+    with pytest.raises(data.UserError, match="is not a folder"):
         named_tool("search:/no/such")
     with pytest.raises(data.UserError, match="there is no tool 'calculator'"):
         named_tool("calculator")
@@ -101,7 +101,7 @@ def test_search_reads_all_files_or_says_which_it_left_out(tmp_path, monkeypatch)
         named_tool(f"search:{folder}")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in (tmp_path / "loop", "~nobody-has-this-name/docs"):
-        with pytest.raises(data.UserError, match="is no folder"):
+        with pytest.raises(data.UserError, match="is not a folder"):
             named_tool(f"search:{name}")
 
 
@@ -319,7 +319,7 @@ def test_output_is_shortened_to_the_window(scripted):
     long = models.Tool("long", "Is long.", {}, lambda: "x" * 1500)
     chat = scripted(" <<long>>", " Long.<E>", tools=[long])
     assert chat.reply("Go").content == "Long."
-    assert chat.turns[2].content.endswith("x\n[the rest does not fit the window]")
+    assert chat.turns[2].content.endswith("x\n[the rest does not fit into the window]")
     assert len(chat.turns[2].content) > 300
 
 
@@ -390,10 +390,10 @@ def test_calls_in_the_form_of_hermes(scripted, tmp_path):
     assert other.prompt("?") == chat.prompt("?")
     broken = scripted("<tool_call>{oops</tool_call><E>", "Sorry.<E>", template=template)
     assert broken.reply("2 + 3?").content == "Sorry."
-    assert "is no object with name and arguments" in broken.turns[2].content
+    assert "name and arguments" in broken.turns[2].content
 
 
 def test_a_template_without_a_form_of_calls_is_refused(scripted):
-    with pytest.raises(data.UserError, match="no form of tool calls that is known"):
+    with pytest.raises(data.UserError, match="format of tool calls"):
         scripted(template=data.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
     assert CallForm.of(data.ChatTemplate("x <tool_call>")).name == "hermes"
