@@ -131,7 +131,7 @@ class TransformerConfig(Checked):
     """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
     (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
     position_distance: Size | None = None
-    """Distance at which the last bucket begins. If None, 128."""
+    """The smallest distance of the last bucket. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
     """Number of buckets of distances, over both directions if tokens attend to later ones."""
 

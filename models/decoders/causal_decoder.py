@@ -130,7 +130,7 @@ class WindowedDecoderConfig(CausalDecoderConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedDecoderConfig(WindowedDecoderConfig):
-    """A decoder in which some layers attend to a window and the others to all tokens.
+    """A decoder with windowed layers and layers that attend to all tokens.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -190,6 +190,7 @@ class CausalDecoder(CausalLM):
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, separately for windowed layers if needed."""
         c = self.config
+        # Scalings belong to the layers that attend to all tokens.
         full = rotary_positions(
             position_ids,
             c.rotated_dim,

@@ -165,6 +165,7 @@ class CausalLM(nn.Module):
         # The classifier reads the last real token of a row, which these inputs do not determine.
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
+        # Positions and the mask, from padding, documents and the cache.
         position_ids, mask = prepare_inputs(
             c,
             input_ids,
@@ -188,6 +189,7 @@ class CausalLM(nn.Module):
             positions=positions,
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
+        # Experts have no capacity in a cached call.
         of_call = config_of_call(c, cache)
         x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
         x = self.finish(x)

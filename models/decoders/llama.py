@@ -68,10 +68,12 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Attention reads a normalized copy; the residual stream itself stays without norms.
         y = RMSNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
+        # Gated feed-forward, the same map for every token.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)

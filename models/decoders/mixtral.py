@@ -58,10 +58,12 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Attention reads a normalized copy; the residual stream itself stays without norms.
         y = RMSNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
+        # Each token goes through a few of the experts; the statistics are for the router's losses.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y, router = Experts(c, e, c.init_std, name="experts")(y, context.real, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)

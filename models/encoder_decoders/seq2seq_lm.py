@@ -203,7 +203,9 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     ) -> tuple[Float[Array, "B S D"], Array | tuple[Array, ...] | None]:
         """Returns the encoder's output for the sources, and its attention weights."""
         if input_ids is None:
-            raise UserError("there is no source: give input_ids, encoder_outputs or a used cache")
+            raise UserError(
+                "the source is missing: give input_ids, encoder_outputs or a used cache"
+            )
         position_ids, mask = prepare_inputs(
             self.config,
             input_ids,
@@ -245,7 +247,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           UserError: the head needs `decoder_input_ids`.
         """
         del ids
-        raise UserError("there is no target: give decoder_input_ids, a start token first")
+        raise UserError("the target is missing: give decoder_input_ids, a start token first")
 
     def apply_head(
         self,

@@ -156,12 +156,14 @@ class T5DecoderLayer(T5EncoderLayer):
         own = context.self_attention(inputs)
         x, outputs = self.self_attend(x, own)
 
+        # Cross-attention: queries of the target, keys and values of the encoder's output.
         y = RMSNorm(c, e, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
         attention = self.attention(c, e, output_std, name="cross_attention")
         y, cross, weights = attention(y, context.cross_attention(inputs))
         x = self.add(x, y, "cross_attention", own.rng)
 
+        # Add the outputs of cross-attention to the record of self-attention.
         outputs = dataclasses.replace(outputs, cross=cross, cross_attentions=weights)
         return self.transform(x, own.rng), outputs
 
@@ -180,6 +182,7 @@ class T5Stack(Stack[T5Config]):
         """Maps embeddings to the normalized output of the last layer; continues the cache."""
         # Layers take the initialization of kernels that read the residual stream from `init_std`.
         c, e = dataclasses.replace(self.config, init_std=self.config.input_init_std), self.execution
+        # One table of biases serves all layers of this half.
         positions = make_positions(
             c,
             e,

@@ -162,10 +162,12 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention among the tokens of the source, without a cache.
         y, _, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
+        # Feed-forward, the same map for every token.
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
@@ -183,10 +185,12 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention; the residual stream itself stays without norms.
         y = LayerNorm(c, e, name="attention_norm")(x)
         y, _, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
+        # Feed-forward, the same map for every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
@@ -204,15 +208,18 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention to the target so far, also to cached tokens.
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
+        # Cross-attention: queries of the target, keys and values of the encoder's output.
         attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(x, context.cross_attention(inputs))
         x = self.add(x, y, "cross_attention", own.rng)
         x = LayerNorm(c, e, name="cross_attention_norm")(x)
 
+        # Feed-forward, the same map for every token.
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
@@ -230,15 +237,18 @@ class PreNormDecoderLayer(DecoderLayer):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention to the target so far, also to cached tokens.
         y = LayerNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
+        # Cross-attention: queries of the target, keys and values of the encoder's output.
         y = LayerNorm(c, e, name="cross_attention_norm")(x)
         attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(y, context.cross_attention(inputs))
         x = self.add(x, y, "cross_attention", own.rng)
 
+        # Feed-forward, the same map for every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)

@@ -188,10 +188,12 @@ class PostNormLayer(Layer[EncoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention; only a causal model has a cache.
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
+        # Feed-forward, the same map for every token.
         y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
@@ -362,12 +364,14 @@ class Encoder(nn.Module):
         c, e = self.config, self.execution
         width = c.d_embedding or c.d_model
         tokens = Embedding(c.vocab_size, width, execution=e, name="token_embedding")
+        # The sum of token, position and type embeddings, [B, T, W].
         x = positions.at_input(tokens(input_ids))
         if c.num_token_types > 0:
             types = Embedding(c.num_token_types, width, execution=e, name="token_type_embedding")
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
         x = LayerNorm(c, e, name="embedding_norm")(x)
         x = dropout(x, c.dropout_rate, rng, "embedding")
+        # Narrow embeddings are normalized and dropped before the map to D, as published (ELECTRA).
         if c.d_embedding is not None:
             x = Linear((c.d_model,), c.init_std, execution=e, name="embedding_projection")(x)
         return x, tokens.embedding

@@ -63,6 +63,7 @@ def attention_weights(
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
+    # The cap bounds the products only: biases may hide keys.
     if cap is not None:
         scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
@@ -250,6 +251,7 @@ class MultiHeadAttention(nn.Module):
         if keys.columns is not None:
             context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
             visible = keys.mask(visible)
+        # Scaling queries costs T · H products, scaling scores T · S.
         query = _scaled(query, c.score_scale(context.layer))
         # Score terms are computed from scaled queries, so the scores are not scaled again.
         terms = self.score_terms(query, keys, context)

@@ -29,8 +29,8 @@ class LayerCache:
     key: Array
     value: Array
     recent: tuple[Array, ...] = ()
-    """What attention keeps of the last w tokens of each of M beams, arrays `[B, M, w, N, H]`
-    (`config.recent_shapes`; head convolution)."""
+    """Inputs of the last w tokens of each of M beams, `[B, M, w, N, H]`, which head convolution
+    reads again (`config.recent_shapes`)."""
     window: int | None = struct.field(pytree_node=False, default=None)
     """The window of a layer whose slots are a ring, or None if it keeps all slots."""
 

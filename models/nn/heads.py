@@ -221,6 +221,7 @@ class _Head(nn.Module):
         if inputs.masked_positions is not None:
             # As in the authors' code, only the masked positions are transformed.
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
+        # The transform, [B, M, W] for embeddings of width W.
         width = inputs.table.shape[-1]
         x = Linear((width,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)
@@ -272,6 +273,7 @@ class ClassificationHead(_Head):
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
         """Scores `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
         spec = HEADS[self.config.head]
+        # [B, D] for a label of each sequence, [B, T, D] for a label of each token.
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
         x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
         number = len(self.config.labels) if spec.needs_labels else 1

@@ -138,11 +138,12 @@ class PreNormLayer(Layer[GPTConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # BLOOM may add to `normed` instead of x, so both are kept.
+        # Self-attention. BLOOM may add to `normed` instead of x, so both are kept.
         normed = LayerNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(normed, own)
         x = self.add(normed if c.residual_of_norm else x, y, "attention", own.rng)
 
+        # Feed-forward or a mixture of experts.
         normed = LayerNorm(c, e, name="feed_forward_norm")(x)
         y, router = feed_forward(c, e, normed, context=context, rng=own.rng)
         x = self.add(normed if c.residual_of_norm else x, y, "feed_forward", own.rng)
@@ -160,10 +161,12 @@ class PostNormLayer(Layer[GPTConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
+        # Self-attention; the sum is normalized, so the next sublayer reads a normalized stream.
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
+        # Feed-forward or a mixture of experts.
         y, router = feed_forward(c, e, x, context=context, rng=own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
@@ -203,6 +206,7 @@ class GPT(CausalLM):
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
         )
         x = table(input_ids)
+        # Narrow embeddings are projected to D first, because positions have size D.
         if c.d_embedding is not None:
             x = self._project(x, c.d_model, "embedding_projection")
         x = positions.at_input(x)
