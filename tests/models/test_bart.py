@@ -48,7 +48,7 @@ def test_labels_come_from_the_state_at_the_last_end(assert_close):
 
 def test_a_target_is_required_to_predict_next_tokens():
     params = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
-    with pytest.raises(ValueError, match="target .*decoder_input_ids"):
+    with pytest.raises(ValueError, match=r"target .*decoder_input_ids"):
         MODEL.apply({"params": params}, np.array([[5, 6]]))
 
 

@@ -217,7 +217,7 @@ def test_where_parameters_lie():
 def test_configuration_round_trip():
     config = config_of(**OTHERS["three tables"])
     fields = models.config_to_dict(config)
-    assert fields["architecture"] == "transformer"
+    assert fields["architecture"] == "lecture_transformer"
     assert models.config_from_dict(fields) == config
 
 
