@@ -102,6 +102,7 @@ def parse(
         hidden = field.default in ("", ()) or field.default is False
         default = None if hidden else field.default
         text = docs.get(field.name, "")
+        # The type of the field determines how a word is read and checked.
         action = add_option(parser, field.name, hints[field.name], text, default=default)
         if field in required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
@@ -299,6 +300,7 @@ def add_option(
             default=argparse.SUPPRESS,
             help=text,
         )
+    # Any other option takes one word, or several for a tuple.
     item, several = _hint_of_word(hint)
     kind = _plain(item)
     # A positional argument, which argparse requires by itself.

@@ -196,6 +196,7 @@ class RecipeParser(OptionParser):
         own = [action for action in self._actions if action not in grouped]
         by_field = {action.dest: action for action in self._actions}
         shown = [*own, *(by_field[name] for name in MOST_USED if name in by_field)]
+        # Only argparse can format options, so build the short help from its parts.
         formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(f"example: {self._example}")

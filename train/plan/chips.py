@@ -256,7 +256,7 @@ _3D_SHAPES = (
     *("8x8x16", "8x16x16", "16x16x16"),
 )
 _HOST = ("1", "2", "4", "8")
-# In each row, the fields of `Chip` in their order, then those of `Tpu` or `Gpu`.
+# A row has the fields of `Chip` in their order, then the fields of `Tpu` or `Gpu`.
 CHIPS: dict[str, Tpu | Gpu] = {
     "v4": Tpu(275e12, int(30.75 * GIB), 1.23e12, 50e9, 6.25e9, _3D_SHAPES, 4, megacore=True),
     "v5e": Tpu(197e12, int(15.75 * GIB), 0.82e12, 50e9, 6.25e9, _2D_SHAPES, 16),

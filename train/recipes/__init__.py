@@ -76,6 +76,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
     # Recipes of post-training take a model of any family.
     if (of_model := RECIPES[name].of_model) is not None:
         return of_model(registry.preset(preset))
+    # Recipes of a family take the presets of this family only.
     family, of_preset = family_of_preset(preset), RECIPES[name].of_preset
     if of_preset is None or family != name:
         raise UserError(

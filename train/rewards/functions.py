@@ -205,6 +205,7 @@ def rewards_of(
         f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
         "give one for each",
     )
+    # Name each column of the metrics.
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
         # Two rewards may have the same name; the metrics need distinct ones.
@@ -272,6 +273,7 @@ def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -
         f"the reward {name} reads the field {', '.join(missing)}, and the prompts have "
         f"{', '.join(sorted(given))}: add it to the records, or choose another reward",
     )
+    # Pass only the arguments that the function accepts.
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return function(**{key: x for key, x in given.items() if takes_all or key in named})
 

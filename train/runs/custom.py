@@ -120,6 +120,7 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
     require(number > 0, f"{name}: num_examples must be at least 1, got {number}", error=RunError)
     first = examples.example(0, 0)
     arrays = {key: (np.shape(x), np.asarray(x).dtype) for key, x in first.items()}
+    # The fingerprint identifies the examples when the run is resumed.
     digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
     # Check and hash examples that are spread evenly over the source.
     for index in sorted({i * number // HASHED for i in range(HASHED)}):

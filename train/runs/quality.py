@@ -94,6 +94,7 @@ class QualityClassifier(PickledByFields):
         """
         config, tokenizer = self._opened
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)
+        # Use a fixed number of rows per batch, so that one program is compiled.
         params = self._loaded[1]
         rows = rows_at_once(config.data.length, _ROWS_AT_ONCE)
         # Imported late: it needs grain, which `flaxzoo bench` does not require.

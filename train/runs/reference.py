@@ -65,6 +65,7 @@ class ReferenceModel(PickledByFields):
             "reference",
             error=RunError,
         )
+        # The cache key covers the parameters and all tokens.
         path = default_cache_dir() / FOLDER / f"{_checksum(model.config, params, pairs)}.npy"
         if path.is_file():
             return np.load(path)

@@ -28,6 +28,7 @@ def write_report(
         samples: completions of a policy with their rewards, from `read_samples`. The report shows
           the first and the last evaluation.
     """
+    # A table of facts and scores, the loss curve, and samples.
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
     rows = {**facts, **scores}

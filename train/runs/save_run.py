@@ -77,6 +77,7 @@ def save_run(
     params = fitting_params(model, params)
     check_finite(params, "the model", "save the parameters of an earlier step")
     check_vocabulary(tokenizer, model.config)
+    # Describe the folder as a run that could have trained this model.
     config = config_of_model(model.config)
     if data is not None:
         objective = default_objective(data)

@@ -58,6 +58,7 @@ def attend_command(arguments: list[str]) -> None:
     if parsed.output is not None:
         # Check the path before the model is loaded, to fail fast.
         check_output_path(parsed.output, "-")
+    # The weights of all layers and heads, from which the output selects.
     attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log)
     attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
     if parsed.json:
@@ -87,6 +88,7 @@ def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
     for query, row in zip(
         attention.queries, attention.mean(parsed.layer, parsed.head), strict=True
     ):
+        # Zero weights are masked keys.
         best = [i for i in (-row).argsort(kind="stable")[: parsed.top_k or 3] if row[i] > 0]
         print(f"{query:<{width}}  " + "  ".join(f"{attention.keys[i]} {row[i]:.3f}" for i in best))
 

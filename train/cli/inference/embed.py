@@ -53,12 +53,14 @@ def embed_command(arguments: list[str]) -> None:
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
     embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
+    # Options replace the settings of the folder.
     settings = embedder.settings
     if parsed.pooling is not None:
         settings = dataclasses.replace(settings, pooling=parsed.pooling)
     if parsed.normalize is not None:
         settings = settings.normalized(parsed.normalize)
     vectors = embedder.with_settings(settings)(texts, log, prompt_name=parsed.prompt_name)
+    # Write the whole file at once, so that a failure leaves no partial file.
     content = io.BytesIO()
     np.save(content, vectors)
     write_file(parsed.output, content.getvalue())

@@ -169,6 +169,7 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         check_picture(parsed.plot)
     examples = prompt_examples(parsed.data)
     queries = prompt_examples(parsed.queries or parsed.data, "validation")
+    # Without a pattern, the names of the fields choose one.
     if parsed.pattern is None:
         pattern = pattern_for([name for name in examples[0].fields if name != "task"])
     else:

@@ -59,6 +59,7 @@ def fill_mask_command(arguments: list[str]) -> None:
 
     filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)
     if parsed.words is not None:
+        # Given words are scored instead of the most probable tokens.
         print_words(filler.compare(parsed.text, parsed.words), json=parsed.json)
         return
     masks = filler(parsed.text, top_k=parsed.top_k)

@@ -90,6 +90,7 @@ def prompt_command(arguments: list[str]) -> None:
     from ....data.common.progress import Progress
     from ....models.text.prompting.answer import answer_queries
 
+    # Check the options before the model is loaded, to fail fast.
     check_requested(parsed)
     generator = open_generator(parsed, parsed.run)
     with Progress().counter(
@@ -134,6 +135,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
         # Plain texts need the pattern, which names their fields.
         texts = parsed.query if file is None else read_lines(file)
         queries = [_query(text, pattern, parsed.task) for text in texts]
+    # Show as many examples as given, up to the maximum.
     shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
     if shots and not examples:
         raise UserError(f"--shots {shots} needs examples to choose from: give --examples FILE")
@@ -146,6 +148,7 @@ def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExam
     from ....data.prompts.examples import TASK, PromptExample
 
     *before, _ = pattern.fields
+    # A text is the only field before the answer; several fields need names.
     if len(before) == 1:
         return PromptExample({before[0]: text}, task)
     if before and text.startswith("{"):

@@ -65,6 +65,7 @@ def score_command(arguments: list[str]) -> None:
         texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
     else:
         texts = read_lines(parsed.input)
+    # An encoder-decoder scores each text given its source.
     file = parsed.source_input
     sources = list(parsed.source) if file is None else read_lines(file)
     scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
@@ -156,6 +157,7 @@ def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
         ]
         print(to_json({"words": listed}))
         return
+    # Ratios are relative to the most probable word.
     best = words[0].log_probability
     for word in words:
         ratio = "" if word is words[0] else f"  1/{_times(best - word.log_probability)} of the best"

@@ -49,6 +49,7 @@ def translate_command(arguments: list[str]) -> None:
     options = {name: x for name in names if (x := getattr(parsed, name)) is not None}
     # Creating the request checks the options before the input is read.
     dataclasses.replace(translator.request, **options)
+    # Read all lines, because batches are formed by length.
     lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
     # Where each sentence came from, for error messages.

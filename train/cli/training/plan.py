@@ -39,6 +39,7 @@ def plan_command(arguments: list[str]) -> int:
 
     if not parsed.topology:
         raise UserError("plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8")
+    # Replace what only the data determine by placeholders, then compile in another process.
     topology = parse_topology(parsed.topology)
     config = without_data(config, log)
     plan = make_plan(config, topology)

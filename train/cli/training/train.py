@@ -45,6 +45,7 @@ def train_command(arguments: list[str]) -> int:
     if result.sample is not None:
         log(f"the trained model's output for --sample-prompt {config.sample_prompt!r}:")
         print(result.sample)
+    # Suggest the command that uses a model with this objective.
     if result.finished and is_primary():
         command = config.objective.next_command.format(run=parsed.workdir)
         log(f"report: {parsed.workdir / 'report.md'}; try the model: flaxzoo {command}")
@@ -62,6 +63,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help=f"The run folder. An unfinished run continues from its newest checkpoint. "
         f"(default: {workdir})",
     )
+    # These options belong to a run, not to its configuration.
     saving = parser.groups["checkpoints and evaluation"]
     saving.add_argument(
         "--resume",
