@@ -70,7 +70,8 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         raise UserError(_unknown(name))
     if preset is None:
         return RECIPES[name].config
-    if name in FAMILIES and preset not in presets():
+    # Look in the family first: `presets` imports all families.
+    if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
         own = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
     # Recipes of post-training take a model of any family.
