@@ -27,7 +27,6 @@ from ..packing.packing import best_fit
 from ..sources.documents import Documents
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
-from ..tokenizers.sentinels import NUMBER, SentinelTokenizer
 from ..tokenizers.training import train_tokenizer
 from .base import EVALUATION_SEED, DocumentsData, unknown_tokens
 from .translation import start_and_end
@@ -169,7 +168,12 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
             # The message of the trainer states a size without the sentinels.
             besides = f", not counting {counted(number, 'sentinel')}"
             raise DataError(f"{error}{besides}") from None
-    return tokenizer if has_mask or tokenizer.sentinels else SentinelTokenizer(tokenizer, number)
+    if has_mask or tokenizer.sentinels:
+        return tokenizer
+    # Imported late, because it imports the package tokenizers, which is slow to load.
+    from ..tokenizers.sentinels import SentinelTokenizer
+
+    return SentinelTokenizer(tokenizer, number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +228,7 @@ class SpanCorruptionData(CorruptedData):
     """The fraction of dropped tokens."""
     mean_span_length: SpanLength = 3.0
     """The mean number of consecutive dropped tokens."""
-    num_sentinels: PositiveInt = NUMBER
+    num_sentinels: PositiveInt = 100
     """Sentinels to append to a vocabulary without sentinels. They count in
     `tokenizer.vocab_size`."""
 
