@@ -17,7 +17,7 @@ from .growing_text import GrowingText
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """What a caller is notified of; see `TextGenerator.complete`."""
+    """The callbacks of `TextGenerator.complete`; None does nothing."""
 
     on_text: Callable[[str], None] | None = None
     on_batch: Callable[[int, int], None] | None = None
@@ -48,7 +48,7 @@ def sample_texts(
         texts: the texts of each prompt, which grow.
         request: the settings.
         batch_size: the number of texts that are generated at a time.
-        callbacks: notified of progress.
+        callbacks: called with pieces of the first text and with finished texts.
     """
     seeds = [samples[0].prompt.seed or 0 for samples in texts]
     keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
@@ -89,7 +89,7 @@ def search_texts(
 ) -> str:
     """Runs beam search for each prompt; returns a note on the fraction of padding.
 
-    The arguments are those of `sample_texts`.
+    See `sample_texts` for the arguments.
     """
     longest = generator.config.max_length
     for i, (first, *_) in enumerate(texts):

@@ -39,8 +39,8 @@ class Prompt(Checked):
     max_new_tokens: PositiveInt | None = None
     """The maximum length of a completion, in tokens. If None, the call's setting."""
     ids: tuple[int, ...] | None = None
-    """The tokens of the prompt, which replace those of `text`. The completion is then decoded
-    without the prompt. If None, the tokens of `text`."""
+    """The tokens of the prompt. If given, `text` is not read, and the completion is decoded
+    without the prompt. If None, `text` is encoded."""
     fields: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
     """Other fields of its line, which are copied to the output."""
 

@@ -140,7 +140,7 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     model = model_config(folder)
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
-    # The start and end tokens must be those of the tokenizer.
+    # The tokenizer must start and end targets with the same tokens.
     request = stored_request(folder, model.max_length)
     ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)
