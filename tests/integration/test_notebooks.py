@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -49,16 +50,19 @@ def test_form(path):
     notebook = read(path)
     nbformat.validate(notebook)
     assert len(notebook.cells) < 25
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 400_000
     opening = notebook.cells[0]
     assert opening.cell_type == "markdown"
     assert opening.source.startswith("# ")
     assert f"colab.research.google.com/github/flaxzoo/flaxzoo/blob/main/colab/{path.name}" in (
         opening.source
     )
-    assert not any(cell.outputs for cell in code_cells(notebook)), "clear the outputs"
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    assert not any(output.output_type == "error" for output in outputs)
+    assert re.search(r"^## Exercises\n\n1\. .+\n2\. .+\n3\. .+\Z", notebook.cells[-1].source, re.M)
     install, *others = code_cells(notebook)
-    assert install.source.splitlines()[-1].strip() == "%pip install -q flaxzoo"
+    assert 'FLAXZOO = "flaxzoo"' in install.source
+    assert install.source.splitlines()[-1].strip() == "%pip install -q {FLAXZOO}"
     assert not any("pip install" in cell.source for cell in others)
     assert max(len(cell.source.splitlines()) for cell in code_cells(notebook)) <= 25
 
