@@ -171,8 +171,8 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
           predictions: ``logits`` float [n, C].
 
         Returns:
-          For each example ``{"context": …, "choice": index, "text": the choice,
-          "probabilities": [...]}``, with ``question`` if it has one.
+          For each example a dictionary of its context, the index of the choice ("choice"), its
+          "text" and the "probabilities" of all choices, with the "question" if it has one.
         """
         # The choices of an example compete, so their probabilities sum to one.
         table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]

@@ -93,9 +93,9 @@ def kernel_weights(
 ) -> Float[Array, "*batch Q K"]:
     """Returns the weights of kernel regression; each row sums to 1.
 
-    The weight of key k for query q is softmax(-|q - k|² / 2h²) over the keys, with bandwidth h.
-    -|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2, and the last term is the same for all keys. If all
-    keys have the same norm, the weights therefore equal dot-product attention, softmax(q · k / h²).
+    The weight of key k for query q is `softmax(-|q - k|² / 2h²)` over the keys, with bandwidth h.
+    `-|q - k|² / 2 = q · k - |k|² / 2 - |q|² / 2`, and the last term is the same for all keys. If
+    all keys have the same norm, the weights equal dot-product attention, softmax(q · k / h²).
 
     Raises:
       UserError: The bandwidth is not above 0.
@@ -118,8 +118,8 @@ def kernel_regression(
     """Estimates a function at the queries from its values at the keys (Nadaraya and Watson).
 
     Each estimate is the average of all values, weighted by a Gaussian kernel of the distance
-    between each value's key and the query: Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ. It is differentiable in
-    every argument, so a bandwidth, keys or values can be learned.
+    between each value's key and the query: `Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ`. It is differentiable
+    in every argument, so a bandwidth, keys or values can be learned.
 
     Example::
 

@@ -7,7 +7,7 @@ import pytest
 from flaxzoo import data
 from flaxzoo.data import TokenizerConfig
 
-PAGE = Path(__file__).parents[2] / "data" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explain" / "batches.md"
 SIZES = {"B": 2, "T": 32, "P": 16, "S": 32, "L": 5, "M": 5, "C": 3, "2": 2}
 
 
@@ -16,7 +16,7 @@ def rows():
 
     Classes with the same arrays share the rows.
     """
-    section = PAGE.read_text(encoding="utf-8").split("## What is in a batch\n")[1]
+    section = PAGE.read_text(encoding="utf-8").split("## Arrays by kind of data\n")[1]
     section = section.split("\n## ")[0]
     tables: dict[str, dict[str, tuple[str, str]]] = {}
     kinds: list[str] = []

@@ -8,7 +8,7 @@ import pytest
 from flaxzoo import data
 
 LETTERS = data.TokenizerConfig(kind="characters")
-GUIDE = Path(__file__).parents[2] / "data" / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "explain" / "long-examples.md"
 
 
 def split_of(kind, rows, **fields):
@@ -117,5 +117,5 @@ def test_plain_text_is_divided_and_nothing_is_lost(kind):
 
 
 def test_the_guide_has_a_row_for_each_kind_of_data():
-    table = GUIDE.read_text().partition("## Examples that are too long")[2].partition("\n## ")[0]
+    table = GUIDE.read_text().partition("## By kind of data")[2].partition("\n## ")[0]
     assert len(re.findall(r"^\| \w", table, re.MULTILINE)) == 13

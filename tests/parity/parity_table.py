@@ -1,4 +1,4 @@
-"""Runs the tests that compare models with torch, and writes their table into models/README.md.
+"""Runs the tests that compare models with torch, and writes their table into docs/support.md.
 
 From the root of the repository: `python -m tests.parity.parity_table`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from ..support.parity import FILE
 
 TESTS_FOLDER = Path(__file__).parents[1]
-GUIDE = TESTS_FOLDER.parent / "models" / "README.md"
+GUIDE = TESTS_FOLDER.parent / "docs" / "support.md"
 TESTS = (
     "models/hf/test_bart.py",
     "models/hf/test_decoders.py",

@@ -1,4 +1,4 @@
-"""The table in models/README.md has a row for each model compared with torch, and no other."""
+"""The table in docs/support.md has a row for each model compared with torch, and no other."""
 
 import json
 import re

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # TRL
 
-GUIDE, HEADING = "train/README.md", "loss and gradient"
+GUIDE, HEADING = "docs/explain/losses.md", "loss and gradient"
 V, T, PROMPT, PAIRS, ROWS = 31, 14, 5, 3, 6
 SIZES: dict[str, Any] = {
     "vocab_size": V,

@@ -1,4 +1,4 @@
-"""Record the differences to torch that tests measure, for the table of models/README.md.
+"""Record the differences to torch that tests measure, for the table of docs/support.md.
 
 If the environment variable FLAXZOO_PARITY names a file, each comparison appends a line of JSON to
 it; `python -m tests.parity.parity_table` makes the table from them.

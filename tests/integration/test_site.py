@@ -1,0 +1,72 @@
+"""The built documentation site in a browser: `sphinx-build -W docs build/docs`, then this file.
+
+It needs the packages of the extra `docs`, selenium, and Chromium with its driver.
+"""
+
+import functools
+import http.server
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver")
+
+SITE = Path(__file__).parents[2] / "build" / "docs"
+PAGES = (
+    "index",
+    "train/lora",
+    "reference/commands/train",
+    "reference/config/run",
+    "families/llama",
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SITE.is_dir(), reason="no site: sphinx-build -W docs build/docs"),
+    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="Chromium is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Serves the site on this machine."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(SITE))
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    profile = tmp_path_factory.mktemp("profile")
+    for argument in (
+        *("headless", "no-sandbox", "disable-gpu", "no-first-run", "window-size=1280,900"),
+        *("disable-background-networking", "disable-component-update", f"user-data-dir={profile}"),
+    ):
+        options.add_argument(f"--{argument}")
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.implicitly_wait(20)
+    yield driver
+    driver.quit()
+
+
+def test_the_search_finds_the_page_on_lora(browser, address):
+    browser.get(f"{address}/search.html?q=LoRA")
+    browser.find_element("css selector", "#search-results li a").click()
+    assert "LoRA" in browser.find_element("css selector", "article").text
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_is_wider_than_the_window(browser, address, page, width):
+    browser.set_window_size(width, 900)
+    browser.get(f"{address}/{page}.html")
+    script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    needed, visible = browser.execute_script(script)
+    assert needed <= visible + 1
