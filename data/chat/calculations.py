@@ -11,8 +11,7 @@ in the form of the lectures' template, the tool answers, and the assistant repea
 A small model learns to call long before it could learn to multiply.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -23,7 +22,7 @@ INSTRUCTIONS = "Tools:\n<<arithmetic ...>> Computes an expression."
 """The instructions that `models.Conversation` gives for the tool."""
 
 
-def calculations() -> Iterator[tuple[str, dict[str, Any]]]:
+def calculations() -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields the location of each conversation, and its messages."""
     draw = np.random.default_rng(0)
     for number in range(1, NUMBER + 1):

@@ -3,13 +3,13 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..chat_templates.chat_template import LECTURES, ChatTemplate, Message
 from ..common.errors import DataError
 from ..common.fields import require
 from ..tokenizers.base import Tokenizer
 from .guard import encode_guarded
+from .rows import Row
 
 _ASSISTANT = "assistant"
 
@@ -34,7 +34,7 @@ def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Row] | None = None,
     add_generation_prompt: bool = False,
     template: ChatTemplate | None = None,
 ) -> EncodedChat:

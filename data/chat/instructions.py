@@ -23,7 +23,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..common.errors import DataError, UserError
 from ..common.fields import Checked, make_record, require
@@ -59,7 +58,7 @@ class InstructionTask(Checked):
             f"labels of the task {self.name} must be a table of words, got {self.labels!r}",
         )
 
-    def rows(self, seed: int, split: Split) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows(self, seed: int, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yields the location of each example, and its conversation with the name of the task.
 
         Raises:
@@ -90,7 +89,7 @@ class InstructionTask(Checked):
 
 @dataclass(frozen=True)
 class _TaskFile(Checked):
-    tasks: tuple[Mapping[str, Any], ...]
+    tasks: tuple[Mapping[str, object], ...]
     seed: int = 0
 
     def parsed(self) -> list[InstructionTask]:
@@ -103,7 +102,7 @@ class _TaskFile(Checked):
         return tasks
 
 
-def read_instructions(path: str, split: Split) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_instructions(path: str, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields the conversations of all tasks of a file with their locations.
 
     Args:

@@ -5,9 +5,9 @@ left, and ``epoch`` and ``index`` int32 [], which identify its record, so that a
 fields such as ``answer``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Prompt:
     begun: Demonstration
     text: str
     ids: tuple[int, ...]
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Row = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PromptRecord:
     """A prompt before tokenization; see ``Prompt``."""
 
     begun: Demonstration
-    fields: Mapping[str, Any]
+    fields: Row
 
     def encode(self, tokenizer: Tokenizer) -> Prompt:
         """Returns the prompt with its tokens."""

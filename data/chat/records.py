@@ -70,7 +70,7 @@ class Dialogue:
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Row, ...] | None = None
     first: int = 0
     task: str | None = None
     location: str = field(default="", repr=False, compare=False)
@@ -284,7 +284,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
 
 
 def _ranking(
-    prompt: object, ranked: Any, tools: tuple[Mapping[str, Any], ...] | None, location: str
+    prompt: object, ranked: Any, tools: tuple[Row, ...] | None, location: str
 ) -> Iterator[Preference]:
     """Yields all pairs of different rank, which together weigh as much as one preference."""
     _check(ranked, list, f"{location}: ranked")
@@ -314,7 +314,7 @@ def _is_tie(rank: object) -> bool:
 def _prompted(
     prompt: object,
     answer: object,
-    tools: tuple[Mapping[str, Any], ...] | None,
+    tools: tuple[Row, ...] | None,
     location: str,
 ) -> Demonstration:
     if isinstance(prompt, str) and isinstance(answer, str):
@@ -388,7 +388,7 @@ def _check_keys(value: Any, keys: set[str], name: str) -> None:
     require(has, problem, error=UnusableRecordError)
 
 
-def _tools(row: Row, location: str) -> tuple[Mapping[str, Any], ...] | None:
+def _tools(row: Row, location: str) -> tuple[Row, ...] | None:
     """Returns the tools of a record; some data sets store them as JSON text."""
     check_spelling(row, "tools", location)
     tools = row.get("tools")
