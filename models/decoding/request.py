@@ -109,6 +109,7 @@ class GenerationRequest(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Greedy search has one result per row, and beam search at most one per beam.
         require(
             self.samples or self.num_return_sequences <= self.num_beams,
             f"num_return_sequences {self.num_return_sequences} must be at most num_beams "
@@ -171,6 +172,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
     """
     for token in ids:
         check_whole(f"{name}: token id", token)
+    # JAX does not raise an error for such an id: the logits would be wrong.
     require(
         0 <= min(ids) <= max(ids) < vocab_size,
         f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
@@ -190,14 +192,17 @@ def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationReque
     Raises:
         UserError: The tokenizer has no tokens that start and end a translation.
     """
+    # The vocabulary of targets, which may differ from that of sources.
     target, special = tokenizer.target, tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
         raise UserError(
             f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
             "it: train one (data.tokenizer.kind sentencepiece-bpe)"
         )
+    # Ban tokens that are not text, and ids of the embedding that no token has.
     no_text = {special.pad, special.unk, special.bos, special.cls, special.sep, special.mask}
     known = sorted(token for token in no_text - {special.eos} if token is not None)
+    # Section 6.1: beams, α, and the length limit; an end token is required.
     return GenerationRequest(
         num_beams=4,
         length_penalty=0.6,

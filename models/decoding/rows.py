@@ -67,6 +67,7 @@ class SharedCache:
     def lengthened(self, model: Model, length: int) -> "SharedCache":
         """Returns the same tokens in a cache with more slots."""
         cache = grow_cache(self.cache, model.config, model.execution, length)
+        # New slots are visible: a later token is written there before it is read.
         more = ((0, 0), (0, length - self.cache.length))
         mask = jnp.pad(self.mask, more, constant_values=1)
         return dataclasses.replace(self, cache=cache, mask=mask)
@@ -103,6 +104,7 @@ class RowCaches:
           spare: the number of tokens that may be removed.
         """
         cache = init_cache(model.config, model.execution, 1, length, spare=spare)
+        # Every array of a cache of one sequence gets a leading axis R.
         repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (*padding.shape, *x.shape)), cache)
         return cls(repeated, padding)
 
@@ -118,6 +120,7 @@ class RowCaches:
         def one(
             ids: Int[Array, " T"], padding: Int[Array, ""], cache: Cache
         ) -> tuple[Float[Array, "n V"], Cache]:
+            # [slots]: hide the padding on the left, and slots beyond the last position.
             slot = jnp.arange(cache.length)
             visible = (slot >= padding) & (slot < padding + model.config.max_length)
             mask = visible[None].astype(jnp.int32)
@@ -261,9 +264,11 @@ def advance_rows(
     num_tokens: int,
 ) -> tuple[RowStates, NewTokens]:
     """Chooses the next `num_tokens` tokens of each row. Tokens of idle rows are meaningless."""
+    # Before the loop, so that no row passes its last slot within it.
     state = dataclasses.replace(state, context=state.context.only_live(live))
 
     def step(state: RowStates, _: None = None) -> tuple[RowStates, tuple[Array, Array | None]]:
+        # [R, 1]: an idle row reads token 0, which every vocabulary has.
         ids = jnp.where(live, state.tokens, 0)[:, None]
         logits, context = state.context.read(model, params, ids)
         tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)

@@ -101,6 +101,7 @@ class BartConfig(EncoderDecoderConfig):
 
         Heads that do not generate tokens have no output projection, so its options are reset.
         """
+        # These heads share no matrix with the vocabulary.
         if head != "seq2seq_lm":
             return dataclasses.replace(
                 self, head=head, labels=labels, tie_output=True, output_bias=False
@@ -144,6 +145,7 @@ class Bart(EncoderDecoder):
         """Returns the source shifted right after a start token, unless the head is seq2seq_lm."""
         if ids is None or self.config.head == "seq2seq_lm":
             return super().default_target(ids)
+        # [B, S]: the last token has no successor to predict, so it is dropped.
         return jnp.pad(
             jnp.asarray(ids)[:, :-1], ((0, 0), (1, 0)), constant_values=self.config.start_id
         )
@@ -161,6 +163,7 @@ class Bart(EncoderDecoder):
         c, x = self.config, output.last_hidden_state
         if c.head == "seq2seq_lm":
             return output
+        # The classifier reads one state of the decoder, where the source ends.
         pooled = None
         if HEADS[c.head].needs_pooler:
             if input_ids is None:
@@ -171,6 +174,7 @@ class Bart(EncoderDecoder):
             ended = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B, D]
             ended = dropout(ended, c.classifier_dropout_rate, rng, "pooler")
             pooled = jnp.tanh(self.pooler(ended))
+        # The head sees the decoder as it would see an encoder.
         body = EncoderOutput(x, pooled, output.decoder_attentions)
         return self.head(HeadInputs(body, self.token_embedding.embedding, None, rng))
 
@@ -179,6 +183,7 @@ def _preset(
     paper: str, published: str, sizes: tuple[int, int], fields: Settings, *, note: str = ""
 ) -> Preset:
     """Builds a preset of the sizes (layers of each half, width), with heads of size 64."""
+    # Heads of size 64 in every published BART.
     num_layers, d_model = sizes
     config = BartConfig(
         max_length=1024,

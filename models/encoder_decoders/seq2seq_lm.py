@@ -164,6 +164,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             skip_padding=self.skip_padding,
             prefix="decoder_",
         )
+        # The decoder's dropout keys differ from the encoder's (`fold_in` 0 and 1).
         context = make_layer_context(
             self.config.decoder,
             self.execution,
@@ -177,6 +178,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             cross_head_mask=cross_attn_head_mask,
         )
         # Run the decoder and the head.
+        # [B, T, D] through the decoder; `projection` multiplies by the vocabulary on access.
         x = self.embed_target(decoder_input_ids)
         x, cache, outputs = self.decoder(x, positions, cache, context)
         output = Seq2SeqLMOutput(
@@ -225,6 +227,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             output_attentions=output_attentions,
             head_mask=head_mask,
         )
+        # [B, S] tokens to [B, S, D] states, without a cache: a source is read once.
         x, _, outputs = self.encoder(self.embed_source(input_ids), position_ids, None, context)
         return x, outputs.attentions
 
@@ -266,6 +269,7 @@ def _source_length(
     cache: Cache | None,
 ) -> Size:
     """Returns the number of encoder positions; raises UserError if the mask has a different one."""
+    # A later call with a cache has only the projected keys and values of the source.
     if encoder_hidden_states is not None:
         length = encoder_hidden_states.shape[1]
     else:

@@ -143,6 +143,7 @@ class TensorRule:
 
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
         """Yields name and shape of each tensor, given the shapes of the parameters."""
+        # One tensor per layer and expert: leave out the stacked axes.
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
         for index in self.indices(flax):
             yield self.hf.format(**dict(zip("ie", index, strict=False))), shape
@@ -177,10 +178,12 @@ class TensorMapping:
 
     def find(self, name: str, names: Set[str]) -> str | None:
         """Returns the name in `names` that stores a tensor, or None."""
+        # A file of the body alone omits the prefix, and a file with a head adds it.
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
             if candidate in names:
                 return candidate
+            # Older files differ in several parts of a name: apply the replacements in order.
             legacy = candidate
             for part, replacement in self.legacy_names:
                 legacy = legacy.replace(part, replacement)
@@ -237,6 +240,7 @@ def layer_rules(
     rules: list[TensorRule] = []
     for part, name in names.items():
         path, tensor = f"{flax}/{part}", f"{hf}.{name}"
+        # A norm has a scale where a linear map has a kernel.
         if part.endswith("norm"):
             rules += norm(path, tensor, bias=norm_bias)
         else:

@@ -155,6 +155,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
         """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output."""
         c, positions = self.config, context.positions
+        # [B, T, D] to [B, T, N, H].
         query = self.project("query", c.num_heads, c.key_dim, x)
         query = self.rotate("query_norm", query, positions)
         # Cross-attention after the first cached call: an earlier call projected keys and values.
@@ -165,6 +166,7 @@ class MultiHeadAttention(nn.Module):
         source = x if context.source is None else context.source
         key = self.project("key", c.kv_heads, c.key_dim, source)
         key = self.rotate("key_norm", key, positions)
+        # [B, S, K, V], where K divides N; values are never rotated.
         value = self.project("value", c.kv_heads, c.value_dim, source)
         return self.attend(query, key, value, context)
 
@@ -194,6 +196,7 @@ class MultiHeadAttention(nn.Module):
         context: AttentionContext,
     ) -> Attended:
         """Attends to the tokens of this call and to cached ones, by a kernel or by XLA."""
+        # A mask without values is described by lengths and segments, which kernels read.
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
         # The layout of the cache (`LayerCache`), which the matmuls read without a transpose.
@@ -260,10 +263,12 @@ class MultiHeadAttention(nn.Module):
         )
         dropped = drop_weights(weights, c.attention_dropout_rate, context.rng)
         dropped = dropped.astype(keys.value.dtype)
+        # [B, N, T, S] weights and [B, K, S, V] values to [B, T, N, V].
         attended = self.values(dropped, keys, context)
         if context.head_mask is not None:
             # The values are multiplied in `_masked_output`; this changes only the returned weights.
             weights = weights * context.head_mask[:, None, None]
+        # [B, T, N, V] back to [B, T, D].
         output = self._masked_output(attended, context.head_mask)
         return Attended(output, written, weights if context.output_attentions else None)
 
@@ -277,6 +282,7 @@ class MultiHeadAttention(nn.Module):
         """Computes attention by the kernel of `execution`, without materializing all weights."""
         c, mask = self.config, context.mask
         rate = c.attention_dropout_rate
+        # A module, so that distributed training can find the kernel and shard its inputs.
         fused = FusedAttention(
             self.execution.attention,
             mask.causal,

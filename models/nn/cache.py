@@ -116,6 +116,7 @@ def init_cache(
     def layer(window: int | None, *lead: int) -> LayerCache:
         slots = length if window is None else min(length, window * num_beams + spare)
         return LayerCache(
+            # Keys [B, K, H, S] and values [B, K, S, V]: the layouts that both matmuls read.
             key=zeros((*lead, *heads, config.key_dim, slots)),
             value=zeros((*lead, *heads, slots, config.value_dim)),
             recent=tuple(zeros((*lead, batch_size, 1, *shape)) for shape in config.recent_shapes),
@@ -129,6 +130,7 @@ def init_cache(
         # Stacked layers share one shape, so a ring needs the same window in every layer.
         same = len(set(windows)) == 1
         layers = layer(windows[0] if same else None, config.num_layers)
+    # Only biases by distance need the position of each slot: a rotated key contains its own.
     positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
     index = jnp.zeros((), jnp.int32)
     return Cache(layers, index, length, spare, positions=positions)
@@ -174,6 +176,7 @@ def advance_cache(
     A write beyond the last slot overwrites that slot. The hidden states are then NaN, to expose
     the mistake.
     """
+    # JAX cannot raise for a traced index, so an overflow shows as NaN.
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)
     cache = dataclasses.replace(cache, layers=layers, index=end, cross=cross, positions=positions)
@@ -212,6 +215,7 @@ def write_tokens(
     every key that the T tokens attend to after the write. Otherwise they attend to the ring before
     the write, and to themselves.
     """
+    # T new tokens, and R slots; without a window, slot i holds token i.
     length, slots = key.shape[-1], cache.num_slots
     if cache.window is None:
         key, value = _write_slots((cache.key, key), (cache.value, value), jnp.asarray(index))
@@ -236,6 +240,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
       end: the number of tokens so far.
       num_slots: R.
     """
+    # Slot r holds the newest token t with t % R = r.
     last = jnp.asarray(end) - 1
     return last - (last - jnp.arange(num_slots)) % num_slots
 
@@ -281,6 +286,7 @@ def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
     """
 
     def chosen(x: Array) -> Array:
+        # Axes [*L, B, K, 1, 1, 1], to select whole beams.
         indices = beams.reshape(*(1,) * (x.ndim - 5), *beams.shape, 1, 1, 1)
         return jnp.take_along_axis(x, indices, axis=-4)  # [*L, B, K, w, N, H]
 
@@ -302,6 +308,7 @@ def _write_slots(
     slot: Int[Array, ""],
 ) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
     """Writes T tokens into consecutive slots from `slot` on. Pairs are (cache, new tokens)."""
+    # With one row or one key/value head, XLA on CPU would copy the whole cache.
     if 1 not in key[0].shape[:2]:
         return _update_slots(key, value, slot)
     return _write_to_one(key, value, slot)

@@ -220,6 +220,7 @@ def cudnn_attention(
     mask = None
     if segments is not None:
         queries, keys = segments
+        # [B, 1, T, S]: cuDNN reads one mask for all heads.
         mask = (queries[:, :, None] == keys[:, None, :])[:, None]
     # The window counts earlier keys without the query's own.
     return jax.nn.dot_product_attention(
@@ -252,6 +253,7 @@ def splash_attention(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+    # Queries [B, T, N, H], keys [B, S, K, H]; a key head serves N / K query heads.
     (_, num_queries, num_heads, _), num_keys = query.shape, key.shape[1]
     mask = _splash_mask(num_queries, num_keys, causal, window)
     with jax.ensure_compile_time_eval():  # the mask of blocks is static
@@ -276,6 +278,7 @@ def _splash_mask(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = num_queries, num_keys
+    # A window implies causal order: it counts the last keys up to the query.
     if window is not None:
         return masks.LocalMask(shape, (window - 1, 0), 0)
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
@@ -285,6 +288,7 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
     """Returns the sizes of splash attention's blocks in each pass."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
+    # The largest blocks that divide the sequence: larger ones need fewer passes over HBM.
     q, kv = (next(b for b in LARGEST_BLOCKS if n % b == 0) for n in (num_queries, num_keys))
     return splash.BlockSizes(
         block_q=q,
@@ -358,6 +362,7 @@ class FusedAttention(nn.Module):
           use_window: whether the window applies. If None, it does.
           keys: dropout keys for each head of each sequence. If None, no dropout.
         """
+        # cuDNN and splash attention have no argument for dropout.
         kernel = KERNELS[self.kernel]
         if keys is not None:
             kernel = functools.partial(kernel, keys=keys, rate=self.dropout_rate)
@@ -382,6 +387,7 @@ class FusedAttention(nn.Module):
         query, key, value = arrays
         attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
+        # A window as long as the sequence hides nothing, and the plain mask is cheaper.
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)
         windowed = functools.partial(attend, window=self.window)

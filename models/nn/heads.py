@@ -211,6 +211,7 @@ class _Head(nn.Module):
         self, name: str, number: int, x: Float[Array, "..."], *, use_bias: bool = True
     ) -> Float[Array, "..."]:
         std, e = self.config.init_std, self.execution
+        # Losses and metrics need float32, whatever the precision of the body.
         scores = Linear((number,), std, use_bias=use_bias, execution=e, name=name)(x)
         return scores.astype(jnp.float32)
 
@@ -226,11 +227,13 @@ class _Head(nn.Module):
         x = Linear((width,), c.init_std, execution=e, name="transform")(x)
         x = ACTIVATIONS[c.head_activation or c.activation](x)
         x = LayerNorm(c, e, name="transform_norm")(x)
+        # The vocabulary's bias [V] belongs to the head, also if the matrix is tied.
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:
             own = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
             table = own.embedding
+        # Not multiplied here: the loss multiplies chunk by chunk, so that [B, M, V] never exists.
         return Projection(x, table.astype(e.dtype), bias)
 
 
@@ -249,6 +252,7 @@ class PretrainingHead(_Head):
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
         """Projects the masked positions, or all positions if none are given."""
+        # [B, 2] from the pooled first token, in float32.
         relationship = self._scores("next_sentence", 2, inputs.pooled)
         return PretrainingOutput(inputs.body, self._projection(inputs), relationship)
 
@@ -277,6 +281,7 @@ class ClassificationHead(_Head):
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
         x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
         number = len(self.config.labels) if spec.needs_labels else 1
+        # [B, L] of pooled tokens, or [B, T, L] of all tokens.
         logits = self._scores("classifier", number, x)
         if spec.takes_choices:
             logits = logits.reshape(-1, inputs.num_choices)
@@ -327,6 +332,7 @@ class ReplacedTokenHead(_Head):
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
         """Scores `[B, T]`, above 0 for tokens that are probably replaced."""
         c, e = self.config, self.execution
+        # Every token is scored, [B, T, D] to [B, T].
         x = Linear((c.d_model,), c.init_std, execution=e, name="dense")(
             inputs.body.last_hidden_state
         )

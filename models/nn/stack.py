@@ -115,6 +115,7 @@ def prepare_inputs(
         raise UserError(f"input of {length} tokens exceeds max_length {longest}: shorten it")
     if cache is not None and segment_ids is not None:
         raise UserError(f"a cache cannot continue packed sequences: leave {prefix}segment_ids out")
+    # Keys are the tokens of this call, or all slots of the cache.
     num_keys = length if cache is None else cache.length
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:
         raise UserError(
@@ -309,6 +310,7 @@ def _of_all_layers(
     """Returns the factors of all heads. Raises UserError for a wrong shape."""
     if head_mask is None:
         return None
+    # One factor for each head of each layer; [N] is the same for all layers.
     shape = config.num_layers, config.num_heads
     if head_mask.shape not in (shape, shape[1:]):
         raise UserError(
@@ -416,6 +418,7 @@ def run_layers(
     Returns:
       The residual stream, and the outputs of all layers.
     """
+    # A bag of words has no layers.
     if config.num_layers == 0:
         return x, LayerOutputs(None, None)
     # Wrap the layer from inside out: parameters are gathered inside of rematerialization.

@@ -161,6 +161,7 @@ class TextScorer(TextModel):
         require_texts(texts, "texts")
         require_texts(sources or (), "sources")
         require(texts, "there is no text to score: give at least one line")
+        # By default each token after the first window has half of the model's context.
         length = self._model.config.max_length
         stride = max(length // 2, 1) if stride is None else stride
         require(
@@ -182,6 +183,7 @@ class TextScorer(TextModel):
                 "out",
             )
         if sources is None:
+            # A causal model scores a text in windows; an encoder-decoder reads it as one target.
             requests, owners = self._windows(ids, stride, log)
         else:
             _, end = start_and_end(tokenizer)
@@ -196,6 +198,7 @@ class TextScorer(TextModel):
                 longest <= length,
                 f"a text has {longest} tokens, the model reads {length}: shorten it",
             )
+        # The scores of a text follow each other, window by window.
         found: list[list[float]] = [[] for _ in ids]
         for owner, score in zip(owners, self._scorer.score(requests, log=log), strict=True):
             found[owner] += score.log_probabilities
@@ -228,6 +231,7 @@ class TextScorer(TextModel):
             scored = max(len(row) - len(tokens), 1)
             first = 0
             while scored < len(row):
+                # The model reads `length` tokens, and the last one predicts one more.
                 end = min(first + length + 1, len(row))
                 requests.append((row[first:scored], row[scored:end]))
                 owners.append(number)

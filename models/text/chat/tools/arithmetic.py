@@ -65,6 +65,7 @@ def evaluate(expression: str) -> str:
     """
     plain = expression.translate(str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**"}))
     try:
+        # A short expression bounds the depth of the tree, and so the recursion.
         if len(expression) > LONGEST:
             raise ValueError(f"it has {len(expression)} characters, the limit is {LONGEST}")
         with warnings.catch_warnings():  # `1if 1else 2` would print one
@@ -78,6 +79,7 @@ def evaluate(expression: str) -> str:
         raise UserError(
             f"{shown!r} cannot be computed ({error}): write it as (3 + 4) * 12"
         ) from None
+    # Print a whole result without a decimal point, while float64 is exact there.
     if isinstance(result, float) and result.is_integer() and abs(result) < 1e15:
         return str(int(result))
     return f"{result:.15g}" if isinstance(result, float) else str(result)
@@ -86,6 +88,7 @@ def evaluate(expression: str) -> str:
 def _value(node: ast.expr) -> Number:
     """Computes a part of an expression; raises one of several errors if it cannot."""
     match node:
+        # bool is a subclass of int, and `True + 1` is not arithmetic.
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return _checked(value)
         case ast.UnaryOp(op=op, operand=operand):
@@ -101,6 +104,7 @@ def _value(node: ast.expr) -> Number:
             f"{ast.unparse(node)[:60]!r} is not supported: use numbers, + - * / // % ** and "
             f"{', '.join(_FUNCTIONS)}"
         )
+    # Check each intermediate result, because the next operation may enlarge it.
     return _checked(function(*map(_value, arguments)))
 
 
