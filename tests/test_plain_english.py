@@ -14,7 +14,7 @@ GENERATED = ("families", "notebooks", "api", "commands", "config")
 
 MARKERS = re.compile(
     r"""
-      ^(?:Of|What|Those|Beside|Whoever|Who|Whose|Without\ it|For\ it)\s+[a-z]  # opens with a fragment
+      ^(?:Of|What|Those|Beside|Whoever|Who|Whose|Without\ it|For\ it)\s+[a-z]  # a fragment
     | \b(?:is|are|was|were)\ no\ (?!longer|need|such|more|way|guarantee|reason)\w+
     | \b(?:those|these)\ of\b | \bbeside\b | \banew\b | \bat\ hand\b | \ba\ person\b
     | \b(?:an\ own|of\ (?:its|their|his|her)\ own)\b
