@@ -231,7 +231,7 @@ class TransformerConfig(Checked):
         return ()
 
     def score_scale(self, layer: "int | jax.Array") -> "float | jax.Array":
-        """Returns the factor of the attention scores of a layer, counted from 0."""
+        """Returns the factor of the attention scores of a layer; `layer` counts from 0."""
         del layer
         return self.key_dim**-0.5 if self.scale_scores else 1.0
 

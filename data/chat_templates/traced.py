@@ -266,7 +266,8 @@ def _filled(pattern: str, values: Any) -> Traced:
         spend(characters=abs(value) if isinstance(value, int) else 0)
     for size in re.findall(r"\d+", pattern):
         spend(characters=int(size))
-    # Python makes the text; the parts only find the origins, and count if they give this text.
+    # Python makes the text. The parts only serve to find the origins, which are kept if the parts
+    # give the same text.
     text = str.__mod__(str.__str__(pattern), values)
     parts: list[str] = []
     end = 0

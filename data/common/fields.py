@@ -1,7 +1,7 @@
 """Configuration fields that declare their range: `beta1: Rate = 0.9`.
 
-A dataclass that derives `Checked` checks every field against its type when it is made. The same
-declaration makes the message ("beta1 must be at least 0 and below 1, got 1.0"), the check of a
+A dataclass that derives from `Checked` checks every field against its type when it is made. The
+same declaration makes the message ("beta1 must be at least 0 and below 1, got 1.0"), the check of a
 command line's option, and its line of `--help`. Only relations between fields remain code, in
 `__post_init__` after `super().__post_init__()`; `require` and `require_default` state them.
 
@@ -100,7 +100,7 @@ class FieldError(UserError):
 class Checked:
     """Base class of dataclasses whose fields are checked against their types.
 
-    Lists, as JSON has them, become tuples, and numpy's numbers Python's.
+    Lists, as JSON has them, become tuples, and numbers of numpy become numbers of Python.
 
     Raises:
       FieldError: A field has a value of another type, or out of its range.
@@ -118,7 +118,7 @@ class Checked:
 
 
 def _plain(value: object) -> object:
-    """Returns a list as a tuple, and a number of any kind as Python's, for JSON."""
+    """Returns a list as a tuple, and a number of any kind as an int or a float, for JSON."""
     if type(value) in (list, tuple):
         return tuple(map(_plain, value))  # pyright: ignore
     if isinstance(value, int | float):
@@ -194,7 +194,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     ],
     float: [
         ("a number", _is_number(Real)),
-        ("finite", lambda value: abs(value) <= sys.float_info.max),  # also without NaN
+        ("finite", lambda value: abs(value) <= sys.float_info.max),  # false for NaN too
     ],
     bool: [("True or False", lambda value: isinstance(value, bool))],
     str: [("text", lambda value: isinstance(value, str))],
@@ -208,7 +208,7 @@ def require(condition: object, message: str, error: type[UserError] = UserError)
     """Checks a relation between fields or arguments.
 
     Raises:
-      UserError: The condition does not hold; with the message, as `error`.
+      UserError: The condition does not hold; raised as `error`, with the message.
     """
     if not condition:
         raise error(message)
@@ -262,7 +262,7 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
     """Makes a dataclass from the fields in a file.
 
     Args:
-      cls: The dataclass, which derives `Checked`.
+      cls: The dataclass, which derives from `Checked`.
       fields: Its fields by name, as JSON has them; a nested dataclass is an object.
       prefix: The text before the names in messages: "optimizer.".
 
@@ -274,6 +274,7 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
     for name in sorted(fields.keys() - known):
         raise UserError(f"unknown field {prefix}{name}")
     for name, field in known.items():
+        # Without a default both are MISSING.
         has_default = field.default is not field.default_factory
         require(has_default or name in fields, f"the field {prefix}{name} is missing")
     values: dict[str, object] = {}
@@ -306,7 +307,7 @@ class Description:
       name: The field, in a nested configuration with a dot: `optimizer.beta1`.
       hint: Its type.
       default: Its value in the configuration that is described.
-      range: The numbers that it accepts: "at least 0 and below 1"; "" if its type says all.
+      range: The numbers that it accepts: "at least 0 and below 1"; "" if it declares none.
       text: The docstring below it, as one line.
     """
 
@@ -329,7 +330,7 @@ def describe(
     Args:
       record: A dataclass instance.
       prefix: The text before the names.
-      nested: Name of a field that is None → makes the configuration that it can have instead.
+      nested: Name of a field that is None → makes a configuration to describe instead of it.
       with_text: Whether to read the docstrings from the source code, which takes time.
     """
     # Annotations may be strings; resolve them and keep their ranges.

@@ -168,7 +168,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     try:
         digest = _input_digest(part)
     except DataError:
-        # An unreadable file must not keep its shard.
+        # If the file can no longer be read, its shard must not stay.
         shutil.rmtree(path, ignore_errors=True)
         raise
     found = read_shard(path)
@@ -238,7 +238,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
-    """Raises the reason why a shard that the workers should have made is missing."""
+    """Raises an error that says why a shard is missing that the workers should have made."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
     # This raises if the file itself has an error.

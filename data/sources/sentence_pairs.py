@@ -59,7 +59,7 @@ class PairSource(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash, equal for equal pairs in equal order."""
+        """A hash of all pairs in their order."""
         return digest(text for pair in self for text in (pair.source, pair.target))
 
 

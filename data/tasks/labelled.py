@@ -53,7 +53,7 @@ class LabelledData(DataConfig, Generic[E]):
     field_names: ClassVar[str]
     """The fields of a record as a source names them; optional ones are in square brackets."""
     published_fields: ClassVar[dict[str, str]] = {}
-    """The fields of well-known published data sets."""
+    """The fields of well-known published data sets, by the name of the data set."""
     label_field: ClassVar[int] = 0
     """The index of the label among the fields."""
     noun: ClassVar[str] = "examples"
@@ -83,6 +83,7 @@ class LabelledData(DataConfig, Generic[E]):
           DataError: The source cannot be read, has too few or too many fields, or an example is not
             valid.
         """
+        # Count the fields in a text such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
         require(
@@ -113,7 +114,7 @@ class LabelledData(DataConfig, Generic[E]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
         """Returns the records of a source, and lines for the log."""
-        # Conditions of the source leave records out, which the log counts.
+        # Conditions of the source leave out records; the log states how many.
         left_out = LeftOut()
         if published is not None:
             records, notes = list(published.read(split, left_out)), ()
@@ -156,7 +157,7 @@ class LabelledData(DataConfig, Generic[E]):
         # Drop the label, unless the fields already omit it.
         if len(given) + 1 != len(own):
             source = replace(source, fields=self.without_label(given))
-            # CoNLL sources name at most the tag column.
+            # A model of CoNLL files has at most one field, the tag column: do not compare numbers.
             require(
                 len(own) <= 1 or len(given) == len(own),
                 f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
@@ -326,6 +327,7 @@ class LabelledData(DataConfig, Generic[E]):
         # Everything that determines the arrays: settings, labels, tokenizer and examples.
         decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
+        # `notes` of examples and rows are parts of the summary; `lines` are whole lines of the log.
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
         summary = ", ".join([number, *rows.notes, *loaded.notes])
         notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))

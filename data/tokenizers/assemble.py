@@ -1,10 +1,10 @@
 """Makes the tokenizer of a folder as ``AutoTokenizer`` of transformers 5 does.
 
-The class of a folder (``families.py``) makes a tokenizer from its vocabulary; without a class it is
-``tokenizer.json``, or a conversion of ``tokenizer.model``. Then the tokens that the files name are
-added, in the order of ``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and
-the template is set. Two deliberate differences: text never becomes special tokens, and BPE dropout
-is off.
+If a folder states a class (``families.py``), the class makes the tokenizer from the folder's
+vocabulary. Otherwise the tokenizer is ``tokenizer.json`` itself, or a conversion of
+``tokenizer.model``. Then the tokens that the files name are added, in the order of
+``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and the template is set. Two
+deliberate differences: text never becomes special tokens, and BPE dropout is off.
 """
 
 import base64
@@ -79,7 +79,7 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
     if len(files) == 1 and files[0].suffix == ".json":
         return _load_json(read_folder(path, files[0]), files[0])
     folder = read_folder(path, None)
-    if folder.class_name in _ANY_CLASS:  # these read no older format
+    if folder.class_name in _ANY_CLASS:  # these classes read no older format
         is_stated = folder.model_type is not None
         folder = dataclasses.replace(folder, class_name=None, is_stated=is_stated)
     if files[0].suffix in (".model", ".spm"):
@@ -136,8 +136,8 @@ def _check_growth(file: Path, content: JsonObject) -> None:
     for text in written:
         if not isinstance(text, str) or len(text) > _LONGEST_REPLACEMENT:
             raise DataError(
-                f"{file}: a replacement of {len(str(text))} characters in the normalizer is not "
-                f"supported: the most is {_LONGEST_REPLACEMENT}"
+                f"{file}: a replacement of {len(str(text))} characters in the normalizer or the "
+                f"decoder is not supported: the most is {_LONGEST_REPLACEMENT}"
             )
     # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
     probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
@@ -147,7 +147,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
             text = _one_step(step).normalize_str(text)
         if len(text) > _LARGEST_GROWTH * len(probe):
             raise DataError(
-                f"{file}: the normalizer or the decoder makes {len(probe)} characters "
+                f"{file}: the normalizer or the decoder turns {len(probe)} characters into "
                 f"{len(text)}: the most is {_LARGEST_GROWTH} times as many"
             )
 
@@ -312,7 +312,7 @@ def _usual_names(ids: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
-    """States whether text is lowercased, if no file states it and the pieces show it."""
+    """Infers ``do_lower_case`` from the pieces, unless it, a class or a model is stated."""
     if folder.is_stated:
         return folder
     # Names of special tokens are upper case in every vocabulary.
@@ -390,7 +390,7 @@ def _extra_tokens(settings: Settings, family: Family, vocabulary: Vocabulary) ->
 
 
 def _named_tokens(values: Mapping[str, Any]) -> dict[str, Token]:
-    """Returns the special tokens of roles that only some models have, as ``image_token``."""
+    """Returns the special tokens of roles that only some models have, such as ``image_token``."""
     stated = {n: v for n, v in values.items() if n.endswith("_token") and n not in ROLES}
     tokens = {n: v for n, v in stated.items() if isinstance(v, AddedToken)}
     strings = {n: v for n, v in stated.items() if isinstance(v, str)}
@@ -410,7 +410,7 @@ def _add_tokens(
     named: Mapping[str, Token],
     extra: list[Token],
 ) -> None:
-    # A token that a file describes with properties is not added again by its name.
+    # Do not add a token by its name alone if a file describes it with properties.
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     known |= {token.content for token in folder.added.values()}
     others = [token for token in (*named.values(), *extra) if name_of(token) not in known]

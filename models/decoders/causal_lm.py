@@ -95,7 +95,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to the window only; read only if there is a window."""
+        """Whether each layer attends only to the window; unused if there is no window."""
         return (True,) * self.num_layers
 
     @property

@@ -231,7 +231,7 @@ class Generator:
 
         Raises:
           UserError: the request samples; a draft model is given; an encoder-decoder has no start
-            token; a row is empty, longer than `max_length` or could cross the model's
+            token; a row is empty or longer than `max_length`; the search could cross the model's
             `reread_length`; an id is not in the vocabulary; or the model's scores are NaN.
         """
         config, model = self.config, beams_of(self._model)

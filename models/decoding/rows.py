@@ -1,4 +1,4 @@
-"""The row engine: the caches of R rows, and the compiled steps that choose their tokens.
+"""The row engine: the caches of R rows (texts that grow), and the compiled steps that extend them.
 
 Rows either share the next slot of one cache (`SharedCache`), which is fastest, or have separate
 positions (`RowCaches`). With separate positions, a row may advance faster than others (speculative
@@ -23,7 +23,7 @@ from .sample import History, SamplingParams, choose
 
 
 def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {number} V"]:
-    """Returns the logits of the last positions of each row only."""
+    """Returns only the logits of the last `number` positions of each row."""
     projection = output.projection
     return dataclasses.replace(projection, hidden=projection.hidden[:, -number:]).logits()
 
@@ -34,7 +34,7 @@ class SharedCache:
 
     cache: Cache
     mask: Int[Array, "R S"]
-    """0 for the slots before the context of each row."""
+    """0 for the padding slots before the context of each row, 1 for all others."""
 
     @classmethod
     def empty(
@@ -101,7 +101,7 @@ class RowCaches:
           model: the model.
           padding: the number of slots before the context of each row.
           length: the number of slots of each row.
-          spare: the number of tokens that may be removed.
+          spare: the number of newest tokens that can be removed again (`Cache.spare`).
         """
         cache = init_cache(model.config, model.execution, 1, length, spare=spare)
         # Every array of a cache of one sequence gets a leading axis R.
@@ -113,8 +113,8 @@ class RowCaches:
     ) -> tuple[Float[Array, "R {num_logits} V"], "RowCaches"]:
         """Runs a model on the next T tokens of each row; returns the last logits.
 
-        A token beyond the model's last position is hidden and gets that position, which avoids NaN.
-        Its logits are meaningless.
+        A token beyond the model's last position is hidden and gets the last position, which avoids
+        NaN. Its logits are meaningless.
         """
 
         def one(
@@ -165,7 +165,7 @@ class RowStates:
     draft: RowCaches | None = None
     """The draft model's caches of all tokens before `before`."""
     before: Int[Array, " R"] | None = None
-    """The token before the newest one, which the draft model reads again."""
+    """The token before the newest one. The draft model reads both, even if it has read this one."""
 
 
 @struct.dataclass
@@ -201,7 +201,7 @@ def read_contexts(
       padding: the number of padding tokens before each context.
       kind: the kind of cache.
       length: the number of slots of a row.
-      spare: the number of tokens that may be removed.
+      spare: the number of newest tokens that can be removed again (`Cache.spare`).
     """
     logits, rows = kind.empty(model, padding, length, spare).read(model, params, ids)
     return logits[:, 0], rows  # pyright: ignore[reportReturnType]
@@ -224,16 +224,16 @@ def lengthen(model: Model, rows: SomeContext, *, length: int) -> SomeContext:
 
 @functools.partial(jax.jit, donate_argnames="rows")
 def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
-    """Replaces some of R rows, from the row `first` on.
+    """Copies the rows `new` over some of R rows, from the row `first` on.
 
-    Tokens have the same slots in caches of any length. This also holds for a ring that is not full:
-    its slots are the first ones of a longer ring.
+    The new caches may be shorter, because a token's slot does not depend on the length. This also
+    holds for a ring that is not full: its slots are the first ones of a longer ring.
     """
     return _overwrite(rows, new, first)
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
-    """Replaces the first slots of rows from the row `first` on."""
+    """Writes the rows `new` over `rows` from the row `first` on; further slots stay as they are."""
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))

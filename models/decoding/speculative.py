@@ -253,7 +253,7 @@ def propose(
         picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
-    # The first token follows two read tokens, each further one a single token.
+    # The first choice needs two tokens to be read, and each further choice one.
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
     logits, caches = state.draft.read(model, params, ids)
     first = pick(logits[:, 0], state.past, keys[:, 0])

@@ -102,10 +102,10 @@ class AttentionContext:
 
     mask: AttentionMask
     """The keys that each query may attend to. If it is not materialized, a kernel computes
-    attention, without a cache, score terms or returned weights."""
+    attention; such a call has no cache and no score terms, and returns no weights."""
     positions: Positions = struct.field(default_factory=Positions)
-    """Positions of the tokens, for self-attention. Cached keys contain their positions, unless
-    these are relative."""
+    """Positions of the tokens, for self-attention. Cached keys already include theirs, unless
+    positions are relative."""
     layer: Int[Array, ""] | int = 0
     """Index of the layer."""
     cache: LayerCache | None = None
@@ -162,7 +162,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(context.source, LayerCache):
             keys = Keys(context.source.key, context.source.value)
             return self._attend_by_xla(query, keys, None, context)
-        # Self-attention projects its input; cross-attention the encoder's output.
+        # Self-attention projects its input, and cross-attention the encoder's output.
         source = x if context.source is None else context.source
         key = self.project("key", c.kv_heads, c.key_dim, source)
         key = self.rotate("key_norm", key, positions)
@@ -199,7 +199,7 @@ class MultiHeadAttention(nn.Module):
         # A mask without values is described by lengths and segments, which kernels read.
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
-        # The layout of the cache (`LayerCache`), which the matmuls read without a transpose.
+        # Use the layout of the cache (`LayerCache`), which the matmuls read without a transpose.
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
         keys, written = Keys(key, value), None
@@ -250,7 +250,7 @@ class MultiHeadAttention(nn.Module):
         """Computes attention by XLA, from the weights of all queries and keys."""
         c = self.config
         visible = context.mask.materialize()
-        # A ring holds only some of the slots: select their columns of mask and biases.
+        # A ring cache holds only some of the slots: select the columns of these in mask and biases.
         if keys.columns is not None:
             context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
             visible = keys.mask(visible)
@@ -291,7 +291,7 @@ class MultiHeadAttention(nn.Module):
             dropout_rate=rate,
             name="fused",
         )
-        # The kernel draws dropped weights itself, from one key per head.
+        # The kernel itself draws which weights are dropped, from one key per head.
         dropout_keys = None
         if context.rng is not None and rate > 0:
             dropout_keys = head_keys(context.rng, c.num_heads)

@@ -124,7 +124,8 @@ def rotary_frequencies(
 def _llama3(frequency: Float[Array, " F"], scaling: RotaryScaling) -> Float[Array, " F"]:
     assert scaling.factor is not None
     assert scaling.original_length is not None
-    # Turns of each plane over the trained length: scale slow planes, keep fast ones, blend between.
+    # How often each plane turns over the trained length: scale planes that turn slowly, keep fast
+    # ones, and blend between.
     turns = scaling.original_length * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)

@@ -4,19 +4,20 @@ By default the compiler decides when to gather parameters, and sums gradients ov
 micro-batch. Here (`exchanged`) each device accumulates the gradients of its sequences over all
 micro-batches locally. Parameters that are sharded over `fsdp` are all-gathered in one of two ways:
 
-- "step": once per step. Gradients are reduce-scattered after the last micro-batch. (n - 1) / n of
-  the parameters' bytes are sent twice per step, for any number of micro-batches. Each device holds
-  the full parameters and gradients.
+- "step": once per step. Gradients are reduce-scattered after the last micro-batch. With n
+  devices along `fsdp`, (n - 1) / n of the parameters' bytes are sent twice per step, for any number
+  of micro-batches. Each device holds the full parameters and gradients.
 - "layer": per layer, in its forward and its backward pass, and the layer's gradients are
   reduce-scattered at once (Zhao et al. 2023, "PyTorch FSDP"). The bytes of layers are sent three
   times per micro-batch. Embeddings and heads are gathered at the start of the model, so their bytes
-  are sent twice. Without remat, or with adapters, the compiler does it.
+  are sent twice. Without remat, or with adapters, the compiler gathers and scatters instead.
 
 Over `data` gradients are summed once per step.
 
 The TPU compiler turns a reduce-scatter over all devices of a torus into an all-reduce, which sends
-twice the bytes, but it keeps one over groups of devices. On TPUs gradients are therefore scattered
-in two stages (`scatter_stages`), which together send as many bytes as one reduce-scatter.
+twice the bytes, but it keeps a reduce-scatter over groups of devices. On TPUs gradients are
+therefore scattered in two stages (`scatter_stages`), which together send as many bytes as one
+reduce-scatter.
 """
 
 import dataclasses
@@ -86,10 +87,11 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     axes = way.axes
     if not axes:
         return function
-    # The specs of a manual program name the manual axes only.
+    # The specs of `shard_map` name only the axes that it is manual over.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
-    # Each device gets its rows; without the other axes the compiler divides them further.
+    # Each device gets its rows; the compiler divides them further over the other axes.
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
+    # Whether all other axes have a single device.
     alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
@@ -178,9 +180,10 @@ class Wire:
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     """Returns the device groups of a two-stage reduce-scatter.
 
-    With a · b devices in order, after the first stage device i · b + j has part i of a of the sum
-    over the devices with the same j. The second stage sums part j of b of that over the devices
-    with the same i. The result is the device's shard of the full sum.
+    Of `a · b` devices in order, number `i · b + j` is device (i, j). The first stage sums over the
+    devices with the same j, and leaves device (i, j) the i-th of `a` equal parts. The second stage
+    sums such parts over the devices with the same i, and leaves device (i, j) the j-th of `b` equal
+    parts. The result is the device's shard of the full sum.
 
     Args:
         num_devices: the number of devices along the mesh axis.

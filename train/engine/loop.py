@@ -102,6 +102,8 @@ class Loop:
             StopNow: a signal arrived before the step, or the data or a reward failed.
         """
         number = self.step + 1
+        # `saving_first` raises StopNow for an error, so that the state is saved before the error
+        # ends the run.
         with self.stopper.saving_first(f"step {number}"), self.stopper.interruptible():
             batch = next(self.batches)
         with self.stopper.saving_first(f"step {number}", StepNotTaken):
@@ -147,7 +149,7 @@ class Loop:
         """Computes loss and metrics on the validation data.
 
         Raises:
-            StopNow: a signal interrupted it, or it failed. The evaluation is then due.
+            StopNow: a signal interrupted it, or it failed. The evaluation is then still due.
         """
         # Set first, so that a checkpoint after an interruption records it.
         self.evaluation_due = True
@@ -169,7 +171,7 @@ class Loop:
                     predictions=evaluation.predictions,
                     tokenizer=self.run.tokenizer,
                 )
-        # A custom objective has no known metrics: show all of its means.
+        # The metrics of a custom objective are not known: show all of its means.
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
         self.progress.evaluated(step, validation, shown)
@@ -200,8 +202,8 @@ class Loop:
             yield batch
 
     def _scores(self, evaluation: Evaluation) -> Scores:
-        # Metrics of the data need the predictions of the data's objective, so a custom objective is
-        # scored by its means alone.
+        # The usual metrics are computed from the predictions of the usual objective of these data,
+        # so a custom objective is scored by its means alone.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         return self.config.objective.score(evaluation, self.run.validation, self.config.data)

@@ -1,7 +1,7 @@
 """Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
 
-After the first signal the step in progress ends, because its input state no longer exists, and a
-checkpoint is saved; a wait for data is interrupted. The second signal ends the run at once.
+After the first signal the step in progress is completed, because its input state no longer exists,
+and a checkpoint is saved; a wait for data is interrupted. The second signal ends the run at once.
 """
 
 import os

@@ -25,7 +25,7 @@ class Evaluation:
     loss: float
     """Σ coefficient · mean over the objective's terms, without regularizers."""
     means: dict[str, float]
-    """The mean of each term and each further measure."""
+    """The mean of each sum of `terms`, with or without a coefficient."""
     counts: dict[str, float]
     """The number of items that each mean averages over."""
     predictions: dict[str, np.ndarray]

@@ -32,7 +32,7 @@ Inputs = dict[str, Array]
 
 
 FURTHER = "further"
-"""The key of the further models' parameters in a joint tree."""
+"""The key of the further models' parameters in the tree that `joined` returns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,13 @@ class Objective:
     different dropout, and the outputs are a tuple. An example may have several consecutive rows,
     such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
-    """The number of items that each term, and each further measure, averages over."""
+    """The number of items that each sum of `terms` is averaged over. Sums without a coefficient are
+    further measures, which are only reported."""
     terms: Callable[..., Terms]
     """`terms(outputs, batch)` returns the sum of each term over its items; with `reference`,
     `terms(outputs, batch, reference_outputs)`."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
-    """The arrays `[B, …]` that an evaluation keeps of the outputs for a batch."""
+    """The arrays `[B, …]` that an evaluation keeps from the outputs for a batch."""
     reference: bool = False
     """Whether `terms` also gets the outputs of frozen parameters for the batch, such as a reference
     policy. They are computed without dropout and without gradient."""
@@ -118,7 +119,7 @@ class Objective:
         """Returns the outputs for a batch; a tuple of them if `inputs` returns a tuple.
 
         Args:
-            apply_fn: the model's.
+            apply_fn: the `apply` of the model.
             params: the parameters of the model and of trained further models; see `joined`.
             batch: the batch, or a part of it.
             frozen: the frozen parameters of the state, for frozen further models.
@@ -131,7 +132,8 @@ class Objective:
         run = {"model": _bound(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():
-            # Dropout differs between the models. Small numbers are of the parts of the first one.
+            # Dropout differs between the models. The model of the run derives its keys with small
+            # numbers, so use a checksum of the name.
             number = zlib.crc32(name.encode())
             keys = fold_in(rng, number) if model.trained and rng is not None else None
             chosen = trained if model.trained else fixed
@@ -142,7 +144,7 @@ class Objective:
         self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None
     ) -> Outputs:
         inputs = self.inputs(batch)
-        # Each run of the model has other dropout keys.
+        # Each run of the model has different dropout keys.
         if isinstance(inputs, tuple):
             return tuple(
                 _bound(apply_fn, params, fold_in(rng, number))(**once)
@@ -162,7 +164,7 @@ class Objective:
         """Returns the model's outputs for a batch, and the terms.
 
         Args:
-            apply_fn: the model's.
+            apply_fn: the `apply` of the model.
             params: the parameters of the model.
             batch: the batch, or a part of it.
             frozen: the parameters of the reference.
@@ -191,7 +193,7 @@ class Objective:
 
         Args:
             values: the results.
-            function: the name of the function.
+            function: "terms" or "counts", for messages.
 
         Raises:
             UserError: `values` is not a dict of scalars, or lacks a term of `coefficients`.

@@ -141,7 +141,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
-        # The policy learns from the tokens of answers, the values also from the token after each.
+        # The policy is trained on the tokens of answers, the values also on the token that follows
+        # each answer.
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
         return {
             _POLICY: tokens,

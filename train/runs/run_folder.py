@@ -325,7 +325,7 @@ def create_folder(run: Run) -> None:
 def _check_same_data(run: Run) -> None:
     """Raises RunError if the data differ from those that the run started with."""
     source = run.custom.names.get("examples", run.stated.data.source_name)
-    # Built-in data come with Python.
+    # Built-in data depend on Python, which ships the texts of `builtin:python-docs`.
     builtin = source.startswith("builtin:")
     require(
         read_config(run.folder).get("data_fingerprints") == _fingerprints(run),

@@ -4,7 +4,7 @@
   pre-training", section 4.1. Normalization after the residual sum.
 - GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
   learners", section 2.3. Normalization before each sublayer and once more at
-  the end; residual projections are initialized smaller by 1/√(2L).
+  the end; initial residual projections are multiplied by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
   and table 2.1.  Dense and locally banded attention in alternating layers.
 
@@ -43,9 +43,10 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """
 
     gated_experts: ClassVar[bool] = False
-    """Experts are the usual feed-forward layers without biases."""
+    """Whether experts are gated. Those of a GPT are usual feed-forward layers without biases."""
 
-    # Properties that differ between the derived families (`models.decoders.gpt`).
+    # Properties that differ between the derived families (`models.decoders.gpt`), which set the
+    # values that are not those of GPT, GPT-2 and GPT-3.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -63,7 +64,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
-    """pre: before each sublayer, and a final one (GPT-2, GPT-3). post: after the sum (GPT)."""
+    """Where norms are. pre: before each sublayer, and a final one after the last layer (GPT-2,
+    GPT-3). post: after each residual sum (GPT)."""
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -72,7 +74,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     local_window: PositiveInt | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
-    """Whether residual projections start smaller by 1/√(2L) (GPT-2, GPT-3)."""
+    """Whether initial residual projections are multiplied by 1/√(2L) (GPT-2, GPT-3)."""
     scale_scores_by_layer: bool = False
     """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
     GPT-2)."""
@@ -97,11 +99,11 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to `local_window` only; read only if it is set."""
+        """Whether each layer attends only to the window; unused if `local_window` is None."""
         return tuple(i % 2 == 1 for i in range(self.num_layers))
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
-        """Returns the factor of the attention scores of a layer, counted from 0."""
+        """Returns the factor of the attention scores of a layer; `layer` counts from 0."""
         scale = super().score_scale(layer)
         return scale / (layer + 1) if self.scale_scores_by_layer else scale
 
@@ -215,7 +217,10 @@ class GPT(CausalLM):
         return dropout(x, c.embedding_dropout_rate, rng, "embedding"), positions, table
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
-        """Returns the output of the last layer, normalized in pre-norm models, at width W."""
+        """Returns the output of the last layer, normalized in pre-norm models.
+
+        W is the width of the token embeddings, to which it is projected if they are not of width D.
+        """
         c = self.config
         if c.norm_position == "pre" and c.final_norm:
             x = LayerNorm(c, self.execution, name="final_norm")(x)
@@ -281,7 +286,7 @@ PRESETS: dict[str, Preset] = {
     "gpt3-medium": _gpt3("350M", 24, 1024, 16, note="table 2.1 says 350M, its sizes make 356M"),
     "gpt3-large": _gpt3("760M", 24, 1536, 16),
     "gpt3-xl": _gpt3(
-        "1.3B", 24, 2048, 16, note="table 2.1 says 24 heads of 128, which is not 2,048"
+        "1.3B", 24, 2048, 16, note="table 2.1 says 24 heads of 128, which make 3,072, not 2,048"
     ),
     "gpt3-2.7b": _gpt3("2.7B", 32, 2560, 32),
     "gpt3-6.7b": _gpt3("6.7B", 32, 4096, 32),

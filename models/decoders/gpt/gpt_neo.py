@@ -31,7 +31,7 @@ class GPTNeoConfig(GPTConfig):
     scale_scores: bool = False
     """Whether attention scores are divided by √d_k."""
     scale_residual_init: bool = False
-    """Whether residual projections start smaller by 1/√(2L)."""
+    """Whether initial residual projections are multiplied by 1/√(2L)."""
     local_window: PositiveInt | None = 256
     """Number of tokens that local layers attend to. If None, all layers attend to all tokens."""
     local_layers: tuple[int, ...] | None = None

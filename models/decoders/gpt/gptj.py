@@ -38,7 +38,7 @@ class GPTJConfig(GPTConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
-    """Whether residual projections start smaller by 1/√(2L)."""
+    """Whether initial residual projections are multiplied by 1/√(2L)."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
     output_bias: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -33,7 +33,7 @@ class OPTConfig(GPTConfig):
     attention_dropout: Rate | None = 0.0
     """Dropout rate of attention weights, if not `dropout_rate`."""
     scale_residual_init: bool = True
-    """Whether residual projections start smaller by 1/√(2L)."""
+    """Whether initial residual projections are multiplied by 1/√(2L)."""
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the last layer's output is normalized, if norms precede the sublayers."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -77,7 +77,8 @@ class DecoderForm(Form[Config]):
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
-        # Own and rotary settings remove their fields; the table reads the others.
+        # `read_own_settings` and `take_rotary` remove the fields that they read. The table
+        # (`self.fields`) reads the others.
         fields = dict(hf_config)
         max_length = self._default("max_position_embeddings", fields)
         settings = self.read_own_settings(fields, source)

@@ -30,7 +30,7 @@ FORM = EncoderForm(
     fields=ConfigMapping(
         (
             *with_defaults(BERT_FIELDS, **DEFAULTS),
-            # The pooler of multiple choice.
+            # These fields describe the pooler of the head for multiple choice.
             FixedField("summary_type", ("first",)),
             FixedField("summary_use_proj", (True,)),
             FixedField("summary_activation", ("gelu",)),

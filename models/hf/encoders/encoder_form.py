@@ -90,12 +90,12 @@ class EncoderForm(Form[Config]):
     )
     """The parts before the layers, and their names after the prefix."""
     layers: str = "encoder.layer.{i}"
-    """Prefix of the tensors of one layer, after the prefix of the body."""
+    """The name of one layer: its tensors begin with the prefix of the body and this name."""
     parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_LAYER)
     """The name of each part of a layer, such as `attention.self.query` for `attention/query`."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """The names of a head's pooler and maps that differ from BERT's, by head."""
+    """By head, the names of its pooler and linear maps, where they differ from BERT's names."""
     classifier_rates: Mapping[str, Rate]
     """The field with the dropout rate of the classifier's input, by head."""
 
@@ -164,8 +164,7 @@ class EncoderForm(Form[Config]):
             if path not in absent:
                 rules += _RULES[path.rpartition("_")[2]](path, prefix + name)
         rules += layer_rules("layers", prefix + self.layers, self.parts)
-        # The pooler and the head.
-        # Names of a family override BERT's.
+        # The pooler and the head; a family's names override BERT's.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
             rules += linear("pooler", renamed.get("pooler", f"{prefix}pooler.dense"))
@@ -175,8 +174,8 @@ class EncoderForm(Form[Config]):
         if config.head_spec.has_token_logits:
             rules += self._token_rules(config)
             if not config.tie_output:
-                # transformers 4 ties the bias even if the matrix is not tied, and stores it under
-                # its other name.
+                # transformers 4 has a single bias even if the matrix is not tied, and stores it
+                # under the name that it has with a tied matrix.
                 logits = self.token_logits
                 older += ((f"{logits.matrix}.bias", logits.bias),)
         return TensorMapping(tuple(rules), tuple(self._ignored(config)), self.prefix, older)
@@ -188,7 +187,7 @@ class EncoderForm(Form[Config]):
         rules += norm("head/transform_norm", names.transform_norm)
         if config.tie_output:
             return [*rules, TensorRule(("head/bias",), names.bias, VECTOR)]
-        # transformers 5 adds the bias of the untied matrix.
+        # transformers 5 adds the untied matrix's own bias, and not `names.bias`.
         rules += embedding("head/output_embedding", names.matrix)
         return [*rules, TensorRule(("head/bias",), f"{names.matrix}.bias", VECTOR)]
 

@@ -174,7 +174,10 @@ class _Blocks(NamedTuple):
         return jnp.where(visible, scores, HIDDEN), visible
 
     def drop(self, i: Array, j: Array) -> Callable[[Array], Array]:
-        """Returns the function that drops weights `[B, K, G, t, s]` of two blocks, or gradients."""
+        """Returns the function that drops weights of two blocks, or gradients of these weights.
+
+        Both are of shape `[B, K, G, t, s]`.
+        """
         if self.dropped is None:
             return lambda weights: weights
         dropped, (rows, columns) = self.dropped, self.sizes()

@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all prefixes and layouts."""
+        """The number of tokens to compute, in all prefixes and the layouts of all items."""
         in_groups = sum(len(g.prefix) + sum(item.size for item in g.items) for g in self.groups)
         return in_groups + sum(item.size for item in self.items)
 

@@ -23,7 +23,7 @@ class PredictArguments(ModelArguments):
     column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
     or of a cross-encoder is the model's output as it is; CrossEncoder of sentence-transformers
-    applies a sigmoid to a single one."""
+    applies a sigmoid to the output of a model with one label."""
 
 
 def predict_command(arguments: list[str]) -> None:

@@ -64,7 +64,9 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
 def _window_pairs(
     convolution: Instruction, axis: int, size: int, window: int, *, length: int
 ) -> int:
-    """Counts the pairs (output index, window index) that read an element, not padding or a hole.
+    """Counts the pairs (output index, window index) that read an element of the input.
+
+    The others read padding, or a hole between elements of a dilated input.
 
     Args:
         convolution: The instruction.
