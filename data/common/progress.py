@@ -27,7 +27,7 @@ LogFn = Callable[[str], None]
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
 """The width of a bar's text without its noun, its counts and its loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
 """For notebooks, which keep each drawing of a bar as output; terminals draw ten per second."""
 

@@ -3,11 +3,29 @@
 import dataclasses
 import shutil
 import textwrap
+from collections.abc import Callable
 
 from ....models.config import TransformerConfig
 from ....models.registry import families
+from ...config import Recipe
 from ...recipes import RECIPES
 from ..options import parse
+
+GROUPS: dict[str, Callable[[Recipe], bool]] = {
+    "small models and toy tasks, without a download": lambda recipe: (
+        recipe.of_preset is None and recipe.config.data.source_name.startswith("builtin:")
+    ),
+    "your own files: fine-tuning, assistants, translation": lambda recipe: (
+        not recipe.config.data.source_name.startswith(("builtin:", "tfds:"))
+    ),
+    "any published size, on your own text: --preset NAME": lambda recipe: (
+        recipe.of_preset is not None
+    ),
+    "as published, on data sets that are downloaded": lambda recipe: (
+        recipe.config.data.source_name.startswith("tfds:")
+    ),
+}
+"""Title of a group of recipes → whether a recipe belongs to it. Each belongs to one group."""
 
 
 def count(config: TransformerConfig) -> int:
@@ -29,8 +47,11 @@ def list_command(arguments: list[str]) -> None:
     parse(ListArguments, arguments, "flaxzoo list")
     print("recipes: flaxzoo train RECIPE")
     width = max(map(len, RECIPES))
-    for name, recipe in RECIPES.items():
-        print(f"  {name:<{width}}  {recipe.summary}")
+    for title, accepts in GROUPS.items():
+        print(f"\n{title}")
+        for name, recipe in RECIPES.items():
+            if accepts(recipe):
+                print(f"  {name:<{width}}  {recipe.summary}")
     columns = max(40, min(shutil.get_terminal_size().columns, 100))
     for family, record in families().items():
         if not record.presets:
