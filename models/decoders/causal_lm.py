@@ -95,7 +95,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends only to the window; unused if there is no window."""
+        """Whether each layer attends only to the window; unused without a window."""
         return (True,) * self.num_layers
 
     @property

@@ -43,10 +43,10 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """
 
     gated_experts: ClassVar[bool] = False
-    """Whether experts are gated. Those of a GPT are usual feed-forward layers without biases."""
+    """Whether experts are gated. A GPT's are usual feed-forward layers without biases."""
 
-    # Properties that differ between the derived families (`models.decoders.gpt`), which set the
-    # values that are not those of GPT, GPT-2 and GPT-3.
+    # Properties that differ between the derived families (`models.decoders.gpt`). The values
+    # here are GPT's; where a docstring names a family, that family has another value.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -219,7 +219,7 @@ class GPT(CausalLM):
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
         """Returns the output of the last layer, normalized in pre-norm models.
 
-        W is the width of the token embeddings, to which it is projected if they are not of width D.
+        It is projected to the width W of the token embeddings, if W is not D.
         """
         c = self.config
         if c.norm_position == "pre" and c.final_norm:

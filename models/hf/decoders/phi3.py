@@ -60,8 +60,8 @@ FORM = DecoderForm(
             FixedField("embd_pdrop", (0.0,)),
             FixedField("attention_bias", (False,)),
         ),
-        # Fields of the authors' code. Those of biases need no check: if there is a bias, the files
-        # have its tensor.
+        # Fields of the authors' code. The fields of biases need no check: if there is a bias, the
+        # files have its tensor.
         ignored=NAMES | {"full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
     ),
     layer={
