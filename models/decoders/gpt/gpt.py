@@ -46,7 +46,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """Whether experts are gated. A GPT's are usual feed-forward layers without biases."""
 
     # Properties that differ between the derived families (`models.decoders.gpt`). The values
-    # here are GPT's; where a docstring names a family, that family has another value.
+    # here are GPT's; where a docstring names a family, that family sets it.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
