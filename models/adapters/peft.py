@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.json_text import read_object
 from ..config import TransformerConfig
 from ..hf.registry import mapping_of
@@ -304,6 +305,14 @@ class PeftAdapter:
         for edit in filter(is_common, (edit for edits in found for edit in edits)):
             if not any(map(edit.equals, common)):
                 common.append(edit)
+        # New values come first, for they would undo the other changes.
+        common.sort(key=lambda edit: edit.kind != "tensor")
+        require(
+            sum(edit.kind == "tensor" for edit in common) <= 1,
+            f"{self.file} has two values for {' and '.join(names)}, which are one tensor in the "
+            f"base: {MERGE}",
+            WeightsError,
+        )
         return [[*common, *(e for e in edits if not is_common(e))] for edits in found]
 
     def _separates(self, names: Sequence[str]) -> bool:

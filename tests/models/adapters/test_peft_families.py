@@ -13,6 +13,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.hf.tensor_mapping import WeightsError
+from safetensors.numpy import load_file, save_file
 
 torch = pytest.importorskip("torch")
 peft: Any = pytest.importorskip("peft")
@@ -238,6 +239,27 @@ def test_fields_are_those_of_peft(fields, tmp_path):
     theirs = saved("Llama", True, tmp_path, **{"target_modules": ["q_proj"], **fields})
     model, params = models.load(tmp_path / "adapter", base=tmp_path / "base")
     check_equal(ours_of(model, params, "Llama"), theirs)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_modules_of_one_tensor_have_one_value(equal, tmp_path):
+    """Two values for one tensor are refused: peft takes the one that it reads last."""
+    fields = {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}
+    theirs = saved("Llama", True, tmp_path, **fields)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    embedding, output = (
+        f"base_model.model.{name}.base_layer.weight" for name in ("model.embed_tokens", "lm_head")
+    )
+    assert embedding in tensors
+    tensors[output] = tensors[embedding] + (not equal)
+    save_file(tensors, file, {"format": "pt"})
+    if equal:
+        model, params = models.load(tmp_path / "adapter", base=tmp_path / "base")
+        check_equal(ours_of(model, params, "Llama"), theirs)
+        return
+    with pytest.raises(WeightsError, match=r"two values for .*embed_tokens.* and lm_head"):
+        models.load(tmp_path / "adapter", base=tmp_path / "base")
 
 
 @pytest.mark.parametrize("bias", ["all", "lora_only", "none"])
