@@ -78,9 +78,11 @@ def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
 
 def _column(source: LabelledSource) -> int:
     """Returns the index of the tag column; -1 is the last."""
-    column = ",".join(source.fields) or "0"
+    if not source.fields:
+        return -1
+    column = ",".join(source.fields)
     require(
-        column.isdecimal() and int(column) != 1,
+        column.isdecimal() and int(column) >= 2,
         f"the tag column of {source.name!r} must be a number from 2, got {column!r}: name it as "
         "conll:GLOB#4, or leave it out for the last column",
         DataError,

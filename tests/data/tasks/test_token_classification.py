@@ -54,6 +54,12 @@ def test_columns(config, train, tokenizer):
     assert not row["token_type_ids"].any()
 
 
+@pytest.mark.parametrize("column", ["0", "1", "-1", "tag"])
+def test_a_column_that_cannot_have_tags_is_refused(config, column):
+    with pytest.raises(DataError, match=f"must be a number from 2, got '{column}'"):
+        config(COLUMNS, f"#{column}", length=32).labels()
+
+
 def test_another_column(config, train, tokenizer):
     data = config(COLUMNS, "#2", length=32)
     assert data.labels() == ("JJ", "NNP", "VBZ")  # plain tags are left as they are
