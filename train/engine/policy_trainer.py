@@ -184,7 +184,7 @@ class PolicyTrainer:
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
         if objective.mask_truncated:
             # Answers without an end token get no loss.
-            masks = {"loss_mask", "value_mask"} & batch.keys()
+            masks = [name for name in ("loss_mask", "value_mask") if name in batch]
             batch |= {name: batch[name] * rollout.ended[:, None] for name in masks}
         batch = {
             name: jax.lax.with_sharding_constraint(x, batch_sharding(mesh, x.shape))
