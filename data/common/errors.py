@@ -4,9 +4,8 @@
 """
 
 import difflib
-import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -76,13 +75,3 @@ def check_whole(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} {value!r} must be a whole number")
-
-
-def check_finite_number(name: str, value: object) -> None:
-    """Checks that a value is a finite number of Python or numpy, and not a bool.
-
-    Raises:
-      UserError: The value is of another kind.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise UserError(f"{name} {value!r} must be a finite number")
