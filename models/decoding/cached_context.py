@@ -104,7 +104,7 @@ class CachedContext(ContinuousBatch):
         logits, start = None, common
         while start < len(tokens):
             size = next(size for size in CHUNKS if size <= len(tokens) - start)
-            if start == 0 and _rotates_by_length(config, len(tokens)):
+            if start == 0 and rotates_by_length(config, len(tokens)):
                 # A first piece would be rotated like a short text: read everything at once.
                 size = len(tokens)
             piece = np.asarray([tokens[start : start + size]], np.int32)
@@ -135,7 +135,7 @@ class CachedContext(ContinuousBatch):
         return rows, common
 
 
-def _rotates_by_length(config: TransformerConfig, length: int) -> bool:
+def rotates_by_length(config: TransformerConfig, length: int) -> bool:
     """Returns whether a text of this length has other rotary frequencies than shorter texts."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind not in ("dynamic", "longrope"):

@@ -20,6 +20,7 @@ from ....data.common.errors import UserError
 from ....data.common.fields import require
 from ....data.common.progress import LogFn
 from ....data.tasks.translation import encode_source
+from ...decoding.cached_context import rotates_by_length
 from ...decoding.padding import pad_rows, power_of_two, round_up
 from ...finite import check_outputs
 from ...mesh_axes import BATCH_AXES
@@ -335,8 +336,13 @@ class ContinuationScorer(TextModel):
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
     ) -> Iterator[_ScoredBatch]:
         """Yields the scores of all requests."""
+        # The longest request of a row decides the rotary frequencies of some models (LongRoPE) for
+        # the whole row, so give each request a row of its own.
+        config = self._model.config
+        longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
+        apart = rotates_by_length(config, min(longest, config.max_length))
         # First the requests that continue a prefix with a separate call, then all others.
-        plans = self._plans(requests, share)
+        plans = self._plans(requests, share and not apart)
         for _, division in plans:
             for group in division.groups:
                 yield from self._continued(group)
@@ -346,13 +352,15 @@ class ContinuationScorer(TextModel):
         while waiting:
             # The first item determines the size of the rows, and the budget their number.
             source, item = waiting[0]
-            longest_input = self._model.config.longest_input or len(source) + bucket(len(source))
+            longest_input = config.longest_input or len(source) + bucket(len(source))
             length = min(bucket(len(source)), longest_input) if source else 0
             width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
             # Fill the rows of one batch, and leave what does not fit for the next.
             bins = pack(sizes, (length, width), most)
+            if apart:
+                bins = [[i] for i in range(min(most, len(waiting)))]
             packed = {i for chosen in bins for i in chosen}
             rows = [[waiting[i] for i in chosen] for chosen in bins]
             waiting = [pair for i, pair in enumerate(waiting) if i not in packed]

@@ -11,6 +11,7 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.base import SpecialIds, Tokenizer
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoding.padding import pad_rows
+from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.models.text.prompting import continuations
 
 VOCABULARY, LENGTH = 23, 96
@@ -130,6 +131,24 @@ def test_scores_are_those_of_each_request_by_itself(name, monkeypatch):
     assert packed.given == packed.needed == shared.given
     assert shared.needed < shared.given * (0.9 if scorer.is_encoder_decoder else 0.5)
     assert packed.padding < 0.4
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_long_requests_do_not_change_the_frequencies_of_short_ones(kind):
+    factors = {"short_factors": (1.0,) * 4, "long_factors": (2.0, 1.5, 1.2, 3.0)}
+    scaling = RotaryScaling(
+        kind=kind,
+        original_length=12,
+        **(factors if kind == "longrope" else {"factor": 4.0}),
+    )
+    scorer = scorer_of(LlamaConfig(**SIZES, d_ff=24, rope_scaling=scaling))
+    context = [2, 5, 7, 9, 3, 4, 8]
+    requests = [([*context, *context, 6], [3]), (context, [6, 2]), (context, [5]), ([4], [2])]
+    expected = [next(plain(scorer, [request])) for request in requests]
+    assert_equal(scorer.score(requests), expected)
+    # Requests of the trained length have the same frequencies, so that they share rows.
+    scorer.score(requests[1:])
+    assert scorer.counts.needed < scorer.counts.given
 
 
 def test_scores_on_a_mesh_are_those_of_one_device(monkeypatch):
