@@ -129,8 +129,9 @@ RECIPES: dict[str, Recipe] = {
             'The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter '
             "run.\n"
             "Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \\\n"
-            "--data.validation pairs:val.en.gz,val.de.gz Expect 36.8 BLEU on the validation pairs "
-            "with the mean of 5 checkpoints and a beam of 4.\n"
+            "--data.validation pairs:val.en.gz,val.de.gz\n"
+            "Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a beam of "
+            "4.\n"
             "Other way round: swap the names."
         ),
         config=TrainConfig(
