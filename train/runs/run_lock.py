@@ -7,13 +7,17 @@ between machines. The file names the holder, for messages of other processes.
 
 import contextlib
 import datetime
-import fcntl
 import io
 import json
 import os
 import socket
 import time
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from ...data.common.errors import DataError, RunError
 from ...data.common.progress import LogFn
@@ -92,7 +96,8 @@ class RunLock:
             file = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
             try:
                 # Not flock: forked processes inherit a flock and may outlive a killed parent.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if fcntl is not None:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 # The holder writes its entry shortly after it acquires the lock.
                 time.sleep(0.2)
