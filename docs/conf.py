@@ -49,6 +49,11 @@ html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": False,
+    # The sidebar has the search field and the name.
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
 }
 
 
