@@ -38,7 +38,7 @@ FAMILIAR_NAMES: dict[str, str] = {
         "data.tokenizer.path": "tokenizer tokenizer-name",
         "execution.dtype bfloat16": "fp16 bf16",
         "execution.dtype": "precision dtype",
-        "execution.remat dots": "gradient-checkpointing",
+        "execution.remat full": "gradient-checkpointing",
         "checkpoint-every": "save-steps",
         "evaluate-every": "eval-steps eval-interval",
         "log-every": "logging-steps log-interval",

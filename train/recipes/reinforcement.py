@@ -85,7 +85,7 @@ def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConf
 
 RECIPES: dict[str, Recipe] = {
     "sums": Recipe(
-        summary="A small GPT on sums of which every other is wrong: half a minute, no download.",
+        summary="A small GPT on sums, half of them wrong: half a minute, no download.",
         details=(
             "Run: flaxzoo train sums\n"
             "     flaxzoo train grpo\n"

@@ -25,10 +25,9 @@ class TokenizerArguments:
 def tokenizer_command(arguments: list[str]) -> None:
     """Runs `flaxzoo tokenizer train SOURCE OUTPUT`."""
     usage = "flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]"
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {usage}")
-        return
-    if not arguments or arguments[0] != "train":
+    if arguments[:1] in (["-h"], ["--help"]):
+        arguments = ["train", "--help"]
+    if arguments[:1] != ["train"]:
         raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
     parsed = parse(
         TokenizerArguments,
