@@ -188,7 +188,7 @@ def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fau
         return [0.5] * len(completions)
 
     error = LookupError if fault is broken else data.UserError
-    with pytest.raises(error, match="mine" if fault is broken else "the reward reward returned"):
+    with pytest.raises(error, match="mine" if fault is broken else "the reward reward"):
         train.train(config, tmp_path / "run", rewards=[reward])
     shown = " ".join(capsys.readouterr().err.split())
     assert f"{error.__name__}: " in shown

@@ -26,7 +26,7 @@ def planned(*words, command="plan"):
     return without_data(RecipeParser(command, list(words)).read_recipe()[1], lambda _: None)
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", [name for name in families() if families()[name].presets])
 def test_every_preset_is_planned_as_published(family):
     for number, name in enumerate(families()[family].presets):
         command = ("plan", "bench")[number % 2]
@@ -41,8 +41,9 @@ def test_every_preset_is_planned_as_published(family):
 @pytest.mark.parametrize("name", ANY_FAMILY)
 def test_recipes_of_all_families_plan_the_published_vocabulary(name):
     head = "seq2seq_lm" if name == "text-to-text" else "causal_lm"
-    for family in families().values():
-        preset, entry = list(family.presets.items())[-1]
+    published = [family.presets for family in families().values() if family.presets]
+    for presets in published:
+        preset, entry = list(presets.items())[-1]
         if entry.config.head == head:
             found = planned(name, "--preset", preset).model
             assert found.vocab_size == entry.config.vocab_size, preset

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.tasks.translation import ARRAYS
+from flaxzoo.data.packing.packed_pairs import ARRAYS
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.recipes import RECIPES

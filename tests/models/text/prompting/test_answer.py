@@ -79,7 +79,7 @@ def test_a_full_context_loses_its_first_examples_and_says_so(generator):
         "30"
     ]
     for wrong, message in (
-        ({"drop": False}, "the prompt of 8 examples and the query has"),
+        ({"drop": False}, "the prompt of 8 examples and the query .* got 79"),
         (
             {"max_new_tokens": T},
             f"max_new_tokens {T} leaves no room for a prompt in the {T} tokens",
@@ -120,7 +120,7 @@ def test_the_command(generator, tmp_path, capsys):
     for wrong, message in (
         (["--query", "x", "--shots", "9"], "got 9"),
         (["--query", "x", "--query-file", "y"], "needs either --query TEXT or --query-file FILE"),
-        (["--query", "x", "--labels", "a"], "--pattern and --labels are two ways"),
+        (["--query", "x", "--labels", "a"], "--pattern and --labels"),
         (["--query", "x" * 99], "the query must have"),
     ):
         status, said = flaxzoo(*wrong)
