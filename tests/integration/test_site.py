@@ -29,11 +29,17 @@ pytestmark = [
 ]
 
 
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, format, *args):
+        pass
+
+
 @pytest.fixture(scope="module")
 def address():
     """Serves the site on this machine."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(SITE))
-    handler.log_message = lambda *_: None
+    handler = functools.partial(QuietHandler, directory=str(SITE))
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://localhost:{server.server_port}"

@@ -17,7 +17,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+@pytest.fixture(scope="module", params=KINDS.values(), ids=list(KINDS))
 def given(request):
     """The config of a kind of data, its tokenizer, and a split to train on."""
     kind, fields = request.param

@@ -338,7 +338,9 @@ class Listed(Sentences):
 
 
 class Empty(Sentences):
-    num_examples = 0
+    @property
+    def num_examples(self):
+        return 0
 
 
 class Ragged(Sentences):

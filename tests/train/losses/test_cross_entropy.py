@@ -266,7 +266,8 @@ def of_torch(loss, x):
     given = torch.from_numpy(x).requires_grad_()
     value = loss(given)
     value.backward()
-    return value.item(), given.grad
+    assert given.grad is not None
+    return value.item(), given.grad.numpy()
 
 
 @pytest.mark.parametrize("name", ["sigmoid_cross_entropy", "squared_error"])
