@@ -191,7 +191,7 @@ def demonstration(row: Row, location: str) -> Demonstration:
 
 
 def has_form(row: Row) -> bool:
-    """Returns whether the keys of a record are those of a demonstration."""
+    """Returns whether a record has the keys of a demonstration."""
     return any(keys <= row.keys() for keys, _ in _FORMS)
 
 

@@ -114,7 +114,10 @@ def generate(
     )
     request.check_tokens(
         model.config.vocab_size,
-        *("eos_token_id", "pad_token_id", "forced_bos_token_id", "decoder_start_token_id"),
+        "eos_token_id",
+        "pad_token_id",
+        "forced_bos_token_id",
+        "decoder_start_token_id",
     )
     # Encoder-decoders always use a search, also with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))

@@ -1,6 +1,12 @@
-"""Logical axes of the parameters that only the lecture variants have."""
+"""The families of the lecture variants, and the axes of parameters that only these have."""
 
-from ..registry import AxisRules
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+
+from ..config import TransformerConfig
+from ..registry import AxisRules, Family
 
 _LAYERS = r"((encoder|decoder)/)?layers"
 
@@ -9,3 +15,23 @@ LECTURE_AXES: AxisRules = {
     rf"{_LAYERS}/attention/relative_(keys|values)/embedding": ("layers", None, None),
     rf"{_LAYERS}/((cross_)?attention|feed_forward)_residual/scalar": ("layers",),
 }
+
+
+def variant_of(
+    family: Family, config: type[TransformerConfig], module: Callable[..., nn.Module]
+) -> Family:
+    """Returns the family of a lecture variant, which has no published sizes.
+
+    Args:
+      family: The family whose configuration and module the variant extends.
+      config: The configuration of the variant.
+      module: Its Flax module.
+    """
+    return dataclasses.replace(
+        family,
+        config=config,
+        module=module,
+        presets={},
+        num_parameters={},
+        parameter_axes={**family.parameter_axes, **LECTURE_AXES},
+    )

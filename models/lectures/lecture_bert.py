@@ -5,8 +5,7 @@ import dataclasses
 from ...data.common.fields import require_default
 from ..encoders import bert
 from ..encoders.encoder import EncoderConfig, PostNormLayer
-from ..registry import Family
-from .axes import LECTURE_AXES
+from .axes import variant_of
 from .layers import LectureLayer
 from .options import LectureOptions, LecturePositionKind
 from .positions import make_lecture_positions
@@ -43,11 +42,4 @@ class LectureBERT(bert.BERT):
     make_positions = staticmethod(make_lecture_positions)
 
 
-FAMILY = Family(
-    config=LectureBertConfig,
-    module=LectureBERT,
-    presets={},
-    smallest_inputs=bert.FAMILY.smallest_inputs,
-    parameter_axes={**bert.FAMILY.parameter_axes, **LECTURE_AXES},
-    hf_module=bert.FAMILY.hf_module,
-)
+FAMILY = variant_of(bert.FAMILY, LectureBertConfig, LectureBERT)

@@ -4,8 +4,7 @@ import dataclasses
 
 from ..decoders.gpt import gpt
 from ..nn.stack import Layer
-from ..registry import Family
-from .axes import LECTURE_AXES
+from .axes import variant_of
 from .layers import LectureLayer
 from .options import LectureOptions, LecturePositionKind
 from .positions import make_lecture_positions
@@ -45,10 +44,4 @@ class LectureGPT(gpt.GPT):
         return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
 
 
-FAMILY = Family(
-    config=LectureGPTConfig,
-    module=LectureGPT,
-    presets={},
-    parameter_axes={**gpt.FAMILY.parameter_axes, **LECTURE_AXES},
-    hf_module=gpt.FAMILY.hf_module,
-)
+FAMILY = variant_of(gpt.FAMILY, LectureGPTConfig, LectureGPT)

@@ -3,8 +3,7 @@
 import dataclasses
 
 from ..encoder_decoders import transformer
-from ..registry import Family
-from .axes import LECTURE_AXES
+from .axes import variant_of
 from .layers import LectureLayer
 from .options import LectureOptions, LecturePositionKind
 from .positions import make_lecture_positions
@@ -63,11 +62,4 @@ class LectureTransformer(transformer.EncoderDecoder):
     }
 
 
-FAMILY = Family(
-    config=LectureTransformerConfig,
-    module=LectureTransformer,
-    presets={},
-    smallest_inputs=transformer.FAMILY.smallest_inputs,
-    parameter_axes={**transformer.FAMILY.parameter_axes, **LECTURE_AXES},
-    hf_module=transformer.FAMILY.hf_module,
-)
+FAMILY = variant_of(transformer.FAMILY, LectureTransformerConfig, LectureTransformer)
