@@ -20,13 +20,13 @@ def steps_of(error):
     return [line.split()[1] for line in error.getvalue().splitlines() if " of 100: " in line]
 
 
-def test_a_line_for_the_first_step_and_then_now_and_then(monkeypatch):
+def test_a_line_for_the_first_step_and_then_every_minute(monkeypatch):
     error, seconds = standard_error(monkeypatch), 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: seconds)
     progress = Progress()
     with progress.bar(100, 40, 10):
         for step in range(41, 51):
-            seconds += 10.0
+            seconds += 20.0
             progress.advance(step, 2.5)
         assert steps_of(error) == ["41", "44", "47", "50"]
         assert error.getvalue().startswith("step 41 of 100: loss 2.500, ")
