@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.decoders.gemma import GemmaConfig
-from flaxzoo.models.decoders.gemma2 import Gemma2Config
-from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.gemma.gemma import GemmaConfig
+from flaxzoo.models.decoders.gemma.gemma2 import Gemma2Config
+from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoders.gpt.bloom import BloomConfig
 from flaxzoo.models.decoders.gpt.gpt import GPTConfig
 from flaxzoo.models.decoders.gpt.gpt_neo import GPTNeoConfig

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flaxzoo import models
-from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoding import cached_context, continuous_batch, padding
 from flaxzoo.models.decoding.generator import Generator, sampling_keys
 

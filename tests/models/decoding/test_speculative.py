@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import data, models
-from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoding import rows, sample
 from flaxzoo.models.decoding.generator import sampling_keys
 from flaxzoo.models.decoding.speculative import Proposed, speculate, verify

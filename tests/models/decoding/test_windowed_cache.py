@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import data, models
-from flaxzoo.models.decoders.gemma3 import Gemma3Config
+from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoders.mistral import MistralConfig
 from flaxzoo.models.decoding import beam_adapters, cached_context
 from flaxzoo.models.decoding.generator import Generator, sampling_keys

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import SpanCorruptionData
-from flaxzoo.models.decoders.gemma2 import Gemma2Config
+from flaxzoo.models.decoders.gemma.gemma2 import Gemma2Config
 from flaxzoo.models.nn import fused_attention, stack
 from flaxzoo.models.nn.kernels import flash, flash_triton
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from ...data.common.fields import Positive
-from ..config import Activation, Settings, Size
-from ..nn.layers import GatedFeedForward, RMSNorm
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
-from ..nn.typing import Array, Float
-from ..registry import Family, Preset
-from .causal_decoder import CausalDecoder, MixedDecoderConfig
+from ....data.common.fields import Positive
+from ...config import Activation, Settings, Size
+from ...nn.layers import GatedFeedForward, RMSNorm
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ...nn.typing import Array, Float
+from ...registry import Family, Preset
+from ..causal_decoder import CausalDecoder, MixedDecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,5 +130,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="decoders.gemma2",
+    hf_module="decoders.gemma.gemma2",
 )

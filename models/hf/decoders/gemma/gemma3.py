@@ -1,11 +1,11 @@
 """Gemma 3, the text model, in Hugging Face's format."""
 
-from ....data.common.json_text import JsonObject
-from ...decoders.gemma3 import FULL_EVERY, Gemma3Config
-from ..config_mapping import ConfigMapping, Field, FixedField, Settings
-from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
-from .causal_decoder import (
+from .....data.common.json_text import JsonObject
+from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config
+from ...config_mapping import ConfigMapping, Field, FixedField, Settings
+from ...generation_config import NAMES
+from ...tensor_mapping import WeightsError
+from ..causal_decoder import (
     ATTENTION,
     FEED_FORWARD,
     QUERY_KEY_NORMS,

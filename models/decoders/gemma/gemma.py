@@ -9,12 +9,12 @@ norms are stored minus 1.
 import dataclasses
 from typing import Any, ClassVar
 
-from ...data.common.fields import Positive
-from ..config import Activation, Settings
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
-from .causal_decoder import CausalDecoder, CausalDecoderConfig
-from .llama import LlamaLayer
+from ....data.common.fields import Positive
+from ...config import Activation, Settings
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...registry import Family, Preset
+from ..causal_decoder import CausalDecoder, CausalDecoderConfig
+from ..llama import LlamaLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,5 +69,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="decoders.gemma",
+    hf_module="decoders.gemma.gemma",
 )

@@ -9,12 +9,12 @@ the larger models is not implemented.
 import dataclasses
 from typing import Any, ClassVar
 
-from ...data.common.fields import Positive
-from ..config import Settings
-from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
-from ..rotary_scaling import RotaryScaling
-from .causal_decoder import CausalDecoder
+from ....data.common.fields import Positive
+from ...config import Settings
+from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ...registry import Family, Preset
+from ...rotary_scaling import RotaryScaling
+from ..causal_decoder import CausalDecoder
 from .gemma2 import Gemma2Config, Gemma2Layer
 
 FULL_EVERY = 6
@@ -109,5 +109,5 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters=NUM_PARAMETERS,
     parameter_axes={**EMBEDDING_AXES, **LAYER_AXES, **FINAL_NORM_AXES, **HEAD_AXES},
-    hf_module="decoders.gemma3",
+    hf_module="decoders.gemma.gemma3",
 )

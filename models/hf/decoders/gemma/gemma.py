@@ -1,10 +1,10 @@
 """Gemma in Hugging Face's format."""
 
-from ...decoders.gemma import GemmaConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField
-from ..form import head_classes
-from ..generation_config import NAMES
-from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fields
+from ....decoders.gemma.gemma import GemmaConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField
+from ...form import head_classes
+from ...generation_config import NAMES
+from ..causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fields
 
 FORM = DecoderForm(
     config=GemmaConfig,

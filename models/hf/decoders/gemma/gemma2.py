@@ -1,11 +1,11 @@
 """Gemma 2 in Hugging Face's format."""
 
-from ....data.common.json_text import JsonObject, JsonValue
-from ...decoders.gemma2 import Gemma2Config
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
-from ..form import head_classes
-from ..generation_config import NAMES
-from .causal_decoder import (
+from .....data.common.json_text import JsonObject, JsonValue
+from ....decoders.gemma.gemma2 import Gemma2Config
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
+from ...form import head_classes
+from ...generation_config import NAMES
+from ..causal_decoder import (
     ATTENTION,
     FEED_FORWARD,
     DecoderForm,

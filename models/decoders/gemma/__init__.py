@@ -1,0 +1,1 @@
+"""The Gemmas: decoders that scale their embeddings by √D."""

@@ -1,0 +1,1 @@
+"""The Gemmas in Hugging Face's format."""
