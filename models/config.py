@@ -272,6 +272,8 @@ class TransformerConfig(Checked):
     """Whether each query and each key is normalized before it is rotated (RMSNorm, Qwen3)."""
     norm_affine: ClassVar[bool] = True
     """Whether LayerNorm has learned scales and biases; else it only normalizes."""
+    norm_bias: ClassVar[bool] = True
+    """Whether LayerNorm adds a learned bias (not in ModernBERT)."""
     norm_offset: ClassVar[float] = 0.0
     """Added to the learned scales of RMSNorm: 1 in Gemma, which stores scales minus 1."""
     score_cap: ClassVar[float | None] = None
@@ -309,6 +311,11 @@ class TransformerConfig(Checked):
     def layer_windows(self) -> tuple[int | None, ...]:
         """The attention window of each layer, which includes the token itself; None: all tokens."""
         return (None,) * self.num_layers
+
+    @property
+    def has_two_sided_windows(self) -> bool:
+        """Whether a layer attends to a window on both sides of each token."""
+        return False
 
     @property
     def reread_length(self) -> int | None:

@@ -76,7 +76,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     33: (f"{SCORES}::test_a_text_is_the_product_of_its_tokens",),
     34: (
         f"{GPT}::test_nothing_before_a_token_knows_of_it",
-        f"{NN}/test_masks.py::test_causal_mask",
+        f"{NN}/test_masks.py::test_band_mask",
     ),
     35: (
         f"{OPTIONS}::test_without_the_causal_mask_a_gpt_sees_what_it_is_to_predict",

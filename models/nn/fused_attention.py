@@ -57,6 +57,8 @@ class AttentionCall:
     """Whether biases are added to the scores."""
     capped: bool = False
     """Whether scores are capped."""
+    two_sided: bool = False
+    """Whether a window covers keys on both sides of the query."""
 
     @property
     def lengths(self) -> str:
@@ -116,6 +118,7 @@ _DROPPED: Limit = (
     "attention weights are dropped with probability {c.dropout_rate:g}",
 )
 _CAPPED: Limit = (lambda c: c.capped, "scores are capped")
+_TWO_SIDED: Limit = (lambda c: c.two_sided, "windows have two sides")
 _BLOCKS: Limit = (
     lambda c: c.num_queries % BLOCK != 0 or c.num_keys % BLOCK != 0,
     f"rows have {{c.lengths}} tokens, not a multiple of {BLOCK}",
@@ -129,6 +132,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         *_LIMITS,
         _DROPPED,
         _CAPPED,
+        _TWO_SIDED,
         _BFLOAT16,
         (
             lambda c: c.key_dim != c.head_dim,
@@ -147,6 +151,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "flash": (
         *_LIMITS,
         _CAPPED,
+        _TWO_SIDED,
         _BLOCKS,
         (
             lambda c: c.num_queries > MAX_FLASH_QUERIES,
@@ -161,6 +166,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "triton": (
         *_LIMITS,
         _CAPPED,
+        _TWO_SIDED,
         _BFLOAT16,
         (
             lambda c: not {c.key_dim, c.head_dim} <= set(TRITON_HEAD_DIMS),
@@ -278,9 +284,9 @@ def _splash_mask(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = num_queries, num_keys
-    # A window implies causal order: it counts the last keys up to the query.
+    # A window counts the query's own key, and in causal order has no later keys.
     if window is not None:
-        return masks.LocalMask(shape, (window - 1, 0), 0)
+        return masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
@@ -329,7 +335,7 @@ class FusedAttention(nn.Module):
     Attributes:
       kernel: one of `KERNELS`.
       causal: whether a query attends only to keys up to its own position.
-      window: if given, a query attends only to the last `window` of these keys.
+      window: if given, a query attends only to keys at a distance below `window`.
       cap: if given, scores s become cap · tanh(s / cap).
       dropout_rate: probability that a weight is dropped, if dropout keys are given.
     """

@@ -142,7 +142,8 @@ class LayerNorm(nn.Module):
     """Layer normalization over the last axis, in float32 (Ba et al. 2016).
 
     Attributes:
-      config: `norm_eps` is added to the variance; `norm_affine` adds a learned scale and bias.
+      config: `norm_eps` is added to the variance; `norm_affine` adds a learned scale and bias,
+        without `norm_bias` only the scale.
       execution: precision.
     """
 
@@ -160,7 +161,9 @@ class LayerNorm(nn.Module):
         if self.config.norm_affine:
             shape, dtype = x.shape[-1:], self.execution.param_dtype
             scale = self.param("scale", nn.initializers.ones, shape, dtype)
-            y = y * scale + self.param("bias", nn.initializers.zeros, shape, dtype)
+            y = y * scale
+            if self.config.norm_bias:
+                y += self.param("bias", nn.initializers.zeros, shape, dtype)
         return y.astype(self.execution.dtype)
 
 

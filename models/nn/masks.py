@@ -22,18 +22,22 @@ Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 """Segment ids of queries and keys. A query attends to the keys with its segment id."""
 
 
-def causal_mask(
-    query_index: Int[Array, " T"], key_index: Int[Array, " S"], window: int | None = None
+def band_mask(
+    query_index: Int[Array, " T"],
+    key_index: Int[Array, " S"],
+    window: int | None = None,
+    *,
+    causal: bool = True,
 ) -> Bool[Array, "1 1 T S"]:
-    """Lets each query attend to the keys up to its own position.
+    """Lets each query attend to the keys up to its own position, or in a window on both sides.
 
-    With `window`, only to the last `window` keys: the band of Child et al. 2019, "Generating
-    long sequences with sparse transformers".
+    With `window`, only to keys at a distance below `window`: the band of Child et al. 2019,
+    "Generating long sequences with sparse transformers".
     """
     distance = query_index[:, None] - key_index[None, :]
-    mask = distance >= 0
+    mask = distance >= 0 if causal else jnp.ones(distance.shape, bool)
     if window is not None:
-        mask &= distance < window
+        mask &= jnp.abs(distance) < window
     return mask[None, None]
 
 
@@ -84,7 +88,8 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, a query attends only to the last `window` of these keys, with its own."""
+    """If given, a query attends only to keys at a distance below `window`: in causal order the
+    last `window` keys with its own, else up to `window` - 1 keys on either side."""
     start: Int[Array, ""] | int = 0
     """The index of the first query among the keys."""
     use_window: Bool[Array, ""] | None = None
@@ -97,18 +102,23 @@ class AttentionMask:
         """Whether the attention mask has an entry for each query and key."""
         return self.attention_mask is not None and self.attention_mask.ndim == 3
 
+    @property
+    def is_two_sided(self) -> bool:
+        """Whether a window covers keys on both sides of the query."""
+        return self.window is not None and not self.causal
+
     def materialize(self) -> Bool[Array, "#B 1 #T #S"]:
         """Returns the mask as an array with an entry for every query and key."""
         if self.values is not None:
             return self.values
         mask = padding_mask(self.attention_mask, self.segment_ids, self.query_segment_ids)
-        if not self.causal:
+        if not self.causal and self.window is None:
             return mask
         indices = self.start + jnp.arange(self.num_queries), jnp.arange(self.num_keys)
-        if self.window is not None and self.is_per_query:
+        if self.causal and self.window is not None and self.is_per_query:
             # The keys of a beam are not consecutive, so the window counts visible keys.
-            return last_keys(causal_mask(*indices) & mask, self.window)
-        return causal_mask(*indices, self.window) & mask
+            return last_keys(band_mask(*indices) & mask, self.window)
+        return band_mask(*indices, self.window, causal=self.causal) & mask
 
     def materialized(self) -> "AttentionMask":
         """Returns the mask with its array."""

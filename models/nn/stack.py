@@ -266,6 +266,9 @@ def make_layer_context(
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
+    windowed = None
+    if window is not None and any(windowed_layers):
+        windowed = dataclasses.replace(mask, window=window)
 
     def prepared(mask: AttentionMask) -> AttentionMask:
         """Materializes a mask unless the kernel of `execution` supports the call."""
@@ -283,14 +286,14 @@ def make_layer_context(
             is_per_query=mask.is_per_query,
             biased=config.scores_by_distance,
             capped=config.score_cap is not None,
+            # Scanned layers choose between both masks, so that both need the same form.
+            two_sided=windowed is not None and windowed.is_two_sided,
         )
         return mask if refusal(execution.attention, call) is None else mask.materialized()
 
     return LayerContext(
         mask=prepared(mask),
-        windowed_mask=None
-        if window is None or not any(windowed_layers)
-        else prepared(dataclasses.replace(mask, window=window)),
+        windowed_mask=None if windowed is None else prepared(windowed),
         windowed_layers=windowed_layers,
         cache_index=mask.start,
         rng=rng,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ...data.common.fields import require
 from ...models.nn.fused_attention import AttentionCall, refusal
+from ...models.nn.kernels.blockwise import LARGEST_BLOCK
 from ..config import TrainConfig
 from .ring_attention import PART_KERNELS, ring_refusal
 
@@ -92,10 +93,15 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         kernels = FASTEST_ON_RING.get(platform, ("blocks",))
     else:
         kernels = () if fastest is None else (fastest,)
+        # XLA would store the scores of all pairs of a long row, although few are visible.
+        if config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
+            kernels = *kernels, "blocks"
     # Take the first kernel that works; remember why the best one does not.
     refused: list[tuple[str, str]] = []
     for kernel in kernels:
         reason = _reason(kernel, config, device, context)
+        if requested == "auto" and kernel == "splash" and config.model.has_two_sided_windows:
+            reason = reason or "its windows with two sides have not run on a TPU"
         best, why = next(iter(refused), ("", ""))
         if reason is None:
             return KernelChoice(kernel, best, why, context if kernel in PART_KERNELS else 1)
@@ -134,6 +140,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
             dropout_rate=sizes.attention_dropout_rate,
             biased=sizes.scores_by_distance,
             capped=sizes.score_cap is not None,
+            two_sided=sizes.has_two_sided_windows,
         )
         on_ring = ring_refusal(kernel, call, context) if context > 1 else None
         reason = refusal(kernel, call) or on_ring

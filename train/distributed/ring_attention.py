@@ -77,6 +77,8 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
     """Returns why a ring cannot serve a call over whole sequences; None if it can."""
     if kernel not in PART_KERNELS:
         return f"the tokens of a sequence are sharded over mesh.context {num_devices}"
+    if call.two_sided:
+        return "windows have two sides, and a ring computes causal ones"
     parts = 2 * num_devices  # two on each device, for causal order
     if call.num_queries % parts or call.num_keys % parts:
         return (

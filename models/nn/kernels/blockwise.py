@@ -30,6 +30,8 @@ merging two parts without keys does not give NaN."""
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
 """Sequences longer than `LARGEST_BLOCK` are cut into blocks of at least this size."""
+UNLIMITED = 2**30
+"""A distance that no two tokens have."""
 
 
 Inputs = tuple[Array, Array, Array]
@@ -38,18 +40,29 @@ Inputs = tuple[Array, Array, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The causal band: query i may attend to key j if 0 ≤ i + offset - j < window."""
+    """A band of distances d = i + offset - j between query i and the keys j that it may attend to.
+
+    0 ≤ d < window, or |d| < window if the band is not causal.
+    """
 
     offset: int = 0
     """The index of the first query minus the index of the first key."""
     window: int | None = None
-    """If None, all earlier keys."""
+    """If None, all distances on the allowed sides."""
+    causal: bool = True
+    """Whether later keys are hidden."""
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest distance in the band, and the largest plus 1."""
+        past = UNLIMITED if self.window is None else self.window
+        return (0 if self.causal else 1 - past), past
 
     def contains(self, distance: np.ndarray | Array) -> np.ndarray | Array:
         """Returns whether i - j, an array, is within the band."""
         distance = distance + self.offset
-        visible = distance >= 0
-        return visible if self.window is None else visible & (distance < self.window)
+        least, past = self.limits
+        return (distance >= least) & (distance < past)
 
 
 @struct.dataclass
@@ -113,7 +126,7 @@ def visible_blocks(
     Args:
       num_queries: T, which `block_size` supports.
       num_keys: S, which `block_size` supports.
-      band: the causal band. If None, nothing is hidden.
+      band: the visible distances. If None, nothing is hidden.
       dropping: as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
@@ -123,9 +136,8 @@ def visible_blocks(
     # The distances of a pair of blocks form an interval: keep it if it intersects the band.
     least = rows[queries, 0] - columns[keys, 1] + band.offset
     most = rows[queries, 1] - columns[keys, 0] + band.offset
-    seen = most >= 0
-    if band.window is not None:
-        seen &= least < band.window
+    first, past = band.limits
+    seen = (most >= first) & (least < past)
     return queries[seen], keys[seen]
 
 
@@ -242,7 +254,7 @@ def forward(
       key: of the size of the queries; K divides N.
       value: of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
-      band: the causal band. If None, nothing is hidden.
+      band: the visible distances. If None, nothing is hidden.
       cap: if given, scores s become cap · tanh(s / cap).
       dropped: the dropout of the weights. If None, no weight is dropped.
     """
@@ -307,7 +319,7 @@ def backward(
       key: any part of the keys.
       value: the values of these keys.
       segments: segment ids of the queries and of these keys.
-      band: the causal band of this part.
+      band: the visible distances of this part.
       cap: as in `forward`.
       dropped: as in `forward`.
       attended: the attention to all keys, not only to this part.
@@ -415,10 +427,11 @@ def blockwise_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes attention block by block, on any device; scores are not scaled.
 
-    Blocks that causal order or the window hides are skipped. With `keys`, weights are dropped with
+    Blocks that causal order or the window hides are skipped, on both sides if the order is not
+    causal. With `keys`, weights are dropped with
     probability `rate`: the same ones as in XLA.
     """
-    band = Band(window=window) if causal or window is not None else None
+    band = Band(window=window, causal=causal) if causal or window is not None else None
     dropped = None
     if keys is not None:
         places = (jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]) for x in (query, key))

@@ -132,4 +132,5 @@ def _mask(num_queries: int, num_keys: int, band: Band | None) -> "splash_attenti
         return masks.FullMask(shape)
     if band.window is None:
         return masks.CausalMask(shape, band.offset)
-    return masks.LocalMask(shape, (band.window - 1, 0), band.offset)
+    later = 0 if band.causal else band.window - 1
+    return masks.LocalMask(shape, (band.window - 1, later), band.offset)

@@ -7,7 +7,13 @@ from flaxzoo.models.nn.kernels import blockwise
 from flaxzoo.models.nn.kernels.blockwise import HIDDEN, Attended, Band
 
 
-@pytest.mark.parametrize("band", [Band(), Band(offset=5), Band(3, window=4), Band(window=1)])
+@pytest.mark.parametrize(
+    "band",
+    [
+        *(Band(), Band(offset=5), Band(3, window=4), Band(window=1)),
+        *(Band(window=3, causal=False), Band(5, window=1, causal=False)),
+    ],
+)
 def test_blocks_that_see_each_other(band, monkeypatch):
     monkeypatch.setattr(blockwise, "LARGEST_BLOCK", 4)
     monkeypatch.setattr(blockwise, "SMALLEST_BLOCK", 1)

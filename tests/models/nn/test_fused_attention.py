@@ -98,6 +98,7 @@ MASKS = {
     "packing, causal": AttentionMask(T, T, None, PACKED, causal=True),
     "packing, banded": AttentionMask(T, T, None, PACKED, causal=True, window=90),
     "causal": AttentionMask(T, T, None, None, causal=True),
+    "packing, two-sided": AttentionMask(T, T, None, PACKED, window=30),
     "other keys": AttentionMask(
         T, T // 2, PADDED[:, : T // 2], PACKED[:, 64 : 64 + T // 2], PACKED
     ),
@@ -131,6 +132,8 @@ def by_kernel(kernel, rate, query, key, value, mask):
 
 QUICK = "padding, causal", "packing, banded", "other keys"
 """Interpreted, each takes seconds."""
+TWO_SIDED = "packing, two-sided"
+"""A mask for splash attention and blocks."""
 GROUPED = "packing, banded"
 """Computed with two key/value heads for four query heads too."""
 CASES = [
@@ -138,8 +141,14 @@ CASES = [
         pytest.param(kernel, name, N, N, marks=() if name in QUICK else pytest.mark.slow)
         for kernel in ("splash", "flash", "triton")
         for name in MASKS
+        if kernel == "splash" or name != TWO_SIDED
     ),
-    *((kernel, name, N, N) for kernel in ("cudnn", "cudnn_on_a_gpu") for name in MASKS),
+    *(
+        (kernel, name, N, N)
+        for kernel in ("cudnn", "cudnn_on_a_gpu")
+        for name in MASKS
+        if name != TWO_SIDED
+    ),
     *(
         (kernel, GROUPED, 4, 2)
         for kernel in (
@@ -366,6 +375,7 @@ def test_blocks_that_cannot_draw_in_groups_are_refused():
         ("cudnn triton", {"key_dim": 20, "head_dim": 20}, "heads have size 20"),
         ("triton", {"key_dim": 96, "head_dim": 96}, "values 96, not one of 16, 32, 64, 128"),
         ("cudnn flash triton", {"capped": True}, "scores are capped"),
+        ("cudnn flash triton", {"two_sided": True}, "windows have two sides"),
         ("cudnn splash flash triton", {"num_keys": 255}, "rows have 256 and 255 tokens"),
         ("splash flash", {"num_queries": 192}, "192 and 256 tokens, not a multiple of 128"),
         ("flash", {"num_queries": 16384}, "16384 and 256 tokens, more than 8192"),

@@ -2,14 +2,16 @@
 
 import jax.numpy as jnp
 import numpy as np
-from flaxzoo.models.nn.masks import causal_mask, padding_mask
+from flaxzoo.models.nn.masks import band_mask, padding_mask
 
 
-def test_causal_mask():
-    dense = causal_mask(jnp.arange(2, 4), jnp.arange(5))[0, 0]
+def test_band_mask():
+    dense = band_mask(jnp.arange(2, 4), jnp.arange(5))[0, 0]
     np.testing.assert_array_equal(dense, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
-    band = causal_mask(jnp.arange(2, 4), jnp.arange(5), 2)[0, 0]
+    band = band_mask(jnp.arange(2, 4), jnp.arange(5), 2)[0, 0]
     np.testing.assert_array_equal(band, [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
+    both = band_mask(jnp.arange(2, 4), jnp.arange(5), 2, causal=False)[0, 0]
+    np.testing.assert_array_equal(both, [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]])
 
 
 def test_padding_mask():

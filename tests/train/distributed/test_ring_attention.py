@@ -15,7 +15,7 @@ from flaxzoo.models.nn.attention import attention_weights, weighted_values
 from flaxzoo.models.nn.dropout import drop_weights, head_keys
 from flaxzoo.models.nn.fused_attention import AttentionCall, FusedAttention
 from flaxzoo.models.nn.kernels import blockwise
-from flaxzoo.models.nn.masks import causal_mask
+from flaxzoo.models.nn.masks import band_mask
 from flaxzoo.models.nn.stack import REMAT_POLICIES
 from flaxzoo.train.distributed import activations, sharding
 from flaxzoo.train.distributed.ring_attention import (
@@ -107,7 +107,7 @@ def by_one(case, segments, *given):
     query, key, value = given
     mask = jnp.ones((1, 1, 1, 1), bool)
     if case.causal:
-        mask = causal_mask(jnp.arange(T), jnp.arange(T), case.window)
+        mask = band_mask(jnp.arange(T), jnp.arange(T), case.window)
     if segments is not None:
         mask &= (segments[0][:, :, None] == segments[1][:, None])[:, None]
     keys, values = jnp.einsum("BSKH->BKHS", key), jnp.einsum("BSKH->BKSH", value)
