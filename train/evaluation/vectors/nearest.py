@@ -1,0 +1,107 @@
+"""Exact nearest neighbors: all documents are compared with each query, in blocks on the device."""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ....data.common.fields import PositiveInt, check_value, require
+from ....models.nn.typing import Array, Float, Int
+
+BLOCK = 16_384
+"""The number of documents on the device at once."""
+QUERIES = 256
+"""The number of queries that are compared with a block at once."""
+
+
+def nearest(
+    queries: np.ndarray, documents: np.ndarray | Iterable[np.ndarray], top_k: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the documents with the largest dot products with each query.
+
+    For vectors of length 1 (`normalized`) the dot product is the cosine. Only one block of
+    documents is on the device at a time, so `documents` may be a memory-mapped file.
+
+    Args:
+        queries: float32 `[Q, D]`.
+        documents: float32 `[N, D]`, or an iterable of such arrays, which are concatenated.
+        top_k: the number of documents to find.
+
+    Returns:
+        The dot products float32 `[Q, K]` in descending order, and the indices of the documents
+        int32 `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index.
+
+    Raises:
+        UserError: `top_k` is below 1, an array is empty, or the widths differ.
+    """
+    check_value("top_k", top_k, PositiveInt)
+    require(len(queries), "queries must have at least one row, got 0: give their vectors")
+    starts = range(0, len(queries), QUERIES)
+    parts = [_padded(queries[start : start + QUERIES], QUERIES) for start in starts]
+    shape = QUERIES, top_k
+    empty = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
+    best = [empty for _ in parts]
+    number = 0
+    for block in _blocks(documents):
+        require(
+            block.shape[1] == queries.shape[1],
+            f"documents must have the width {queries.shape[1]} of the queries, got "
+            f"{block.shape[1]}: embed both with the same model",
+        )
+        rows = jnp.asarray(_padded(block, BLOCK))
+        for i, part in enumerate(parts):
+            best[i] = _merge(best[i], part, rows, number, len(block))
+        number += len(block)
+    require(number, "documents must have at least one row, got 0: give the vectors to search")
+    kept = min(top_k, number)
+    found = [np.concatenate([np.asarray(pair[i]) for pair in best]) for i in (0, 1)]
+    return found[0][: len(queries), :kept], found[1][: len(queries), :kept]
+
+
+@jax.jit
+def _merge(
+    best: tuple[Float[Array, "Q K"], Int[Array, "Q K"]],
+    queries: Float[Array, "Q D"],
+    block: Float[Array, "N D"],
+    start: Int[Array, ""] | int,
+    number: Int[Array, ""] | int,
+) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
+    """Returns the best of the documents found so far and of a block.
+
+    Args:
+        best: scores and indices of earlier documents.
+        queries: the queries.
+        block: the documents, followed by padding.
+        start: the index of the first document of the block.
+        number: the number of documents in the block.
+    """
+    # The default precision of a GPU or a TPU would reorder close documents.
+    scores = jnp.dot(queries, block.T, precision="highest")
+    scores = jnp.where(jnp.arange(block.shape[0]) < number, scores, -jnp.inf)
+    found, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
+    # `top_k` takes the first of equal scores, so earlier documents precede.
+    scores = jnp.concatenate([best[0], found], axis=1)
+    indices = jnp.concatenate([best[1], rows + start], axis=1)
+    scores, chosen = jax.lax.top_k(scores, best[0].shape[1])
+    return scores, jnp.take_along_axis(indices, chosen, axis=1)
+
+
+def _blocks(documents: np.ndarray | Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields the documents in order, at most `BLOCK` at a time."""
+    for array in [documents] if isinstance(documents, np.ndarray) else documents:
+        for start in range(0, len(array), BLOCK):
+            yield array[start : start + BLOCK]
+
+
+def _padded(rows: np.ndarray, number: int) -> np.ndarray:
+    """Returns float32 rows, padded with zeros to `number`, so that one program is compiled."""
+    padded = np.zeros((number, rows.shape[1]), np.float32)
+    padded[: len(rows)] = rows
+    return padded
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Returns float32 vectors of length 1; vectors of length 0 are unchanged."""
+    vectors = np.asarray(vectors, np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
