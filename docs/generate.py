@@ -43,6 +43,8 @@ SUPPORT_NAMES = {
     "roberta": ("RoBERTa",),
     "distilbert": ("DistilBERT",),
     "electra": ("ELECTRA",),
+    "xlm_roberta": ("XLM-R",),
+    "camembert": ("CamemBERT",),
     "transformer": ("Marian", "Pegasus"),
     "llama": ("Llama",),
     "mistral": ("Mistral",),

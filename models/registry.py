@@ -29,6 +29,8 @@ FAMILIES = {
     "roberta": "encoders",
     "distilbert": "encoders",
     "electra": "encoders",
+    "xlm_roberta": "encoders",
+    "camembert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",
@@ -160,7 +162,8 @@ def family_of_preset(name: str) -> str:
       UserError: The preset is unknown; the message suggests the nearest.
     """
     # Many presets begin with the name of their family. Try it first, to import few files.
-    for family in sorted(families(), key=lambda family: not name.startswith(family)):
+    likely = name.replace("-", "_")
+    for family in sorted(families(), key=lambda family: not likely.startswith(family)):
         if name in families()[family].presets:
             return family
     raise UserError(f"no preset named {name!r}: {suggest(name, list(presets()))}")

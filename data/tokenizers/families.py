@@ -276,7 +276,7 @@ def _gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     return _tokenizer(model, normalizer, splitting, decoders.Sequence(_SPACES_AND_BYTES))
 
 
-# T5, Pegasus and mBART: unigram models.
+# T5, Pegasus, mBART, XLM-R and CamemBERT: unigram models.
 
 
 def _unigrams(
@@ -285,9 +285,10 @@ def _unigrams(
     rules: Sequence[normalizers.Normalizer],
     *,
     splits_words: bool = False,
+    scheme: Literal["always", "never"] = "always",
 ) -> tokenizers.Tokenizer:
-    """Makes a unigram tokenizer that puts a space before each text."""
-    metaspace = {"replacement": SPACE, "prepend_scheme": "always", "split": True}
+    """Makes a unigram tokenizer that, with the scheme "always", puts a space before each text."""
+    metaspace = {"replacement": SPACE, "prepend_scheme": scheme, "split": True}
     splitting: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace(**metaspace)
     if splits_words:
         splitting = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), splitting])
@@ -367,6 +368,44 @@ def _mbart50(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer
     return _unigrams(vocabulary, 3, [*precompiled(vocabulary.charsmap), _ONE_SPACE])
 
 
+def _xlm_roberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
+    return _words(vocabulary, settings, 3)
+
+
+def _camembert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
+    unknown = settings.named("unk_token")
+    ids = [id for id, (piece, _) in enumerate(vocabulary.scores) if piece == unknown]
+    return _words(vocabulary, settings, ids[0] if ids else 0)
+
+
+def _words(vocabulary: Vocabulary, settings: Settings, unknown: int) -> tokenizers.Tokenizer:
+    """Makes a unigram tokenizer that puts a space before each word, unless a setting forbids it."""
+    return _unigrams(
+        vocabulary,
+        unknown,
+        precompiled(vocabulary.charsmap),
+        splits_words=True,
+        scheme="always" if settings.flag("add_prefix_space", True) else "never",
+    )
+
+
+_UNUSED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
+
+
+def _as_camembert(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
+    """Numbers pieces as CamemBERT: five tokens, all pieces but the first, and the mask."""
+    begin, end, unknown = _UNUSED
+    pad, unk, mask = map(settings.named, ("pad_token", "unk_token", "mask_token"))
+    start = [(begin, 0.0), (pad, 0.0), (end, 0.0), (unk, 0.0), (unknown, -100.0)]
+    scores = [*start, *vocabulary.scores[1:], (mask, 0.0)]
+    return dataclasses.replace(vocabulary, scores=scores)
+
+
+def _camembert_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
+    del vocabulary
+    return settings.tokens("additional_special_tokens") or list(_UNUSED)
+
+
 def _as_fairseq(
     languages: tuple[str, ...], first: str
 ) -> Callable[[Vocabulary, Settings], Vocabulary]:
@@ -393,6 +432,7 @@ _BYTE_FILES = ("vocab.json", "merges.txt")
 _ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _ROBERTA = {**_ENDS, "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>"}
 _MASK = AddedToken("<mask>", lstrip=True)
+_TWO_ENDS = _layout("bos_token $A eos_token", "bos_token $A eos_token eos_token $B eos_token")
 
 BERT = Family(
     classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
@@ -486,6 +526,27 @@ FAMILIES = (
         rearranged=_with_masks,
         extra=_pegasus_extra,
         template=_layout("$A eos_token", "$A $B eos_token"),
+    ),
+    Family(
+        classes=("XLMRobertaTokenizer",),
+        model_types=("xlm-roberta",),
+        model="Unigram",
+        files=("sentencepiece.bpe.model",),
+        tokens={**_ROBERTA, "mask_token": "<mask>"},
+        backend=_xlm_roberta,
+        rearranged=_as_fairseq((), "bos_token"),
+        template=_TWO_ENDS,
+    ),
+    Family(
+        classes=("CamembertTokenizer",),
+        model_types=("camembert",),
+        model="Unigram",
+        files=("sentencepiece.bpe.model",),
+        tokens={**_ROBERTA, "mask_token": _MASK},
+        backend=_camembert,
+        rearranged=_as_camembert,
+        extra=_camembert_extra,
+        template=_TWO_ENDS,
     ),
     Family(
         classes=("MBartTokenizer",),

@@ -4,6 +4,7 @@
   understanding", section 3. Token types, normalization of the embeddings and after each residual
   sum, exact GELU, a pooler over the first token.
 - Small sizes: Turc et al. 2019, "Well-read students learn better", table 1.
+- An embedder with the vocabulary of XLM-R: Wang et al. 2024, "Multilingual E5 text embeddings".
 """
 
 import dataclasses
@@ -65,12 +66,25 @@ PRESETS: dict[str, Preset] = {
     "bert-large": _preset(
         _DEVLIN, "340M", (24, 1024), "its sizes make 336M with both heads, 335M without"
     ),
+    "multilingual-e5-small": Preset(
+        BertConfig(
+            vocab_size=250_037,
+            max_length=512,
+            num_layers=12,
+            d_model=384,
+            num_heads=12,
+            head="none",
+        ),
+        "Wang et al. 2024",
+        "118M",
+    ),
 }
 
 # fmt: off
 NUM_PARAMETERS = {
     "bert-tiny": 4_433_468, "bert-mini": 11_267_900, "bert-small": 29_058_876,
     "bert-medium": 41_668_412, "bert-base": 110_106_428, "bert-large": 336_226_108,
+    "multilingual-e5-small": 117_653_760,
 }
 # fmt: on
 

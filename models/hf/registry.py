@@ -96,7 +96,8 @@ def mapping_of_type(model_type: object, source: str) -> AnyMapping:
     """
     # Try the family of that name first, so that the modules of other families are not imported.
     types: list[str] = []
-    for name in sorted(families(), key=lambda name: name != model_type):
+    likely = str(model_type).replace("-", "_")
+    for name in sorted(families(), key=lambda name: name != likely):
         if (module := families()[name].hf_module) is not None:
             mapping = _mapping(module)
             if model_type in mapping.model_types:

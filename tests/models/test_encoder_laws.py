@@ -12,6 +12,7 @@ from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
+from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
 
 from ..support.archetypes import cases
@@ -38,6 +39,7 @@ CONFIGS = {
     },
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
     "ELECTRA": ElectraConfig(**SIZES, d_embedding=8),
+    "XLM-R": XLMRobertaConfig(**SIZES),
 }
 DRAW = np.random.default_rng(0)
 SOURCE, TARGET = DRAW.integers(1, 32, (8, 12)), DRAW.integers(1, 32, (8, 10))

@@ -51,6 +51,20 @@ ELECTRA = {
 }
 
 
+# (L, D, N) of encoders, and the numbers of parameters of transformers' models, without a head and
+# with the head for masked tokens; 0 for models that are published without a head.
+COPIES = {
+    "multilingual-e5-small": (12, 384, 12, 117_653_760, 0),
+    "xlm-roberta-base": (12, 768, 12, 278_043_648, 278_295_186),
+    "xlm-roberta-large": (24, 1024, 16, 559_890_432, 560_142_482),
+    "multilingual-e5-base": (12, 768, 12, 278_043_648, 0),
+    "multilingual-e5-large": (24, 1024, 16, 559_890_432, 0),
+    "bge-m3": (24, 1024, 16, 567_754_752, 0),
+    "camembert-base": (12, 768, 12, 110_621_952, 110_655_493),
+    "camembert-large": (24, 1024, 16, 336_661_504, 336_695_557),
+}
+
+
 # (V, L, D, N, F) of section 5.1 and table 3 of Vaswani et al. 2017.
 TRANSLATORS = {
     "transformer-base": (37000, 6, 512, 8, 2048),
@@ -88,9 +102,8 @@ def test_every_preset_is_checked_here():
     configs = {families()[name].config for name in ("gpt", "transformer", *ENCODER_FAMILIES)}
     presets = {name for name, p in models.presets().items() if type(p.config) in configs}
     variations = {f"transformer-{name}" for name in (*TABLE_3, "learned")}
-    assert (
-        presets == SIZES.keys() | ENCODERS.keys() | ELECTRA.keys() | TRANSLATORS.keys() | variations
-    )
+    encoders = ENCODERS.keys() | ELECTRA.keys() | COPIES.keys()
+    assert presets == SIZES.keys() | encoders | TRANSLATORS.keys() | variations
 
 
 def layer_size(D):
@@ -154,6 +167,23 @@ def test_parameter_count_of_electra(name):
     assert count(dataclasses.replace(config, head="none")) == body
     assert count(config) == total
     check_printed(preset, total, name == "electra-base")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COPIES)
+def test_parameter_count_of_copies(name):
+    preset, (L, D, N, body, masked_words) = models.presets()[name], COPIES[name]
+    config = preset.config
+    assert (config.num_layers, config.d_model, config.num_heads) == (L, D, N)
+    assert count(dataclasses.replace(config, head="none")) == body
+    total = masked_words or body
+    assert count(config) == total
+    check_printed(preset, total, bool(preset.note))
+
+
+def test_a_reranker_has_one_label_and_no_pooler():
+    config = models.preset("bge-m3").with_head("sequence_classification", ("score",))
+    assert count(config) == 567_755_777
 
 
 def translator_size(V, layers, D, F, keys, values):

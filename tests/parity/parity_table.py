@@ -31,6 +31,8 @@ NAMES = {
     "roberta": "RoBERTa",
     "distilbert": "DistilBERT",
     "electra": "ELECTRA",
+    "xlm-roberta": "XLM-R",
+    "camembert": "CamemBERT",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",

@@ -52,6 +52,8 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
 
 def gradients_of(theirs: Any, config: models.TransformerConfig) -> Any:
     """Convert the gradients of a torch model to a flaxzoo tree."""
-    gradients = {name: x.grad for name, x in theirs.named_parameters()}
+    # A tied matrix has two names, of which files have one.
+    named = theirs.named_parameters(remove_duplicate=False)
+    gradients = {name: x.grad for name, x in named}
     # In memory transformers joins what its files have apart, such as the maps of experts.
     return parameters_of(revert_weight_conversion(theirs, gradients), config)

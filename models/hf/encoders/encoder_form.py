@@ -58,6 +58,13 @@ BERT_LAYER = {
     "feed_forward/down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+BERT_EMBEDDINGS = {
+    "token_embedding": "embeddings.word_embeddings",
+    "position_embedding": "embeddings.position_embeddings",
+    "token_type_embedding": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "embedding_projection": "embeddings_project",
+}
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
@@ -79,16 +86,10 @@ class TokenLogits(NamedTuple):
 class EncoderForm(Form[Config]):
     """How one encoder family differs from the others in Hugging Face's form."""
 
-    embeddings: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: {
-            "token_embedding": "embeddings.word_embeddings",
-            "position_embedding": "embeddings.position_embeddings",
-            "token_type_embedding": "embeddings.token_type_embeddings",
-            "embedding_norm": "embeddings.LayerNorm",
-            "embedding_projection": "embeddings_project",
-        }
-    )
-    """The parts before the layers, and their names after the prefix."""
+    body: str | None = None
+    """The prefix of the body's tensors in a model with a head, if not the model type."""
+    embeddings: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_EMBEDDINGS)
+    """The parts before and after the layers, and their names after the prefix."""
     layers: str = "encoder.layer.{i}"
     """The name of one layer: its tensors begin with the prefix of the body and this name."""
     parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_LAYER)
@@ -106,7 +107,7 @@ class EncoderForm(Form[Config]):
     @property
     def prefix(self) -> str:
         """The prefix of the body's tensors in a model with a head."""
-        return f"{self.model_type}."
+        return f"{self.body or self.model_type}."
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
@@ -215,7 +216,7 @@ class EncoderForm(Form[Config]):
 
 
 _RULES = {"embedding": embedding, "norm": norm, "projection": linear}
-"""The rules of a part before the layers, by the last word of its path."""
+"""The rules of a part outside of the layers, by the last word of its path."""
 
 
 def as_stored(config: Config, tensors: Callable[[], TensorSource]) -> Config:

@@ -1,5 +1,7 @@
 """RoBERTa in Hugging Face's form."""
 
+from typing import Any, TypeVar
+
 from ....data.common.json_text import JsonObject
 from ...encoders.roberta import RobertaConfig
 from ..config_mapping import ConfigMapping, Settings, with_defaults
@@ -7,6 +9,8 @@ from ..form import head_classes
 from ..tensor_mapping import WeightsError
 from .bert import IGNORED, IS_DECODER
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
+
+Config = TypeVar("Config", bound=RobertaConfig)
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -33,26 +37,47 @@ def _own_fields(config: RobertaConfig) -> JsonObject:
     }
 
 
-FORM = EncoderForm(
-    config=RobertaConfig,
-    model_type="roberta",
-    classes=head_classes(RobertaConfig, "Roberta"),
-    fields=ConfigMapping((IS_DECODER, *with_defaults(BERT_FIELDS, vocab_size=50265)), IGNORED),
-    token_logits=TokenLogits(
-        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"
-    ),
-    head_parts={
-        "sequence_classification": {
-            "pooler": "classifier.dense",
-            "classifier": "classifier.out_proj",
-        }
-    },
-    classifier_rates={
-        "sequence_classification": CLASSIFIER_RATE,
-        "token_classification": CLASSIFIER_RATE,
-    },
-    own_settings=_own_settings,
-    own_fields=_own_fields,
-    generation_defaults={"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
+def roberta_form(
+    config: type[Config], model_type: str, name: str, **differences: Any
+) -> EncoderForm[Config]:
+    """Returns the form of RoBERTa, or of a family with the same tensors.
+
+    Args:
+      config: The configuration of the family.
+      model_type: Its name in `config.json`.
+      name: The prefix of the names of its classes in transformers.
+      **differences: Further fields of the form, in place of RoBERTa's.
+    """
+    usual: dict[str, Any] = {
+        "fields": ConfigMapping((IS_DECODER, *BERT_FIELDS), IGNORED),
+        "token_logits": TokenLogits(
+            "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"
+        ),
+        "head_parts": {
+            "sequence_classification": {
+                "pooler": "classifier.dense",
+                "classifier": "classifier.out_proj",
+            }
+        },
+        "classifier_rates": {
+            "sequence_classification": CLASSIFIER_RATE,
+            "token_classification": CLASSIFIER_RATE,
+        },
+        "own_settings": _own_settings,
+        "own_fields": _own_fields,
+        "generation_defaults": {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
+    }
+    return EncoderForm(
+        config=config,
+        model_type=model_type,
+        classes=head_classes(config, name),
+        **{**usual, **differences},
+    )
+
+
+VOCABULARY = with_defaults(BERT_FIELDS, vocab_size=50265)
+"""The fields of a BERT, with the size of RoBERTa's vocabulary."""
+FORM = roberta_form(
+    RobertaConfig, "roberta", "Roberta", fields=ConfigMapping((IS_DECODER, *VOCABULARY), IGNORED)
 )
 MAPPING = FORM.mapping()

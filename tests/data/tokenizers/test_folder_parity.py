@@ -105,6 +105,8 @@ FAMILIES = {
     "t5": ("t5", "T5Tokenizer"),
     "mt5": ("t5", "T5Tokenizer"),
     "pegasus": ("t5", "PegasusTokenizer"),
+    "xlm-roberta": ("mbart", "XLMRobertaTokenizer"),
+    "camembert": ("mbart", "CamembertTokenizer"),
     "mbart": ("mbart", "MBartTokenizer"),
     "mbart50": ("mbart", "MBart50Tokenizer"),
     "llama": ("llama", "LlamaTokenizer"),
@@ -126,6 +128,8 @@ JSON = {
     "qwen3": ("qwen3", "Qwen2Tokenizer"),
     "t5": ("t5", "T5TokenizerFast"),
     "pegasus": ("pegasus", None),
+    "xlm-roberta": ("xlm-roberta", "XLMRobertaTokenizer"),
+    "camembert": ("camembert", None),
     "mbart": ("mbart", "MBartTokenizer"),
     "mbart50": ("mbart50", "MBart50Tokenizer"),
     "llama": ("llama", "LlamaTokenizerFast"),
@@ -278,6 +282,8 @@ def contents_for(family, files):
             contents["tokenizer_config"].pop("unk_token", None)
         if family in ("pegasus", "mbart", "mbart50"):  # these have no vocabulary without padding
             contents["tokenizer_config"].pop("pad_token", None)
+        if family in ("xlm-roberta", "camembert") and files == "other settings":
+            del contents["tokenizer_config"]["pad_token"]
     return contents
 
 

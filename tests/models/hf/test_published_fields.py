@@ -22,6 +22,8 @@ FAMILIES = (
         "Roberta",
         "DistilBert",
         "Electra",
+        "XLMRoberta",
+        "Camembert",
     ),
 )
 OF_VERSION_4 = {
