@@ -61,6 +61,7 @@ SUPPORT_NAMES = {
     "opt": ("OPT",),
     "bloom": ("BLOOM",),
     "qwen3_moe": ("Qwen3-MoE",),
+    "olmo2": ("OLMo 2",),
     "t5": ("T5", "mT5"),
     "bart": ("BART", "mBART"),
 }

@@ -46,6 +46,11 @@ NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
 """The part of the dimensions of a head that rotary positions rotate."""
 
+QueryKeyNorm: TypeAlias = Literal["head", "projection", "layer"]
+"""How queries and keys are normalized. head: RMSNorm of each head, with the same scales for all
+heads (Qwen3). projection: RMSNorm over all heads together (OLMo 2). layer: LayerNorm of each head
+without biases, with different scales for each head (StableLM)."""
+
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
 """The non-linearities of feed-forward layers: the names of `models.nn.layers.ACTIVATIONS`."""
 
@@ -268,8 +273,8 @@ class TransformerConfig(Checked):
     """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
     """Number of tokens of the source language, if not `vocab_size`."""
-    query_key_norm: ClassVar[bool] = False
-    """Whether each query and each key is normalized before it is rotated (RMSNorm, Qwen3)."""
+    query_key_norm: ClassVar[QueryKeyNorm | None] = None
+    """How queries and keys are normalized before they are rotated, or None."""
     norm_affine: ClassVar[bool] = True
     """Whether LayerNorm has learned scales and biases; else it only normalizes."""
     norm_bias: ClassVar[bool] = True

@@ -47,6 +47,7 @@ FAMILIES = {
     "opt": "decoders.gpt",
     "bloom": "decoders.gpt",
     "qwen3_moe": "decoders",
+    "olmo2": "decoders",
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from ...data.common.fields import Positive
-from ..config import Settings
+from ..config import QueryKeyNorm, Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
 from .causal_decoder import CausalDecoder, MixedDecoderConfig
@@ -23,7 +23,7 @@ class Qwen3Config(MixedDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
-    query_key_norm: ClassVar[bool] = True
+    query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
 
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""

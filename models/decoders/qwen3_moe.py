@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from ...data.common.fields import Positive
-from ..config import Depth, Settings, Size
+from ..config import Depth, QueryKeyNorm, Settings, Size
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
 from .causal_decoder import CausalDecoder
@@ -23,7 +23,7 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
       UserError: a size or a rate is out of range.
     """
 
-    query_key_norm: ClassVar[bool] = True
+    query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
 
     num_experts: Depth = 128
     """Number of experts of each feed-forward layer, E."""

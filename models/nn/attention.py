@@ -6,6 +6,8 @@ decoding").
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -13,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ..config import Execution, TransformerConfig
+from ..config import Execution, QueryKeyNorm, TransformerConfig
 from .cache import Keys, LayerCache, write_tokens
 from .dropout import RowKeys, drop_weights, head_keys
 from .fused_attention import FusedAttention
-from .layers import Linear, RMSNorm
+from .layers import LayerNorm, Linear, RMSNorm
 from .masks import AttentionMask
 from .positions import Positions
 from .typing import Array, Bool, Float, Int
@@ -29,6 +31,13 @@ HIDDEN = -1e30
 FEW_QUERIES = 8
 """Up to this number of queries, grouped heads are folded into the row axis of one matmul. XLA's CPU
 backend would otherwise copy all keys to another layout for every token."""
+
+QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
+    "head": RMSNorm,
+    "projection": functools.partial(RMSNorm, num_axes=2),
+    "layer": functools.partial(LayerNorm, use_bias=False, num_scaled_axes=2),
+}
+"""The norm of queries and keys `[B, T, N, H]` for each value of `query_key_norm`."""
 
 Scale = Float[Array, ""] | float | None
 """The factor of attention scores. If None, 1 / √H."""
@@ -184,8 +193,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T N H"]:
         """Normalizes queries or keys if the family does, and rotates them by their positions."""
         c = self.config
-        if c.query_key_norm:
-            x = RMSNorm(c, self.execution, name=norm)(x)
+        if c.query_key_norm is not None:
+            x = QUERY_KEY_NORMS[c.query_key_norm](c, self.execution, name=norm)(x)
         return x if positions.rotary is None else positions.rotary.rotate(x)
 
     def attend(

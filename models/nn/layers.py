@@ -145,10 +145,14 @@ class LayerNorm(nn.Module):
       config: `norm_eps` is added to the variance; `norm_affine` adds a learned scale and bias,
         without `norm_bias` only the scale.
       execution: precision.
+      use_bias: whether an affine norm has a bias.
+      num_scaled_axes: number of last axes over which scale and bias differ.
     """
 
     config: TransformerConfig
     execution: Execution
+    use_bias: bool = True
+    num_scaled_axes: int = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
@@ -159,34 +163,36 @@ class LayerNorm(nn.Module):
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
         y = centered * jax.lax.rsqrt(variance + self.config.norm_eps)
         if self.config.norm_affine:
-            shape, dtype = x.shape[-1:], self.execution.param_dtype
-            scale = self.param("scale", nn.initializers.ones, shape, dtype)
-            y = y * scale
-            if self.config.norm_bias:
+            shape, dtype = x.shape[-self.num_scaled_axes :], self.execution.param_dtype
+            y = y * self.param("scale", nn.initializers.ones, shape, dtype)
+            if self.use_bias and self.config.norm_bias:
                 y += self.param("bias", nn.initializers.zeros, shape, dtype)
         return y.astype(self.execution.dtype)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization over the last axis, in float32 (Zhang and Sennrich 2019).
+    """Root-mean-square normalization, in float32 (Zhang and Sennrich 2019).
 
     Attributes:
       config: `norm_eps` is added to the mean square; `norm_offset` is added to the parameter
         `scale`, whose initial value is 1 - offset.
       execution: precision.
+      num_axes: number of last axes that are normalized together.
     """
 
     config: TransformerConfig
     execution: Execution
+    num_axes: int = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x / √(mean(x²) + eps) · (offset + scale)."""
         x32 = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        axes, shape = tuple(range(-self.num_axes, 0)), x.shape[-self.num_axes :]
+        mean_square = jnp.mean(jnp.square(x32), axis=axes, keepdims=True)
         y = x32 * jax.lax.rsqrt(mean_square + self.config.norm_eps)
         offset, dtype = self.config.norm_offset, self.execution.param_dtype
-        scale = self.param("scale", nn.initializers.constant(1 - offset), x.shape[-1:], dtype)
+        scale = self.param("scale", nn.initializers.constant(1 - offset), shape, dtype)
         y = y * (scale if offset == 0 else offset + scale.astype(jnp.float32))
         return y.astype(self.execution.dtype)
 

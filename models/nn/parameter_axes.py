@@ -36,6 +36,9 @@ LAYER_AXES = {
 }
 """Attention, feed-forward and norms of the layers of a stack, stored with a leading axis L."""
 
+NORM_OF_HEADS_AXES = {rf"{_LAYERS}/attention/(query|key)_norm/scale": ("layers", "heads", None)}
+"""Norms of queries and keys with scales for each head; replaces the rule of `LAYER_AXES`."""
+
 FINAL_NORM_AXES = {r"((encoder|decoder)/)?final_norm/(scale|bias)": (None,)}
 """The norm after the last layer."""
 

@@ -17,6 +17,7 @@ from flaxzoo.models.decoders.gpt.opt import OPTConfig
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoders.mistral import MistralConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
+from flaxzoo.models.decoders.olmo2 import Olmo2Config
 from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoders.qwen2 import Qwen2Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
@@ -63,6 +64,7 @@ CONFIGS = {
     "GPT-NeoX": GPTNeoXConfig(**ALIKE, rope_fraction=0.5),
     "OPT": OPTConfig(**ALIKE, norm_position="post", d_embedding=8),
     "BLOOM": BloomConfig(**ALIKE),
+    "OLMo 2": Olmo2Config(**SIZES),
     "Phi-3": Phi3Config(**SIZES, d_head=8, rope_fraction=0.5, rope_scaling=LONG),
 }
 BY_LENGTH = ("Llama, dynamic", "Phi-3")

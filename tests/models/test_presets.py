@@ -6,6 +6,7 @@ import re
 import jax
 import pytest
 from flaxzoo import models
+from flaxzoo.models import registry
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import FAMILIES, families
 
@@ -62,6 +63,15 @@ COPIES = {
     "bge-m3": (24, 1024, 16, 567_754_752, 0),
     "camembert-base": (12, 768, 12, 110_621_952, 110_655_493),
     "camembert-large": (24, 1024, 16, 336_661_504, 336_695_557),
+}
+
+
+# Numbers of parameters of the published files.
+DECODERS = {
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
 }
 
 
@@ -184,6 +194,14 @@ def test_parameter_count_of_copies(name):
 def test_a_reranker_has_one_label_and_no_pooler():
     config = models.preset("bge-m3").with_head("sequence_classification", ("score",))
     assert count(config) == 567_755_777
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_parameter_count_of_decoders(name):
+    preset = models.presets()[name]
+    assert count(preset.config) == DECODERS[name]
+    assert families()[registry.family_of_preset(name)].num_parameters[name] == DECODERS[name]
+    check_printed(preset, DECODERS[name], bool(preset.note))
 
 
 def translator_size(V, layers, D, F, keys, values):

@@ -45,6 +45,7 @@ NAMES = {
     "phi3": "Phi-3",
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen3-MoE",
+    "olmo2": "OLMo 2",
     "gpt_neo": "GPT-Neo",
     "gptj": "GPT-J",
     "gpt_neox": "GPT-NeoX",

@@ -104,14 +104,16 @@ def _logical_axes(
     parent, slash, own = name.rpartition("/")
     # An adapter's factors follow the rule of their kernel, and have fewer axes.
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
-    matches = [
+    found = (
         _factor_axes(own, axes, len(shape))
         for pattern, axes in rules
         if re.fullmatch(pattern, stored)
-    ]
+    )
+    # Norms of queries have a scale of one head in some families, and of all heads in others.
+    matches = [axes for axes in found if len(axes) == len(shape)]
     where = "all families" if model is None else "its family"
     require(
-        [len(axes) for axes in matches] == [len(shape)],
+        len(matches) == 1,
         f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of {where}: "
         "exactly one must name its dimensions; change the patterns of the model's FAMILY, or name "
         "the family by giving the model's configuration",

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from ....data.common.fields import Positive
-from ...config import Settings
+from ...config import QueryKeyNorm, Settings
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...registry import Family, Preset
 from ...rotary_scaling import RotaryScaling
@@ -29,7 +29,7 @@ class Gemma3Config(Gemma2Config):
       UserError: a size or a rate is out of range.
     """
 
-    query_key_norm: ClassVar[bool] = True
+    query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
     score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     rope_base: Positive = 1_000_000.0

@@ -80,6 +80,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2": ("ForCausalLM", {**HEADS_OF_8, "query_pre_attn_scalar": 8}),
     "Gemma3": ("ForCausalLM", {**HEADS_OF_8, "query_pre_attn_scalar": 8}),
     "Phi3": ("ForCausalLM", LLAMA),
+    "Olmo2": ("ForCausalLM", LLAMA),
     "Bert": ("ForMaskedLM", BODY),
     "Roberta": ("ForMaskedLM", {**BODY, "max_position_embeddings": SIZE + 2}),
     "DistilBert": (

@@ -18,6 +18,7 @@ from flaxzoo.models.hf.tensor_mapping import WeightsError
 from flaxzoo.models.nn.rotary import rotary_positions
 from flaxzoo.models.rotary_scaling import RotaryScaling
 
+from ...support import later_decoders
 from ...support.hf_weights import gradients_of
 from ...support.parity import note_answers, note_tokens
 
@@ -246,6 +247,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+KINDS |= later_decoders.KINDS
 CLASS = {
     "Gemma3Text": "Gemma3ForCausalLM",
     "GPT2": "GPT2LMHeadModel",
@@ -273,6 +275,7 @@ OTHER_HEADS = [
     if suffix != "ForTokenClassification"
     or kind not in ("Gemma3", "GPT-2", "GPT", "GPT-J", "OPT, after the sum")
 ]
+OTHER_HEADS += [(kind, suffix) for kind, all in later_decoders.HEADS.items() for suffix in all]
 OTHER_CLASSES = {KINDS[kind][0] + suffix for kind, suffix in OTHER_HEADS}
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(3, 37, (3, 11))

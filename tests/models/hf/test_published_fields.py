@@ -10,6 +10,7 @@ from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 FAMILIES = (
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3Text"),
+    *("Olmo2",),
     *("Phi3", "GPTNeo", "GPTJ", "GPTNeoX", "OPT", "Bloom", "GPT2", "OpenAIGPT"),
     *(
         "T5",

@@ -1,0 +1,112 @@
+"""OLMo 2: a Llama that normalizes the output of each sublayer instead of its input.
+
+OLMo Team 2024, "2 OLMo 2 Furious", section 3: RMSNorm of the outputs of attention and feed-forward
+before the residual sum, and of the whole projections to queries and keys before they are split into
+heads; a rotary base of 500,000.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+
+from ...data.common.fields import Positive
+from ..config import QueryKeyNorm, Settings
+from ..nn.layers import GatedFeedForward, RMSNorm
+from ..nn.parameter_axes import (
+    EMBEDDING_AXES,
+    FINAL_NORM_AXES,
+    HEAD_AXES,
+    LAYER_AXES,
+    NORM_OF_HEADS_AXES,
+)
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, CausalDecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Olmo2Config(CausalDecoderConfig):
+    """A decoder-only transformer of the OLMo 2 family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    query_key_norm: ClassVar[QueryKeyNorm | None] = "projection"
+
+    norm_eps: Positive = 1e-6
+    """Added to the mean square in normalization."""
+    rope_base: Positive = 500_000.0
+    """Base of the rotary wavelengths (theta)."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the four projections of attention have biases; no published OLMo has them."""
+
+
+class Olmo2Layer(Layer[CausalDecoderConfig]):
+    """Self-attention and a gated feed-forward, with a norm of each output and a residual."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        own = context.self_attention(inputs)
+
+        # Attention reads the residual stream itself; its output is normalized before the sum.
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
+        y = RMSNorm(c, e, name="attention_output_norm")(y)
+        x = self.add(x, y, "attention", own.rng)
+
+        # Gated feed-forward, likewise.
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = RMSNorm(c, e, name="feed_forward_output_norm")(y)
+        x = self.add(x, y, "feed_forward", own.rng)
+        return x, LayerOutputs(cache, weights)
+
+
+class Olmo2(CausalDecoder):
+    """An OLMo 2 with its head."""
+
+    layer = Olmo2Layer
+
+
+def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
+    """Builds a preset of the sizes (layers, width, heads, F)."""
+    names = "num_layers", "d_model", "num_heads", "d_ff"
+    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
+    return Preset(Olmo2Config(**settings), "OLMo Team 2024", published)
+
+
+_COMMON: Settings = {"vocab_size": 100_352, "max_length": 4096}
+
+PRESETS: dict[str, Preset] = {
+    "olmo2-1b": _preset("1.48B", (16, 2048, 16, 8192)),
+    "olmo2-7b": _preset("7.3B", (32, 4096, 32, 11_008)),
+    "olmo2-13b": _preset("13.7B", (40, 5120, 40, 13_824)),
+    "olmo2-32b": _preset("32.2B", (64, 5120, 40, 27_648), num_kv_heads=8),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "olmo2-1b": 1_484_916_736, "olmo2-7b": 7_298_617_344, "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=Olmo2Config,
+    module=Olmo2,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **NORM_OF_HEADS_AXES,
+        **FINAL_NORM_AXES,
+        **HEAD_AXES,
+    },
+    hf_module="decoders.olmo2",
+)

@@ -1,0 +1,102 @@
+"""SmolLM3 in Hugging Face's format."""
+
+from ....data.common.json_text import JsonObject, JsonValue
+from ...decoders.smollm3 import UNROTATED_EVERY, SmolLM3Config
+from ..config_mapping import ConfigMapping, Field, Settings, typed_field
+from ..form import head_classes
+from ..generation_config import NAMES
+from ..tensor_mapping import WeightsError
+from .causal_decoder import (
+    ATTENTION,
+    FEED_FORWARD,
+    NORMS,
+    DecoderForm,
+    set_windows,
+    size_fields,
+    take_layer_types,
+    windows_to_hf,
+)
+
+
+def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bool]:
+    """Removes the fields of rotary layers; returns whether each layer has rotary positions."""
+    every = typed_field(fields, "no_rope_layer_interval", UNROTATED_EVERY, source)
+    given = fields.pop("no_rope_layers", None)
+    fields.pop("no_rope_layer_interval", None)
+    if given is None:
+        if every < 1:
+            raise WeightsError(f"{source}: no_rope_layer_interval {every} must be at least 1")
+        given = [int((i + 1) % every != 0) for i in range(num_layers)]
+    # Despite its name, the field has 1 for each layer with rotary positions.
+    if (
+        not isinstance(given, list)
+        or len(given) < num_layers
+        or any(x not in (0, 1) for x in given)
+    ):
+        raise WeightsError(
+            f"{source}: no_rope_layers {given!r} is not supported: only 0 or 1 for each of "
+            f"{num_layers} layers"
+        )
+    return [bool(x) for x in given[:num_layers]]
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the layers without positions, and the windows, which these layers have by default."""
+    num_layers = typed_field(fields, "num_hidden_layers", 36, source)
+    rotated = _rotated_layers(fields, num_layers, source)
+    unrotated = tuple(i for i, x in enumerate(rotated) if not x)
+    if unrotated != tuple(range(UNROTATED_EVERY - 1, num_layers, UNROTATED_EVERY)):
+        settings["layers_without_positions"] = unrotated
+    # The window counts only if it is switched on.
+    used, window = fields.pop("use_sliding_window", False), fields.pop("sliding_window", None)
+    is_used = used is True and window is not None
+    windowed = take_layer_types(fields, num_layers, source)
+    if windowed is None:
+        windowed = [is_used and not x for x in rotated]
+    if any(windowed) and not is_used:
+        raise WeightsError(
+            f"{source}: layer_types has windows, but use_sliding_window and sliding_window state "
+            "none: make them agree"
+        )
+    set_windows(settings, window, windowed, source)
+
+
+def _own_fields(config: SmolLM3Config) -> JsonObject:
+    rotated: list[JsonValue] = [int(not unrotated) for unrotated in config.unrotated_layers]
+    full: list[JsonValue] = ["full_attention"] * config.num_layers
+    return {"layer_types": full, **windows_to_hf(config), "no_rope_layers": rotated}
+
+
+FORM = DecoderForm(
+    config=SmolLM3Config,
+    model_type="smollm3",
+    classes=head_classes(SmolLM3Config, "SmolLM3"),
+    fields=ConfigMapping(
+        (
+            *size_fields(
+                vocab_size=128_256,
+                hidden_size=2048,
+                intermediate_size=11_008,
+                num_hidden_layers=36,
+                num_attention_heads=16,
+                num_key_value_heads=4,
+                max_position_embeddings=32_768,
+                tie_word_embeddings=True,
+            ),
+            Field("attention_bias", "attention_bias", False),
+            Field("mlp_bias", "use_bias", False),
+        ),
+        # A different order of summation, and a field of Qwen2 that nothing reads.
+        ignored=NAMES | {"pretraining_tp", "max_window_layers"},
+    ),
+    layer={**ATTENTION, **FEED_FORWARD, **NORMS},
+    rope_base=2_000_000.0,
+    own_settings=_own_settings,
+    own_fields=_own_fields,
+    generation_defaults={
+        "pad_token_id": 128_004,
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+    },
+)
+MAPPING = FORM.mapping()
