@@ -80,17 +80,11 @@ def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
 
 
 @needs_beam
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--runner", "Nobody"), "--runner Nobody ("),
-        (("--direct_num_workers", "two"), "--direct_num_workers two: "),
-    ],
-)
-def test_options_that_beam_refuses(place, tmp_path, capfd, options, said):
+@pytest.mark.parametrize("options", [("--runner", "Nobody"), ("--direct_num_workers", "two")])
+def test_options_that_beam_refuses(place, tmp_path, capfd, options):
     assert prepare(place, tmp_path / "rows", *options) == 2
     error = capfd.readouterr().err
-    assert error.startswith(f"flaxzoo: Apache Beam refuses {said}")
+    assert " ".join(options) in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "rows").exists()
 
