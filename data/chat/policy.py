@@ -119,14 +119,14 @@ def _begun(row: Row, location: str) -> Demonstration:
         "prompt or text, or the beginning of a demonstration or preference",
         error=UnusableRecordError,
     )
-    return _without_answer(demonstration(row, location))
+    return without_answer(demonstration(row, location))
 
 
 def _of_toy(text: ToyText) -> PromptRecord:
     return PromptRecord(PromptedText(text.prompt, ""), text.fields)
 
 
-def _without_answer(whole: Demonstration) -> Demonstration:
+def without_answer(whole: Demonstration) -> Demonstration:
     """Returns a conversation up to its last answer; a document is a prompt."""
     if isinstance(whole, PromptedText):
         return PromptedText(whole.prompt or whole.completion, "")

@@ -136,13 +136,13 @@ class Loop:
         self.callbacks(step, lambda callback: callback.on_step(step, numbers))
 
     def _evaluate_before_first_step(self) -> None:
-        """Repeats an interrupted evaluation; evaluates a policy before its first step."""
+        """Repeats an interrupted evaluation; evaluates a model to compare the trained one with."""
         if self.evaluation_due:
             validation = self._evaluate()
             self.checkpoints.add_loss(self.step, validation["loss"])
             return
-        is_policy = self.trainer.validation is not None
-        if is_policy and self.step == 0 and not read_metrics(self.run.folder, "validation"):
+        compared = self.config.objective.compares_with_start and self.config.init_from is not None
+        if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
             self._evaluate()
 
     def _evaluate(self) -> Scores:

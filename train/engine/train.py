@@ -9,8 +9,16 @@ import jax
 
 from ...data.common.errors import UserError, counted
 from ...data.common.progress import Progress
+from ...models.nn.heads import CAUSAL_HEADS
 from ..config import TrainConfig
 from ..distributed.multiprocess import barrier, is_primary
+from ..evaluation.answers import (
+    NUM_PROMPTS,
+    Rows,
+    answers_before_and_after,
+    log_rows,
+    rewards_of_pairs,
+)
 from ..evaluation.final_sample import final_sample
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction
@@ -217,7 +225,8 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    samples = read_samples(run.folder)
+    samples = read_samples(run.folder) or _compared(run)
+    log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
     # The report is already written, as sampling may fail; the sample is added below.
     if config.sample_prompt is None:
@@ -225,3 +234,15 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     sample = final_sample(run.folder, config.sample_prompt, config.seed)
     write_report(run.folder, summary, validation, sample, samples=samples)
     return sample
+
+
+def _compared(run: Run) -> Rows:
+    """Returns answers of the initial and of the trained model, or rewards of a reward model."""
+    config, start = run.config, run.config.init_from
+    if run.custom.names or start is None or not config.objective.compares_with_start:
+        return []
+    # A reward model has no answers, and its head was random before training.
+    if config.model.head not in CAUSAL_HEADS:
+        return rewards_of_pairs(config.steps, run.folder, run.validation.content)
+    folders = ((0, start), (config.steps, run.folder))
+    return answers_before_and_after(folders, run.tokenizer, run.validation.content)

@@ -28,6 +28,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     data_kinds = (DPOData,)
     head_names = ("causal_lm",)
     progress_metrics = ("rewards/accuracies", "rewards/margins")
+    compares_with_start = True
     next_command = "chat {run}"
     needs_init_from = True
 

@@ -21,6 +21,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     data_kinds = (PolicyData,)
     head_names = ("causal_lm",)
     progress_metrics = ("reward", "kl", "completions/mean_length")
+    compares_with_start = True
     next_command = "chat {run}"
     learns_values: ClassVar[bool] = False
     """Whether the loss includes a value function."""

@@ -25,6 +25,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
     data_kinds = (RewardData,)
     head_names = ("sequence_classification",)
     progress_metrics = ("accuracy", "margin")
+    compares_with_start = True
     next_command = "evaluate {run} --data SOURCE"
 
     margin: float = 0.0

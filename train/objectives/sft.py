@@ -22,6 +22,7 @@ class SFTConfig(ObjectiveConfig[SupervisedData]):
     data_kinds = (SupervisedData,)
     head_names = ("causal_lm",)
     progress_metrics = ("perplexity", "mean_token_accuracy")
+    compares_with_start = True
     next_command = "chat {run}"
 
     def build(self, data: SupervisedData) -> Objective:

@@ -42,7 +42,7 @@ def write_report(
         text += "| prompt | answer | reward |\n| --- | --- | --- |\n"
         for row in samples:
             if row["step"] == step:
-                cells = (row["prompt"], row["completion"], row["reward"])
+                cells = (row["prompt"], row["completion"], row.get("reward", ""))
                 text += "| " + " | ".join(map(_cell, cells)) + " |\n"
     (folder / REPORT_FILE).write_text(text, encoding="utf-8")
 

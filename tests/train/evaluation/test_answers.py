@@ -1,0 +1,69 @@
+"""The report of a fine-tuned model compares it with the model that it started from."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.train.evaluation.reward_model import RewardModel
+
+TEXTS = [(f"{a}+{b}=", str(a + b)) for a in range(3) for b in range(3)]
+PAIRS = [{"prompt": p, "chosen": answer, "rejected": "0"} for p, answer in TEXTS if answer != "0"]
+TOKENIZER = data.TokenizerConfig(kind="characters")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start") / "start"
+    tokenizer = data.train_tokenizer(["0123456789+=\n"], TOKENIZER)
+    config = models.GPTConfig(
+        vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1, d_model=16, num_heads=2
+    )
+    model = models.create(config)
+    train.save_run(folder, model, models.init_params(model, jax.random.key(0)), tokenizer)
+    return folder
+
+
+def tuned(recipe, records, start, folder):
+    """Returns the validation rows and the report of a fine-tuned run."""
+    source = data.Examples.of(records)
+    given = train.recipe(recipe)
+    config = dataclasses.replace(
+        given,
+        data=dataclasses.replace(given.data, source=source, validation=source, length=16),
+        init_from=str(start),
+        steps=2,
+        epochs=0.0,
+        batch_size=8,
+    )
+    train.train(config, folder, quiet=True)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in rows if r["split"] == "validation"], (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+def test_scores_and_answers_before_and_after(start, tmp_path, recipe):
+    records = [{"prompt": p, "completion": answer} for p, answer in TEXTS]
+    folder = tmp_path / "run"
+    rows, report = tuned(recipe, records if recipe == "sft" else PAIRS, start, folder)
+    assert rows[0]["step"] == 0
+    for step, source in ((0, start), (2, folder)):
+        section = report.split(f"## Answers after {step} steps")[1]
+        generator = models.TextGenerator.of_run(source)
+        answer = generator([TEXTS[1][0]], do_sample=False, max_new_tokens=60, log=lambda _: None)
+        shown = answer[0].text.replace("\n", "⏎").replace("|", "\\|")
+        assert f"| {TEXTS[1][0]} | {shown} |" in section
+
+
+@pytest.mark.slow
+def test_rewards_of_two_pairs(start, tmp_path):
+    folder = tmp_path / "run"
+    rows, report = tuned("reward", PAIRS, start, folder)
+    assert rows[0]["step"] == 0
+    first = PAIRS[0]
+    begun = [data.PromptedText(first["prompt"], "")] * 2
+    both = [first["chosen"], first["rejected"]]
+    for text, reward in zip(both, RewardModel.of_run(folder)(begun, both), strict=True):
+        assert f"| {first['prompt']} | {text} | {round(reward, 4)} |" in report

@@ -1,0 +1,84 @@
+"""Greedy answers to validation prompts, to compare a model before and after training."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...data.chat.policy import PromptRecord, without_answer
+from ...data.chat.records import Demonstration, Preference, PromptedText
+from ...data.common.progress import LogFn
+from ...data.tokenizers.base import Tokenizer
+from ...models.finite import load_finite
+from ...models.text.completions import Prompt
+from ...models.text.generate import TextGenerator
+from .reward_model import RewardModel
+
+NUM_PROMPTS = 2
+NUM_TOKENS = 60
+Rows = list[dict[str, Any]]
+"""Rows of `runs.report.write_report`: step, prompt and completion, and perhaps the reward."""
+
+
+def answers_before_and_after(
+    folders: Sequence[tuple[int, str | Path]], tokenizer: Tokenizer, records: Sequence[Any]
+) -> Rows:
+    """Returns the greedy answers of several models to the first prompts.
+
+    Args:
+        folders: the step and the folder of each model.
+        tokenizer: the tokenizer of the run, whose chat template all models get.
+        records: demonstrations, or preferences, of which the chosen text counts.
+    """
+    begun = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
+    prompts = [PromptRecord(one, {}).encode(tokenizer) for one in begun]
+    given = [Prompt(prompt.text, ids=prompt.ids) for prompt in prompts]
+    rows: Rows = []
+    for step, folder in folders:
+        model, params = load_finite(folder)
+        # A chat template may have added tokens that the initial model does not have.
+        if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
+            continue
+        ends = {"eos_token_id": tokenizer.special_ids.eos}
+        written = TextGenerator(model, params, tokenizer, ends).complete(
+            given, do_sample=False, max_new_tokens=NUM_TOKENS, log=_silent
+        )
+        rows += [
+            {"step": step, "prompt": one.prompt.text, "completion": one.completions[0].text}
+            for one in written
+        ]
+    return rows
+
+
+def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
+    """Returns the rewards of the chosen and the rejected text of the first pairs."""
+    texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
+    begun = [without_answer(text) for text in texts]
+    completions = [_answer(text) for text in texts]
+    rewards = RewardModel.of_run(folder)(begun, completions)
+    prompts = [" ".join(one.texts) for one in begun]
+    return [
+        {"step": step, "prompt": prompt, "completion": answer, "reward": round(reward, 4)}
+        for prompt, answer, reward in zip(prompts, completions, rewards, strict=True)
+    ]
+
+
+def log_rows(rows: Rows, log: LogFn) -> None:
+    """Logs the rows, one short line each."""
+    for row in rows:
+        reward = f"; reward {row['reward']}" if "reward" in row else ""
+        prompt, answer = (textwrap.shorten(row[x], 100) for x in ("prompt", "completion"))
+        log(f"after {row['step']:,} steps: {prompt!r} → {answer!r}{reward}")
+
+
+def _better(record: Demonstration | Preference) -> Demonstration:
+    return record.chosen if isinstance(record, Preference) else record
+
+
+def _answer(text: Demonstration) -> str:
+    """Returns the completion, or the last message of a conversation."""
+    return text.completion if isinstance(text, PromptedText) else text.texts[-1]
+
+
+def _silent(line: str) -> None:
+    del line
