@@ -26,6 +26,7 @@ from .encoder_decoders.transformer import EncoderDecoder as EncoderDecoder
 from .encoder_decoders.transformer import EncoderDecoderConfig as EncoderDecoderConfig
 from .encoders.bert import BERT as BERT
 from .encoders.bert import BertConfig as BertConfig
+from .hf.cross_encoder import PairScoring as PairScoring
 from .hf.generate import generate as generate
 from .hf.generation_config import generation_arguments as generation_arguments
 from .hf.save import save as save
@@ -71,6 +72,8 @@ from .text.completions import read_prompts as read_prompts
 from .text.embed import TextEmbedder as TextEmbedder
 from .text.fill_mask import MaskFiller as MaskFiller
 from .text.generate import TextGenerator as TextGenerator
+from .text.pair_scorer import PairScorer as PairScorer
+from .text.pair_scorer import RankedDocument as RankedDocument
 from .text.prompting.answer import Answer as Answer
 from .text.prompting.answer import answer_queries as answer_queries
 from .text.prompting.continuations import ContinuationScore as ContinuationScore

@@ -15,6 +15,7 @@ from ..model import Model
 from ..nn.heads import CAUSAL_HEADS, HEADS
 from ..nn.typing import Params
 from ..tokenizer import Vocabulary
+from .cross_encoder import PairScoring, write_pair_scoring
 from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
 from .sentence_embedding import EmbeddingSettings, write_embedding_settings
 
@@ -40,6 +41,8 @@ class FolderSettings:
     """The kind of labels of a classifier, as transformers names it."""
     embedding: EmbeddingSettings | None = None
     """How sentence-transformers embeds texts with the model. If None, its files are omitted."""
+    scoring: PairScoring | None = None
+    """How sentence-transformers scores pairs with the model. If None, its files are omitted."""
 
 
 def save(
@@ -52,6 +55,7 @@ def save(
     file_bytes: int = FILE_BYTES,
     generation: Mapping[str, JsonValue] | None = None,
     embedding: EmbeddingSettings | None = None,
+    scoring: PairScoring | None = None,
 ) -> list[str]:
     """Saves a model in Hugging Face's form: `config.json`, safetensors, the tokenizer's files.
 
@@ -75,6 +79,8 @@ def save(
         the folder that the model was loaded from.
       embedding: How the package sentence-transformers embeds a text. For a model with a tokenizer
         and without a head or with a causal one, defaults to the mean of the hidden states.
+      scoring: How the package scores pairs of texts with a sequence classifier. If None, the files
+        of a cross-encoder are omitted.
 
     Returns:
       Notes on the saved model, one line each: what differs in transformers.
@@ -90,7 +96,11 @@ def save(
     if embedding is None and tokenizer is not None and model.config.head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     settings = FolderSettings(
-        dtype=dtype, file_bytes=file_bytes, generation=generation, embedding=embedding
+        dtype=dtype,
+        file_bytes=file_bytes,
+        generation=generation,
+        embedding=embedding,
+        scoring=scoring,
     )
     notes: list[str] = []
 
@@ -191,6 +201,8 @@ def write_model(
         write_embedding_settings(
             folder, settings.embedding, d_model=config.d_model, max_length=config.max_length
         )
+    if settings.scoring is not None:
+        write_pair_scoring(folder, settings.scoring, max_length=config.max_length)
     # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation
     given: JsonObject = {name: value for name, value in generation.items() if value is not None}

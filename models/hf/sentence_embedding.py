@@ -1,37 +1,44 @@
 """Settings of sentence embeddings: reads and writes folders of sentence-transformers.
 
-Such a folder is in Hugging Face's form with a few more files. `modules.json` lists the modules in
-order: the transformer, `1_Pooling`, and optionally `2_Dense` or `2_Normalize`, each with a
-`config.json` in a subfolder. `sentence_bert_config.json` has the tokenizer's options, and
-`config_sentence_transformers.json` the prompts that precede texts. Every setting is honored or
-rejected by name, because vectors would be wrong without it.
-
-A run folder that was imported from such a folder keeps these files in a subfolder.
+The modules of such a folder are the transformer, `1_Pooling`, and optionally `2_Dense` or
+`2_Normalize`. `config_sentence_transformers.json` has the prompts that precede texts. See
+`sentence_modules`.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import suggest
-from ...data.common.files import path_inside
-from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
+from ...data.common.json_text import JsonObject
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
-from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
+from .config_mapping import ConfigMapping, Field, FixedField
 from .safetensors_files import WHOLE, TensorFiles
 from .save_weights import write_json
+from .sentence_modules import (
+    ACTIVATIONS,
+    IN_RUN,
+    MODULES,
+    WHOLE_MODEL,
+    activation_name,
+    activation_path,
+    check_modules,
+    kind_of,
+    read_modules,
+    read_settings,
+    read_transformer,
+    settings_folder,
+    transformer_fields,
+    whole_model_fields,
+    write_modules,
+    write_transformer,
+)
 from .tensor_mapping import WeightsError
 
-IN_RUN = "sentence_transformers"
-"""The subfolder of a run folder that holds the imported files."""
-MODULES = "modules.json"
-TRANSFORMER = "sentence_bert_config.json"
-WHOLE_MODEL = "config_sentence_transformers.json"
 CLASSES = {
     "Transformer": "sentence_transformers.models.Transformer",
     "Pooling": "sentence_transformers.models.Pooling",
@@ -39,15 +46,6 @@ CLASSES = {
     "Normalize": "sentence_transformers.models.Normalize",
 }
 """The classes of written modules, under names that all versions of the package know."""
-ACTIVATIONS = {
-    "Identity": lambda x: x,
-    "Tanh": jnp.tanh,
-    "ReLU": jax.nn.relu,
-    "GELU": lambda x: jax.nn.gelu(x, approximate=False),
-    "Sigmoid": jax.nn.sigmoid,
-    "SiLU": jax.nn.silu,
-}
-
 _KEYS: Mapping[PoolingMode, str] = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -78,35 +76,12 @@ _DENSE = ConfigMapping(
     frozenset({"in_features", "out_features", "bias"}),
 )
 _NORMALIZE = ConfigMapping(_ON_SENTENCES)
-_TRANSFORMER = ConfigMapping(
-    (
-        Field("max_seq_length", "max_length", None, kind=int),
-        Field("do_lower_case", "lowercase", False),
-        FixedField("transformer_task", ("feature-extraction",)),
-        FixedField(
-            "modality_config.text",
-            ({"method": "forward", "method_output_name": "last_hidden_state"},),
-        ),
-        FixedField("module_output_name", ("token_embeddings",)),
-        FixedField("processing_kwargs", (None, {})),
-        FixedField("query_length", (None,)),
-        FixedField("document_length", (None,)),
-        FixedField("query_expansion", (None,)),
-    ),
-    frozenset(
-        """
-        config_args model_args modality_config.message tokenizer_args unpad_inputs
-        """.split()
-    ),
-)
-_WHOLE = ConfigMapping(
-    (
-        Field("prompts", "prompts", {}),
-        Field("default_prompt_name", "default_prompt", None, kind=str),
-        Field("truncate_dim", "num_dimensions", None, kind=int),
-        FixedField("model_type", ("SentenceTransformer",)),
-    ),
-    frozenset({"__version__", "similarity_fn_name"}),
+_TRANSFORMER = transformer_fields("feature-extraction", "last_hidden_state", "token_embeddings")
+_WHOLE = whole_model_fields(
+    "SentenceTransformer",
+    Field("prompts", "prompts", {}),
+    Field("default_prompt_name", "default_prompt", None, kind=str),
+    Field("truncate_dim", "num_dimensions", None, kind=int),
 )
 
 
@@ -216,31 +191,25 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     Raises:
       WeightsError: A file is missing or broken, or a module or setting is not supported.
     """
-    if not (folder / MODULES).is_file():
-        folder = folder / IN_RUN
-    file = folder / MODULES
-    if not file.is_file() or is_cross_encoder(folder):
+    if kind_of(folder) in (None, "CrossEncoder"):
         return None
+    folder = settings_folder(folder)
+    file = folder / MODULES
     # The first two modules are always the transformer and its pooling; maps may follow.
-    modules = _modules(file)
-    (first, path), (second, pooling_path), *further = modules + 2 * [("nothing", "")]
-    if (first, second) != ("Transformer", "Pooling"):
-        raise WeightsError(
-            f"{file} begins with {first}, {second}: only Transformer, Pooling is supported"
-        )
-    if path:
-        raise WeightsError(f"{file} says that the model is in {path}: give that folder")
+    modules = read_modules(file)
+    check_modules(file, modules, "Transformer", "Pooling")
+    pooling_path = modules[1][1]
     layers: list[Dense | Normalize] = []
-    for kind, path in further[: len(modules) - 2]:
+    for kind, path in modules[2:]:
         if kind == "Dense":
             layers.append(_read_dense(folder / path))
         elif kind == "Normalize":
-            _settings(_NORMALIZE, folder / path / "config.json", optional=True)
+            read_settings(_NORMALIZE, folder / path / "config.json", optional=True)
             layers.append(Normalize())
         elif kind != "Dropout":  # which does nothing outside training
             raise WeightsError(f"{file}: the module {path} ({kind}) is not supported")
     # The pooling modes: one field since version 6, a flag for each mode before.
-    pooled = _settings(_POOLING, folder / pooling_path / "config.json")
+    pooled = read_settings(_POOLING, folder / pooling_path / "config.json")
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
     by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
@@ -251,60 +220,18 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             f"only {', '.join(POOLING_MODES)}"
         )
     # The tokenizer's options and the prompts.
-    tokenized = _settings(_TRANSFORMER, folder / TRANSFORMER, optional=True)
-    with_tokenizer = folder / "tokenizer_config.json"
-    if tokenized["max_length"] is None and with_tokenizer.is_file():  # since version 6
-        limit = read_object(with_tokenizer, WeightsError).get("model_max_length")
-        tokenized["max_length"] = limit if isinstance(limit, int) else None
-    whole = _settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
+    tokenized = read_transformer(_TRANSFORMER, folder)
+    whole = read_settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
     return EmbeddingSettings(
         pooling=modes, layers=tuple(layers), pool_prompt=pooled["pool_prompt"], **tokenized, **whole
     )
 
 
-def is_cross_encoder(folder: Path) -> bool:
-    """Returns whether a folder scores pairs of texts (sentence-transformers 6 and later)."""
-    file = folder / WHOLE_MODEL
-    return file.is_file() and read_object(file, WeightsError).get("model_type") == "CrossEncoder"
-
-
-def _modules(file: Path) -> list[tuple[str, str]]:
-    """Returns the class and the folder of each module in a `modules.json`, in order."""
-    # A file that is not a list is rejected as one module of an unknown class.
-    content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
-    modules = []
-    for module in content if isinstance(content, list) else [content]:
-        kind, path = (
-            (str(module.get("type")), str(module.get("path")))
-            if isinstance(module, dict)
-            else (str(module), "")
-        )
-        if path_inside(file.parent, path) is None:
-            raise WeightsError(
-                f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
-            )
-        package, _, name = kind.rpartition(".")
-        # Keep the full name of a class of another package, so that it is rejected.
-        modules.append((name if package.startswith("sentence_transformers") else kind, path))
-    return modules
-
-
-def _settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
-    """Returns the settings in a file, or the defaults if the file is optional and missing."""
-    fields = {} if optional and not file.is_file() else read_object(file, WeightsError)
-    return settings_from_hf(mapping, fields, str(file))
-
-
 def _read_dense(folder: Path) -> Dense:
     """Reads the map of a Dense module."""
     file = folder / "config.json"
-    # Only activations of torch are known; another package may define the same name differently.
-    *package, activation = str(_settings(_DENSE, file)["activation"]).split(".")
-    if package[:1] != ["torch"] or activation not in ACTIVATIONS:
-        raise WeightsError(
-            f"{file}: activation_function {'.'.join([*package, activation])} is not supported: "
-            f"only {', '.join(ACTIVATIONS)} of torch"
-        )
+    stated = str(read_settings(_DENSE, file)["activation"])
+    activation = activation_name(stated, file, "activation_function")
     tensors = TensorFiles(folder)
     names = tensors.shapes().keys()
     if not {"linear.weight"} <= names <= {"linear.weight", "linear.bias"}:
@@ -329,20 +256,9 @@ def write_embedding_settings(
     """
     folder.mkdir(exist_ok=True)
     names = ["Transformer", "Pooling", *(type(layer).__name__ for layer in settings.layers)]
-    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names[1:], start=1))]
-    modules: list[JsonValue] = [
-        {"idx": i, "name": str(i), "path": path, "type": CLASSES[name]}
-        for i, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
-    write_json(folder / MODULES, modules)
+    paths = write_modules(folder, [CLASSES[name] for name in names])
     length = settings.max_length or max_length
-    # The package counts positions from the first column, padding or not, so pad on the right.
-    tokenized: JsonObject = {
-        "max_seq_length": length,
-        "do_lower_case": settings.lowercase,
-        "tokenizer_args": {"padding_side": "right"},
-    }
-    write_json(folder / TRANSFORMER, tokenized)
+    write_transformer(folder, max_length=length, lowercase=settings.lowercase)
     whole: JsonObject = {
         "prompts": dict(settings.prompts),
         "default_prompt_name": settings.default_prompt,
@@ -380,7 +296,6 @@ def keep_embedding_settings(source: Path, run: Path, *, d_model: int, max_length
 
 
 def _write_dense(folder: Path, layer: Dense) -> None:
-    package = "torch.nn.modules." + ("linear" if layer.activation == "Identity" else "activation")
     in_features, out_features = layer.kernel.shape
     write_json(
         folder / "config.json",
@@ -388,7 +303,7 @@ def _write_dense(folder: Path, layer: Dense) -> None:
             "in_features": in_features,
             "out_features": out_features,
             "bias": layer.bias is not None,
-            "activation_function": f"{package}.{layer.activation}",
+            "activation_function": activation_path(layer.activation),
         },
     )
     tensors = {"linear.weight": np.ascontiguousarray(layer.kernel.T)}

@@ -11,6 +11,7 @@ from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
+from ..hf.sentence_modules import lower_case
 from ..hub import local_folder
 from ..model import Model
 from ..nn.heads import HEADS, encoder_heads
@@ -128,6 +129,5 @@ class TextEmbedder(TextModel):
 
     def _encode(self, text: str) -> list[int]:
         if self.settings.lowercase:
-            # Character by character, as the tokenizers library does: a final Σ becomes σ, not ς.
-            text = "".join(character.lower() for character in text)
+            text = lower_case(text)
         return self._tokenizer.encode(text, add_special_tokens=False)

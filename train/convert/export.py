@@ -19,6 +19,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
 from ...models.adapters.peft_export import save_adapter
 from ...models.finite import check_finite, load_finite
+from ...models.hf.cross_encoder import read_pair_scoring
 from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
@@ -127,6 +128,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
+    scoring = read_pair_scoring(exported.folder) if classifies else None
     settings = FolderSettings(
         dtype=exported.dtype,
         file_bytes=exported.file_bytes,
@@ -134,7 +136,10 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         generation=generation_defaults(exported.folder),
         problem_type=PROBLEM_TYPES.get(data.label_target or "") if classifies else None,
         embedding=embedding,
+        scoring=scoring,
     )
+    library = "SentenceTransformer" if is_embedder else None
+    library = library if scoring is None else "CrossEncoder"
 
     def fill(folder: Path) -> None:
         # The card repeats the notes, so write it last.
@@ -147,7 +152,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
             folder=exported.folder,
             step=exported.step,
             num_parameters=count_parameters(params),
-            embeds=is_embedder,
+            sentence_class=library,
             notes=notes,
         )
         (folder / FILE).write_text(card, encoding="utf-8")

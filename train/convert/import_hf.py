@@ -8,12 +8,14 @@ from ...data.common.json_text import JsonObject
 from ...data.tokenizers.load import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.finite import check_finite
+from ...models.hf.cross_encoder import read_pair_scoring, write_pair_scoring
 from ...models.hf.generation_config import GENERATION
 from ...models.hf.save import check_vocabulary
 from ...models.hf.sentence_embedding import (
     keep_embedding_settings,
     read_embedding_settings,
 )
+from ...models.hf.sentence_modules import IN_RUN
 from ...models.hub import local_folder
 from ...models.loading import load
 from ...models.nn.heads import HEADS
@@ -78,15 +80,20 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         fields[GENERATION] = settings
     read_embedding_settings(folder)
     model = config.model
+    scoring = read_pair_scoring(folder) if model.head == "sequence_classification" else None
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)
+
+    def save_more(run: Path) -> None:
+        keep_embedding_settings(folder, run, d_model=model.d_model, max_length=model.max_length)
+        if scoring is not None:
+            write_pair_scoring(run / IN_RUN, scoring, max_length=model.max_length)
+
     make_params_only_run(
         output,
         fields,
         save_tokenizer=tokenizer.save,
-        save_more=lambda run: keep_embedding_settings(
-            folder, run, d_model=model.d_model, max_length=model.max_length
-        ),
+        save_more=save_more,
         step=0,
         params=params,
     )

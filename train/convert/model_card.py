@@ -1,5 +1,6 @@
 """Writes the `README.md` of an exported model: its kind, training data, recipe and scores."""
 
+import dataclasses
 import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,42 @@ from ..runs.metrics_log import read_metrics
 from ..runs.params_only_run import AVERAGED_STEPS, SAVED_FROM_PYTHON
 
 FILE = "README.md"
-_EMBEDS = """Vectors of texts:
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceUsage:
+    """How a card describes a model that sentence-transformers loads."""
+
+    hub_task: str
+    example: str
+    """A section with an example; {} is replaced by the name of the model."""
+
+
+USAGES = {
+    "SentenceTransformer": SentenceUsage(
+        "sentence-similarity",
+        """Vectors of texts:
 
 ```python
 from sentence_transformers import SentenceTransformer
 
 vectors = SentenceTransformer("{}").encode(["A text.", "Another."])
 ```
-"""
+""",
+    ),
+    "CrossEncoder": SentenceUsage(
+        "text-ranking",
+        """Scores of pairs of texts:
+
+```python
+from sentence_transformers import CrossEncoder
+
+scores = CrossEncoder("{}").predict([("A question?", "A passage."), ("A question?", "Another.")])
+```
+""",
+    ),
+}
+"""Usages by the class of sentence-transformers."""
 
 
 def model_card(
@@ -33,7 +62,7 @@ def model_card(
     folder: Path,
     step: int | None,
     num_parameters: int,
-    embeds: bool,
+    sentence_class: str | None,
     notes: Sequence[str],
 ) -> str:
     """Returns the text of the model card.
@@ -45,7 +74,8 @@ def model_card(
         folder: The folder, whose `metrics.jsonl` contains its scores.
         step: The exported checkpoint, or None if flaxzoo did not train the model.
         num_parameters: The number of its parameters.
-        embeds: Whether the export has the files of sentence-transformers.
+        sentence_class: The class of sentence-transformers that loads the export; a key of
+          `USAGES`, or None.
         notes: Further notes, one line each.
     """
     model = config.model
@@ -53,8 +83,9 @@ def model_card(
     made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
     base = f"base_model: {_without_folders(config.init_from)}\n" if config.init_from else ""
     library, task = "transformers", head.hub_task
-    if embeds:
-        library, task = "sentence-transformers", "sentence-similarity"
+    usage = None if sentence_class is None else USAGES[sentence_class]
+    if usage is not None:
+        library, task = "sentence-transformers", usage.hub_task
     # The metadata of the hub, the title, and how to load the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
@@ -64,7 +95,7 @@ def model_card(
         f'model = {head.hf_auto_class}.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n',
         *(f"{note}\n" for note in notes),
-        *([_EMBEDS.format(name)] if embeds else []),
+        *([] if usage is None else [usage.example.format(name)]),
     ]
     # Imported and saved models have no run of flaxzoo to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():

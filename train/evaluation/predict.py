@@ -1,5 +1,6 @@
 """Predictions of a fine-tuned model for unlabeled inputs."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ from ...data.common.progress import LogFn
 from ...data.dataset import ExampleSource
 from ...data.sources.documents import SourceLike
 from ...data.tasks.base import DataConfig
+from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...models.finite import check_outputs, load_finite
+from ...models.hf.cross_encoder import PairScoring, read_pair_scoring
+from ...models.hub import local_folder
 from ...models.nn.typing import PyTree
 from ...models.text.bucketing import padded_batches, padded_length
 from ...models.text.folder import vocabulary_note
-from ..config import objective_of
-from ..runs.load_run import open_run
+from ..config import TrainConfig, objective_of
+from ..runs.load_run import config_of_model, open_run
 
 
 def predict(
@@ -36,9 +40,9 @@ def predict(
         log: called with a line that describes the file.
 
     Returns:
-        One JSON-ready prediction per example, in the order of the file. The score of a regression
-        or of a cross-encoder is the raw output of the model, without the activation that
-        sentence-transformers' CrossEncoder applies (a sigmoid, unless its folder names another).
+        One JSON-ready prediction per example, in the order of the file. The score of a folder of
+        sentence-transformers' CrossEncoder has the activation that the folder names. Any other
+        score is the raw output of the model.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -46,6 +50,11 @@ def predict(
         DataError: the file cannot be read, or this kind of run does not predict.
     """
     config, tokenizer = open_run(folder)
+    scoring = None
+    if config.model.head == "sequence_classification":
+        scoring = read_pair_scoring(local_folder(folder))
+    if scoring is not None:
+        config = _of_pairs(config, scoring)
     note = vocabulary_note(folder, config.model, tokenizer)
     if note is not None:
         log(note)
@@ -67,12 +76,25 @@ def predict(
 
     @jax.jit
     def predictions(params: PyTree, batch: PyTree) -> PyTree:
-        return objective.predictions(objective.outputs(model.apply, params, batch))
+        found = objective.predictions(objective.outputs(model.apply, params, batch))
+        # Several labels get probabilities of their logits instead.
+        if scoring is not None and config.data.label_target == "regression":
+            return {"logits": scoring(found["logits"])}
+        return found
 
     rows: Any = split.examples
     outputs = _by_length(functools.partial(predictions, params), rows)
     check_outputs(outputs)
     return rows.decode(outputs)
+
+
+def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
+    """Returns the configuration of a cross-encoder that reads pairs of texts to predict."""
+    if not isinstance(config.data, SequenceClassificationData):
+        config = config_of_model(config.model)
+    longest = config.model.max_length
+    length = min(longest, scoring.max_length or longest)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, length=length))
 
 
 def _by_length(

@@ -22,8 +22,8 @@ class PredictArguments(ModelArguments):
     by a tab (does the second follow the first?). Token classification: words in the first CoNLL
     column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
-    or of a cross-encoder is the model's output as it is; CrossEncoder of sentence-transformers
-    applies a sigmoid to the output of a model with one label."""
+    is the model's output as it is. The score of a cross-encoder, a folder of sentence-transformers
+    or a run of the recipe rerank, has the activation that CrossEncoder applies."""
 
 
 def predict_command(arguments: list[str]) -> None:

@@ -1,0 +1,203 @@
+"""The files that every folder of sentence-transformers has, whatever its model computes.
+
+`modules.json` lists the modules in order, each with a `config.json` in a subfolder. The first is
+the transformer, whose tokenizer has its options in `sentence_bert_config.json`.
+`config_sentence_transformers.json` names the class of the model. Every setting is honored or
+rejected by name, because results would be wrong without it.
+
+A run folder that was imported from such a folder keeps these files in a subfolder.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from ...data.common.files import path_inside
+from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
+from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
+from .save_weights import write_json
+from .tensor_mapping import WeightsError
+
+IN_RUN = "sentence_transformers"
+"""The subfolder of a run folder that holds the imported files."""
+MODULES = "modules.json"
+TRANSFORMER = "sentence_bert_config.json"
+WHOLE_MODEL = "config_sentence_transformers.json"
+Kind = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
+"""A class of sentence-transformers whose folders are read."""
+ACTIVATIONS = {
+    "Identity": lambda x: x,
+    "Tanh": jnp.tanh,
+    "ReLU": jax.nn.relu,
+    "GELU": lambda x: jax.nn.gelu(x, approximate=False),
+    "Sigmoid": jax.nn.sigmoid,
+    "SiLU": jax.nn.silu,
+}
+"""Functions by the last part of their class names in torch."""
+
+
+def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
+    """Returns the mapping of the settings of a transformer module.
+
+    Args:
+      task: The task of the transformer in version 6 of the package.
+      output: The field of the model's output that the module returns.
+      result: The name under which further modules find it.
+    """
+    return ConfigMapping(
+        (
+            Field("max_seq_length", "max_length", None, kind=int),
+            Field("do_lower_case", "lowercase", False),
+            FixedField("transformer_task", (task,)),
+            FixedField(
+                "modality_config.text", ({"method": "forward", "method_output_name": output},)
+            ),
+            FixedField("module_output_name", (result,)),
+            FixedField("processing_kwargs", (None, {})),
+            FixedField("query_length", (None,)),
+            FixedField("document_length", (None,)),
+            FixedField("query_expansion", (None,)),
+        ),
+        frozenset(
+            """
+            config_args model_args modality_config.message tokenizer_args unpad_inputs
+            """.split()
+        ),
+    )
+
+
+def whole_model_fields(kind: Kind, *fields: Field | FixedField) -> ConfigMapping:
+    """Returns the mapping of `config_sentence_transformers.json` for a class of models."""
+    # Version 5 and earlier write no class for the default one.
+    return ConfigMapping(
+        (*fields, FixedField("model_type", (kind,))),
+        frozenset({"__version__", "similarity_fn_name"}),
+    )
+
+
+def settings_folder(folder: Path) -> Path:
+    """Returns the folder with the files: the model's folder, or its subfolder in a run."""
+    return folder if (folder / MODULES).is_file() else folder / IN_RUN
+
+
+def kind_of(folder: Path) -> str | None:
+    """Returns the class of the model in a folder or run, or None without such files."""
+    folder = settings_folder(folder)
+    if not (folder / MODULES).is_file():
+        return None
+    file = folder / WHOLE_MODEL
+    fields = read_object(file, WeightsError) if file.is_file() else {}
+    return str(fields.get("model_type", "SentenceTransformer"))
+
+
+def read_modules(file: Path) -> list[tuple[str, str]]:
+    """Returns the class and the folder of each module in a `modules.json`, in order."""
+    # A file that is not a list is rejected as one module of an unknown class.
+    content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
+    modules = []
+    for module in content if isinstance(content, list) else [content]:
+        kind, path = (
+            (str(module.get("type")), str(module.get("path")))
+            if isinstance(module, dict)
+            else (str(module), "")
+        )
+        if path_inside(file.parent, path) is None:
+            raise WeightsError(
+                f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
+            )
+        package, _, name = kind.rpartition(".")
+        # Keep the full name of a class of another package, so that it is rejected.
+        modules.append((name if package.startswith("sentence_transformers") else kind, path))
+    return modules
+
+
+def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> None:
+    """Checks that the first modules are those of some classes, the transformer in this folder.
+
+    Raises:
+      WeightsError: They are not.
+    """
+    first = [kind for kind, _ in modules[: len(kinds)]]
+    if first != list(kinds):
+        found = ", ".join([*first, *["nothing"] * (len(kinds) - len(first))])
+        raise WeightsError(f"{file} begins with {found}: only {', '.join(kinds)} is supported")
+    if path := modules[0][1]:
+        raise WeightsError(f"{file} says that the model is in {path}: give that folder")
+
+
+def read_settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
+    """Returns the settings in a file, or the defaults if the file is optional and missing."""
+    fields = {} if optional and not file.is_file() else read_object(file, WeightsError)
+    return settings_from_hf(mapping, fields, str(file))
+
+
+def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
+    """Returns the tokenizer's options in a folder, `max_length` and `lowercase`."""
+    settings = read_settings(mapping, folder / TRANSFORMER, optional=True)
+    if settings["max_length"] is None:  # since version 6
+        settings["max_length"] = tokenizer_length(folder)
+    return settings
+
+
+def tokenizer_length(folder: Path) -> int | None:
+    """Returns the number of tokens that the tokenizer of a folder truncates to, if stated."""
+    file = folder / "tokenizer_config.json"
+    limit = read_object(file, WeightsError).get("model_max_length") if file.is_file() else None
+    return limit if isinstance(limit, int) else None
+
+
+def activation_name(path: str, file: Path, field: str) -> str:
+    """Returns the key in `ACTIVATIONS` of a class of torch.
+
+    Raises:
+      WeightsError: It is another class.
+    """
+    # Another package may define the same name differently.
+    *package, name = path.split(".")
+    if package[:1] != ["torch"] or name not in ACTIVATIONS:
+        raise WeightsError(
+            f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch"
+        )
+    return name
+
+
+def activation_path(name: str) -> str:
+    """Returns the class of torch with a name in `ACTIVATIONS`."""
+    return f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
+
+
+def write_modules(folder: Path, classes: list[str]) -> list[str]:
+    """Writes `modules.json`; returns the subfolder of each module, empty for the first.
+
+    Args:
+      folder: The folder of the model.
+      classes: The class of each module, with its package.
+    """
+    names = [path.rpartition(".")[2] for path in classes]
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names[1:], start=1))]
+    modules: list[JsonValue] = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (kind, path) in enumerate(zip(classes, paths, strict=True))
+    ]
+    write_json(folder / MODULES, modules)
+    return paths
+
+
+def write_transformer(
+    folder: Path, *, max_length: int, lowercase: bool, further: JsonObject | None = None
+) -> None:
+    """Writes the tokenizer's options, with further fields."""
+    # The package counts positions from the first column, padding or not, so pad on the right.
+    tokenized: JsonObject = {
+        "max_seq_length": max_length,
+        "do_lower_case": lowercase,
+        "tokenizer_args": {"padding_side": "right"},
+    }
+    write_json(folder / TRANSFORMER, tokenized | (further or {}))
+
+
+def lower_case(text: str) -> str:
+    """Lowercases character by character, as the tokenizers library does: a final Σ becomes σ."""
+    return "".join(character.lower() for character in text)

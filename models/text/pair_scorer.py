@@ -1,0 +1,166 @@
+"""Scores pairs of texts with a cross-encoder, and ranks documents for a query."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ...data.common.fields import require
+from ...data.common.progress import LogFn
+from ...data.features.bert_inputs import Template, encode_texts
+from ...data.tokenizers.base import Tokenizer
+from ..finite import check_outputs
+from ..hf.cross_encoder import PairScoring, read_pair_scoring
+from ..hf.sentence_modules import lower_case
+from ..hub import local_folder
+from ..model import Model
+from ..nn.typing import Params
+from .bucketing import padded_batches, padded_length
+from .text_model import TextModel, require_texts
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedDocument:
+    """A document and its score for a query."""
+
+    index: int
+    """The index of the document."""
+    score: float
+    """Larger scores are better."""
+
+
+class PairScorer(TextModel):
+    """A sequence classifier that reads two texts at once; compiled once for each padded shape.
+
+    Scores equal those of the class CrossEncoder of sentence-transformers.
+
+    Example::
+
+        scorer = models.PairScorer.of_run("cross-encoder/ms-marco-MiniLM-L6-v2")
+        scores = scorer.score([("how old is the sun", "The sun is 4.6 billion years old.")])
+        best = scorer.rank("how old is the sun", documents, top_k=3)
+
+    Args:
+        model: a model with the head `sequence_classification`.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        settings: how a score is computed from the logits. By default the sigmoid of a single
+          label, and the logits of several.
+
+    Raises:
+        UserError: the model has another head.
+    """
+
+    heads = frozenset(("sequence_classification",))
+    refusal = "scores no pairs of texts"
+    remedy = "give a cross-encoder, such as a run of `flaxzoo train rerank`"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        settings: PairScoring | None = None,
+    ) -> None:
+        super().__init__(model, params, tokenizer)
+        settings = settings or PairScoring.of_labels(len(model.config.labels))
+        self.settings = settings
+        longest = model.config.max_length
+        self._longest = min(longest, settings.max_length or longest)
+        # RoBERTa and DistilBERT have no token types.
+        inputs = ("input_ids", "attention_mask", "token_type_ids")
+        self._inputs = inputs if model.config.num_token_types > 1 else inputs[:2]
+
+        @jax.jit
+        def scores(params: Params, given: dict[str, jax.Array]) -> jax.Array:
+            return settings(model.apply({"params": params}, **given).logits)
+
+        self._scores = scores
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "PairScorer":
+        return cls(model, params, tokenizer, read_pair_scoring(local_folder(folder)))
+
+    def score(self, pairs: Sequence[tuple[str, ...]], log: LogFn = print) -> np.ndarray:
+        """Scores pairs of texts, such as a query and a document.
+
+        Args:
+            pairs: the pairs; in a pair that is too long, the longer text is truncated first.
+            log: called with the number of pairs that were truncated.
+
+        Returns:
+            float32 `[num_pairs]`, in the order of the pairs; `[num_pairs, L]` of a model with L
+            labels.
+
+        Raises:
+            UserError: `pairs` is empty or not a list of pairs of texts, or a score is NaN or
+              infinite.
+        """
+        require_texts(pairs, "pairs", tuple)
+        require(pairs, "pairs must not be empty: give at least one pair")
+        for i, pair in enumerate(pairs):
+            shown = repr(pair)[:60]
+            require(len(pair) == 2, f"pairs[{i}] must be a tuple of two texts, got {shown}")
+        # Encode and truncate as in training.
+        clean = lower_case if self.settings.lowercase else str
+        tokens, num_truncated = encode_texts(
+            [tuple(map(clean, pair)) for pair in pairs],
+            self._tokenizer,
+            Template.of(self._tokenizer, self._longest),
+            [f"pairs[{i}]" for i in range(len(pairs))],
+        )
+        if num_truncated:
+            number = f"{num_truncated:,} of {len(pairs):,}"
+            log(f"{number} pairs truncated: longer than {self._longest} tokens")
+        # Score in batches of similar length; rows of padding fill a batch.
+        lengths = np.diff(tokens.starts).tolist()
+        found = np.zeros((len(pairs), len(self._model.config.labels)), np.float32)
+        for batch, num_rows in padded_batches(lengths, self._longest):
+            length = padded_length(lengths[batch[0]], self._longest)
+            rows = [tokens.example(i) for i in batch]
+            filler = np.zeros((num_rows - len(rows), length), np.int32)
+            given = {
+                name: np.concatenate([np.stack([row[name][:length] for row in rows]), filler])
+                for name in self._inputs
+            }
+            found[batch] = self._scores(self._params, given)[: len(batch)]
+        check_outputs({"a score": found})
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        log: LogFn = print,
+    ) -> list[RankedDocument]:
+        """Ranks documents by their scores for a query.
+
+        Args:
+            query: the query.
+            documents: the documents.
+            top_k: the number of documents to return. Defaults to all.
+            log: see `score`.
+
+        Returns:
+            The documents with the highest scores, best first; equal scores in the given order.
+
+        Raises:
+            UserError: see `score`; or the model has several labels.
+        """
+        labels = self._model.config.labels
+        require(
+            len(labels) == 1,
+            f"the model has {len(labels)} labels ({', '.join(labels[:3])} …), and ranks documents "
+            "only with one: use `score`",
+        )
+        require_texts(documents, "documents")
+        require(documents, "documents must not be empty: give at least one")
+        scores = self.score([(query, document) for document in documents], log)
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        return [RankedDocument(int(i), float(scores[i])) for i in best]

@@ -1,0 +1,146 @@
+"""Scores of pairs are those of the class CrossEncoder, in both directions."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from flaxzoo import models
+from flaxzoo.data.common.errors import UserError
+from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
+from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.train.cli.main import main
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sentence_transformers import CrossEncoder
+
+PIECES = [*WORDPIECE_SPECIALS, *"the old man went down to sea who ?".split()]
+DOCUMENTS = ["the old man went down to the sea", "who ?", "sea " * 40, "", "the sea"]
+PAIRS = [("who went to sea ?", document) for document in DOCUMENTS]
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+def saved(folder, labels=1, **fields):
+    """A random BERT that classifies, as transformers writes it, and further fields."""
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    layers = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 2)
+    config = transformers.BertConfig(**sizes, **layers, vocab_size=len(PIECES))
+    config.update({"num_labels": labels, "max_position_embeddings": 32, "initializer_range": 0.2})
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    wordpiece(PIECES, lowercase=True).save(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
+
+
+def theirs(folder):
+    return CrossEncoder(str(folder), device="cpu").predict(PAIRS)
+
+
+def silent(line):
+    del line
+
+
+def of_version_6(folder):
+    model = CrossEncoder(str(saved(folder / "plain")), device="cpu", max_length=20)
+    model.activation_fn = torch.nn.Tanh()
+    model.save_pretrained(str(folder / "six"))
+    return folder / "six"
+
+
+FOLDERS = {
+    "plain": saved,
+    "three labels": lambda folder: saved(folder, 3),
+    "version 6": of_version_6,
+    "version 5": lambda f: saved(f, sentence_transformers={"activation_fn": IDENTITY}),
+    "version 3": lambda f: saved(f, sbert_ce_default_activation_function=IDENTITY),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FOLDERS)
+def test_scores_are_those_of_the_package(tmp_path, form, assert_close):
+    folder, lines = FOLDERS[form](tmp_path), []
+    scorer, expected = models.PairScorer.of_run(folder), theirs(folder)
+    assert_close(scorer.score(PAIRS, lines.append), expected)
+    longest = 20 if form == "version 6" else 32
+    assert lines == [f"1 of 5 pairs truncated: longer than {longest} tokens"]
+    if form == "three labels":
+        with pytest.raises(UserError, match="the model has 3 labels"):
+            scorer.rank("who", DOCUMENTS)
+        return
+    ranked = scorer.rank(PAIRS[0][0], DOCUMENTS, top_k=3, log=silent)
+    best = CrossEncoder(str(folder), device="cpu").rank(PAIRS[0][0], DOCUMENTS, top_k=3)
+    assert [row.index for row in ranked] == [row["corpus_id"] for row in best]
+    assert_close([row.score for row in ranked], np.array([row["score"] for row in best]))
+
+
+@pytest.mark.slow
+def test_an_imported_and_exported_folder_has_the_same_scores(tmp_path, capsys, assert_close):
+    folder = of_version_6(tmp_path)
+    expected = theirs(folder)
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert_close(theirs(tmp_path / "out"), expected)
+    # Versions 4 and 5 read config.json alone.
+    (tmp_path / "out" / "modules.json").unlink()
+    (tmp_path / "out" / "config_sentence_transformers.json").unlink()
+    assert_close(theirs(tmp_path / "out")[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers\npipeline_tag: text-ranking\n" in card
+    # The command.
+    rows = [{"query": query, "document": document} for query, document in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    for model in (folder, tmp_path / "run"):
+        assert main(["predict", str(model), "--input", str(tmp_path / "pairs.jsonl")]) == 0
+        found = [json.loads(line)["score"] for line in capsys.readouterr().out.splitlines()]
+        assert_close(np.array(found), expected)
+
+
+def changed(folder, file, **fields):
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | fields))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: changed(f, "sentence_bert_config.json", module_output_name="x"),
+         "module_output_name 'x' is not supported"),
+        (lambda f: changed(f, "config_sentence_transformers.json", activation_fn="my.Sigmoid"),
+         "activation_fn my.Sigmoid is not supported: only Identity"),
+        (lambda f: changed(f, "config_sentence_transformers.json", activation_fn=None),
+         "has no activation_fn: restore it"),
+        (lambda f: changed(f, "config_sentence_transformers.json", default_prompt_name="x"),
+         "default_prompt_name 'x' is not supported"),
+        (lambda f: (f / "modules.json").write_text(json.dumps([
+            {"type": f"sentence_transformers.{name}", "path": ""}
+            for name in ("Transformer", "LogitScore")])),
+         "the module LogitScore is not supported after a classifier"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
+    settings = PairScoring(activation="Tanh", max_length=7, lowercase=True)
+    write_pair_scoring(tmp_path, settings, max_length=9)
+    assert read_pair_scoring(tmp_path) == settings
+    change(tmp_path)
+    with pytest.raises(WeightsError, match=message):
+        read_pair_scoring(tmp_path)
+
+
+def test_wrong_pairs_and_models_are_refused(tmp_path):
+    scorer = models.PairScorer.of_run(saved(tmp_path))
+    for pairs, message in (
+        ([("a", "b", "c")], r"pairs\[0\] must be a tuple of two texts"),
+        ([], "pairs must not be empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            scorer.score(pairs)
+    with pytest.raises(UserError, match="activation 'Sigmoit' is unknown: did you mean"):
+        PairScoring(activation="Sigmoit")
