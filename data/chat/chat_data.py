@@ -65,7 +65,7 @@ class Unusable:
         use: Callable[[R], X],
         unusable: type[DataError] = DataError,
     ) -> list[tuple[R, X]]:
-        """Returns the records that can be used, each with the result.
+        """Returns the usable records, each with the result of `use`.
 
         Args:
           records: The records, each with its location if the errors do not name it.
@@ -80,7 +80,7 @@ class Unusable:
         for location, record in records:
             try:
                 used.append((record, use(record)))
-            # An endless template would take its time again for every record.
+            # A template without an end would use up its time again for every record.
             except EndlessTemplateError:
                 raise
             except unusable as error:
@@ -206,7 +206,7 @@ class ChatData(DataConfig, Generic[R]):
         # Errors of tokenization do not name the record, so add its location.
         located = ((self.demonstrations_of(record)[0].location, record) for record in records)
         encoded = unusable.used(located, encode)
-        # A text without its end would teach something else, so leave it out instead of truncating.
+        # A truncated text would teach an answer without its end, so leave it out.
         kept = [(record, one) for record, one in encoded if size(one) <= most]
         shortest = min((size(one) for _, one in encoded), default=0)
         require(

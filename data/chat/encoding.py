@@ -70,7 +70,7 @@ def encode_chat(
         "contents as <<name argument>>, or give a template that has a form",
         error=DataError,
     )
-    # A prompt has no answer; otherwise the template or a comparison of texts locates the answers.
+    # A prompt has no answers. In a conversation the template or a comparison of texts finds them.
     if add_generation_prompt:
         rendered = template.render_traced(messages, tools=tools)
     else:
@@ -85,8 +85,8 @@ def encode_chat(
     answers = [any(a < end and b > start for start, end in spans) for a, b in offsets]
     require(
         add_generation_prompt or any(answers),
-        "no token of the conversation is to be learned: give the assistant an answer that is not "
-        f"empty (the text is {text[:80]!r})",
+        "the conversation has no token to learn: give the assistant an answer that is not empty "
+        f"(the text is {text[:80]!r})",
         error=DataError,
     )
     return EncodedChat(text, ids, answers)

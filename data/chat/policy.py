@@ -243,8 +243,8 @@ class PolicyData(ChatData[PromptRecord]):
         """Returns the same data, whose prompts leave room for answers of this many tokens.
 
         Args:
-          tokens: The longest answer. Without it, half of `length`. ``dataclasses.replace`` drops
-            it, because it copies only the settings.
+          tokens: The longest answer. Without this call it is half of `length`.
+            ``dataclasses.replace`` drops it, because it copies only the settings.
         """
         # Not a field, because fields are the user's settings.
         bound = replace(self)

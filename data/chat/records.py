@@ -236,7 +236,7 @@ _FORMS: tuple[tuple[set[str], Callable[[Row, str], Demonstration]], ...] = (
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
-    """Checks that an optional field that is missing is not there under a misspelled name.
+    """Checks that a missing optional field does not appear under a misspelled name.
 
     Raises:
       DataError: A field has a misspelled name, so nothing would read it.

@@ -55,7 +55,7 @@ _RUN: ContextVar[Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def bounded(run: Run) -> Iterator[None]:
-    """Makes ``spend`` count for a run."""
+    """Counts the calls of ``spend`` against the budget of a run."""
     token = _RUN.set(run)
     try:
         yield

@@ -195,7 +195,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @property
     def step(self) -> bool:
-        """Counts a step; True, so that it can be a part of a condition."""
+        """Counts a step. Returns True, so that a condition can contain the call."""
         spend()
         return True
 
@@ -254,7 +254,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def wrapped(*args: Any, **fields: Any) -> Traced:
             if value.__name__ == "format_map":
                 (fields,), args = args, ()
-            # jinja2's text is authoritative; without it origins are unknown.
+            # jinja2's text is the result. Where ours differs, the origins are unknown.
             text = formatter.vformat(str.__str__(pattern), args, fields)
             made = formatter.traced(pattern, args, fields)
             return made if made == text else Traced(text)

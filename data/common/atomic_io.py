@@ -42,7 +42,9 @@ def write_file(path: Path, content: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise DataError(f"cannot write {path} ({error.strerror}): fix that") from error
+        raise DataError(
+            f"cannot write {path} ({error.strerror}): choose another folder, or free space"
+        ) from error
 
 
 def check_file(path: Path) -> None:

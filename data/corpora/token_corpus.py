@@ -9,6 +9,7 @@ exactly once. Packing counts target tokens.
 import hashlib
 import json
 import shutil
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import numpy as np
 
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError
+from ..common.progress import SECONDS_BETWEEN_LINES, Progress
 from ..dataset import PickledByFields
 from ..tokenizers.base import Tokenizer
 
@@ -215,6 +217,8 @@ def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[in
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Groups items for the tokenizer: enough work for its threads, but little memory.
 
+    Prints a line of progress once a minute.
+
     Args:
       items: Texts, or lists of texts.
       size: Returns the number of characters of an item.
@@ -223,13 +227,21 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
       Non-empty lists of items.
     """
     chunk: list[Item] = []
-    filled = 0
-    for item in items:
+    filled = characters = 0
+    next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+    for number, item in enumerate(items, 1):
         chunk.append(item)
         filled += size(item)
         if filled >= _CHUNK_CHARACTERS:
+            # The caller tokenizes the chunk before it requests the next one.
             yield chunk
+            characters += filled
             chunk, filled = [], 0
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+                Progress().log(
+                    f"tokenized {number:,} texts, {characters / 1e6:,.0f} million characters"
+                )
     if chunk:
         yield chunk
 

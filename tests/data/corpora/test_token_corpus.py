@@ -71,3 +71,15 @@ def test_corpus_is_cached_by_contents(tmp_path, tokenizer, monkeypatch):
     assert other.fingerprint != first.fingerprint
     with pytest.raises(DataError, match="no corpus in"):
         open_corpus(tmp_path)
+
+
+def test_a_line_of_progress_while_text_is_tokenized(monkeypatch, capfd):
+    monkeypatch.setattr(token_corpus, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(token_corpus, "_CHUNK_CHARACTERS", 4)
+    assert list(token_corpus.chunks(["abcd", "ef", "gh", "i"], len)) == [
+        ["abcd"],
+        ["ef", "gh"],
+        ["i"],
+    ]
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["1", "3"]
