@@ -191,9 +191,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     except OSError as error:
         # numpy's errors have no text on a full disk.
         reason = error.strerror or "the disk may be full"
-        raise DataError(
-            f"cannot write {path} ({reason}): remove the cause, and run the command again"
-        ) from error
+        raise DataError(f"cannot write {path} ({reason}): run it again") from error
     assert made is not None
     return made
 

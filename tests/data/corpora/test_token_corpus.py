@@ -9,6 +9,7 @@ from flaxzoo.data import (
     open_corpus,
     train_tokenizer,
 )
+from flaxzoo.data.corpora import token_corpus
 
 
 @dataclass
