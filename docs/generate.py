@@ -13,7 +13,9 @@ from pathlib import Path
 from flaxzoo import data, models, train
 from flaxzoo.data.common.fields import field_docs, range_of
 from flaxzoo.models.config import Execution
+from flaxzoo.models.mesh_axes import MESH_AXES, MESH_AXIS_NAMES
 from flaxzoo.models.registry import FAMILIES, Family, families
+from flaxzoo.models.text.embed import TextEmbedder
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
@@ -66,6 +68,15 @@ SUPPORT_NAMES = {
     "bart": ("BART", "mBART"),
 }
 """Family → its names in the table of `support.md`."""
+
+SUPPORT_MATRIX = """
+## What each family supports
+
+*Load* and *save* are the largest relative difference of outputs to transformers, measured by the
+[parity tests](../support.md). *Train* counts the heads. *Generate* says whether greedy and beam
+search give the tokens of transformers. *Embed* is for `TextEmbedder`. *Shard* lists the mesh axes
+that divide parameters; `data` and `context` divide the batch of every family.
+"""
 
 
 def write_all(site: Path) -> None:
@@ -246,7 +257,7 @@ def _defined_in(package: str, name: str) -> str:
 def _family_pages(support: str) -> Iterator[Page]:
     """Yields a page for each family: paper, sizes, heads, and agreement with transformers."""
     head, _, *measured = re.findall(r"^\|.*\|$", support, re.MULTILINE)
-    rows = []
+    rows, matrix = [], []
     # The variants of the lectures have no published sizes.
     published = {name: record for name, record in families().items() if record.presets}
     for name, record in published.items():
@@ -258,6 +269,7 @@ def _family_pages(support: str) -> Iterator[Page]:
         names = SUPPORT_NAMES[name]
         agreement = [row for row in measured if row.split("|")[1].strip() in names]
         parts = [f"# {name}\n\n{about}\n", _about_family(name, record)]
+        matrix.append((f"[{name}]({name}.md)", *_support(record, agreement)))
         if agreement:
             parts.append(
                 "## Agreement with transformers\n\nThe largest relative difference of outputs in "
@@ -268,9 +280,35 @@ def _family_pages(support: str) -> Iterator[Page]:
     index = [
         "# Families\n",
         _table(("family", "", "sizes"), rows),
+        SUPPORT_MATRIX,
+        _table(("family", "load", "save", "train", "generate", "embed", "shard"), matrix),
         _toctree(published, ":hidden:"),
     ]
     yield "families/index.md", "\n".join(index)
+
+
+def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
+    """Returns the row of a family in the table of what it supports."""
+    config = next(iter(record.presets.values())).config
+    # family | head | model of transformers | import | export | tokens
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in measured]
+    # The export of a body without a head is not measured for every family.
+    load, save = (max((c[i] for c in cells if c[i]), key=float, default="–") for i in (3, 4))
+    logical = {axis for axes in record.parameter_axes.values() for axis in axes}
+    shared = {axis for name in logical for axis in MESH_AXES[name]}
+    experts = {"expert"} if getattr(config, "num_experts", 0) else set()
+    axes = [axis for axis in MESH_AXIS_NAMES if axis in (shared - {"expert"}) | experts]
+    heads = [head for head in config.heads if head != "none"]
+    generates = any(c[5] == "equal" for c in cells)
+    embeds = "seq2seq_lm" not in config.heads and not TextEmbedder.heads.isdisjoint(config.heads)
+    return (
+        load,
+        save,
+        f"{len(heads)} heads" if len(heads) > 1 else heads[0],
+        "equal tokens" if generates else "–",
+        "yes" if embeds else "–",
+        ", ".join(axes),
+    )
 
 
 def _about_family(name: str, record: Family) -> str:
