@@ -44,6 +44,8 @@ from .dataset import ArraySpec as ArraySpec
 from .dataset import DataSplit as DataSplit
 from .dataset import ExampleSource as ExampleSource
 from .dataset import Values as Values
+from .embedding.embedding_data import EmbeddingData as EmbeddingData
+from .embedding.embedding_data import EmbeddingExamples as EmbeddingExamples
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments
 from .filters.selection import Selector as Selector

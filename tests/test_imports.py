@@ -51,7 +51,7 @@ ORDER = {
         {"features", "packing"},
         {"prepared"},
         {"tasks"},
-        {"prompts"},
+        {"embedding", "prompts"},
         {"chat"},
     ],
     "train": [

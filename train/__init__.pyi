@@ -52,6 +52,8 @@ from .objectives.grpo import grpo as grpo
 from .objectives.masked_lm import MASKED as MASKED
 from .objectives.masked_lm import PRETRAINING as PRETRAINING
 from .objectives.masked_lm import MaskedLMConfig as MaskedLMConfig
+from .objectives.multiple_negatives import MultipleNegativesConfig as MultipleNegativesConfig
+from .objectives.multiple_negatives import multiple_negatives as multiple_negatives
 from .objectives.ppo import PPOConfig as PPOConfig
 from .objectives.ppo import ppo as ppo
 from .objectives.ppo import ppo_targets as ppo_targets

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ..data.dataset import BatchSpec, DataSplit
 from ..data.tasks.base import DataConfig
 from .losses.eval_step import Evaluation, unigram_entropy
 from .losses.objective import Objective
+
+if TYPE_CHECKING:
+    from ..models.hf.sentence_embedding import EmbeddingSettings
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
@@ -91,6 +94,28 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         """Returns the data with the arrays that the objective adds to the examples."""
         del open_reference
         return data
+
+    def begun_with(self, data: D, settings: "EmbeddingSettings") -> "tuple[ObjectiveConfig[D], D]":
+        """Returns the objective and the data with what they take from the initial model.
+
+        Args:
+            data: The data.
+            settings: The sentence embeddings of the initial model, or the defaults.
+        """
+        del settings
+        return self, data
+
+    def embedding_settings(
+        self, data: D, settings: "EmbeddingSettings | None"
+    ) -> "EmbeddingSettings | None":
+        """Returns the settings of the run's sentence embeddings, or None if it has none.
+
+        Args:
+            data: The data.
+            settings: Those of the initial model, which the run keeps by default.
+        """
+        del data
+        return settings
 
     def for_evaluation(self) -> "ObjectiveConfig[D]":
         """Returns the settings for an evaluation without the frozen parameters of a train state."""

@@ -37,9 +37,15 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
 def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     """Returns a field of an object, or a list of several fields for ``choice1+choice2``.
 
+    ``field?`` is None if the object lacks the field.
+
     Raises:
       DataError: The object lacks the field, or the field contains a lone surrogate.
     """
+    if field.endswith("?") and field not in row:
+        field = field[:-1]
+        if field not in row:
+            return None
     # The name of a field may contain a plus sign.
     names = [field] if field in row else field.split("+")
     for name in names:

@@ -109,7 +109,7 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
     has = {field for row in rows if isinstance(row, dict) for field in row}
     fields = [
         field.removesuffix("?")
-        for field in usual.split(",")
+        for field in filter(None, usual.split(","))
         if field[-1] != "?" or field[:-1] in has
     ]
     return tuple(fields)

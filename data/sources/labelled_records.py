@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import pick
 from ..filters.conditions import Condition, LeftOut
-from .in_memory import KIND, read_memory
+from .in_memory import KIND, Examples, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora
 from .load_documents import load_documents
 from .source_names import json_rows, read_documents
-from .tables import ColumnRoles, read_tables
+from .tables import ColumnRoles, column_names, read_tables
 
 
 def read_fields(
@@ -43,6 +43,21 @@ def read_fields(
     else:
         for lines in source_lines(source):
             yield from read_objects(lines, source.fields, source.conditions, left_out)
+
+
+def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
+    """Returns the names of all fields that some record of a local source has.
+
+    Raises:
+      DataError: A file is missing or malformed, or a table does not name its columns.
+    """
+    if source.kind in ("tsv", "csv"):
+        return column_names(source)
+    if isinstance(source.name, Examples):
+        rows: Iterable[object] = source.name.rows
+    else:
+        rows = (row for lines in source_lines(source) for _, row in json_rows(lines, (), None))
+    return tuple(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
 
 
 def _read_corpora(source: LabelledSource) -> Iterator[Record]:

@@ -71,6 +71,11 @@ class PublishedRecords:
             values = tuple(plain(pick(row, field, location)) for field in self.source.fields)
             yield Record(location, values)
 
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The names of all fields."""
+        return tuple(_features(self.builder))
+
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """Returns the class names of a field with class ids or lists of class ids."""
         import tensorflow_datasets as tfds

@@ -1,7 +1,8 @@
-"""The base class of labeled data: from a source to the examples of a split and their arrays.
+"""The base classes of data from records: from a source to the examples and arrays of a split.
 
-A subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and
-defines how a record becomes an example, and how examples become arrays. Everything else is here.
+``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
+subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
+how a record becomes an example, and how examples become arrays. Everything else is here.
 """
 
 from abc import abstractmethod
@@ -32,7 +33,7 @@ from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
 from ..sources.tfds_records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
-from .labelled_examples import E, ExampleSet, ExampleTexts, LabelledExamples, divide
+from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
 
 # These settings are not part of the fingerprint, because it covers their effect: the examples and
 # the tokenizer.
@@ -45,30 +46,18 @@ LabelledLength = Annotated[int, Range(least=8)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledData(DataConfig, Generic[E]):
-    """The base class of labeled data."""
+class RecordData(DataConfig, Generic[E]):
+    """The base class of data whose examples are made from records with fields."""
 
     forms: ClassVar[dict[str, str]]
     """The kinds of source that can be read, with the default fields of each."""
-    field_names: ClassVar[str]
-    """The fields of a record as a source names them; optional ones are in square brackets."""
     published_fields: ClassVar[dict[str, str]] = {}
     """The fields of well-known published data sets, by the name of the data set."""
-    label_field: ClassVar[int] = 0
-    """The index of the label among the fields."""
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = LABELED_TEXTS
     """The roles of the columns of a table, and the names that identify its header."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Add the field names to examples in memory, so that config.json records them.
-        for name in ("source", "validation"):
-            if isinstance(given := getattr(self, name), Examples):
-                like = None if name == "source" else self._own_source()
-                fields = parse_labelled(given, self.forms, like).fields
-                object.__setattr__(self, name, given.with_fields(fields))
-
+    @abstractmethod
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[E]:
@@ -83,6 +72,168 @@ class LabelledData(DataConfig, Generic[E]):
           DataError: The source cannot be read, has too few or too many fields, or an example is not
             valid.
         """
+
+    def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
+        """Returns the records of a split of a built-in source."""
+        return review_records(source, split)
+
+    def label_names(self, example: E) -> tuple[str, ...]:
+        """Returns the labels of an example to count for the log."""
+        return ()
+
+    def _records(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> tuple[list[Record], tuple[str, ...]]:
+        """Returns the records of a source, and lines for the log."""
+        # Conditions of the source leave out records; the log states how many.
+        left_out = LeftOut()
+        if published is not None:
+            records, notes = list(published.read(split, left_out)), ()
+        elif source.kind == "builtin":
+            records, notes = self.builtin_records(source, split), ()
+        else:
+            tables = source.kind in ("tsv", "csv")
+            notes = header_notes(source, self.columns) if tables else ()
+            records = list(read_fields(source, self.columns, left_out))
+        filtered = left_out_note(left_out, "record")
+        return records, (*notes, filtered) if filtered else notes
+
+    @abstractmethod
+    def encode(
+        self,
+        examples: Sequence[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> EncodedExamples:
+        """Makes arrays from examples; either all of them or none have labels.
+
+        Args:
+          examples: The examples.
+          tokenizer: The tokenizer.
+          labels: The names of the labels.
+          training: Whether they are for training, and not for an evaluation.
+        """
+
+    def decisive_settings(self) -> dict[str, object]:
+        """Returns the settings that determine the arrays, for the fingerprint."""
+        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
+        return {name: getattr(self, name) for name in names}
+
+    def texts(self) -> ExampleTexts:
+        """Returns the texts of the training examples."""
+        return ExampleTexts(self._part("train").examples)
+
+    def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
+        """Returns the examples that are not held out, the same in every epoch."""
+        return self._split(self._part("train"), tokenizer, labels, training=True)
+
+    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
+        """Returns the validation source, the published split, or the held-out examples."""
+        return self._split(self._part("validation"), tokenizer, labels)
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """Returns all of another source, or the validation split of a published data set."""
+        return self._split(self._read(*self._open(source), "validation"), tokenizer, labels)
+
+    def _own_source(self) -> LabelledSource:
+        return parse_labelled(self.source_name, self.forms)
+
+    def _part(self, split: Split) -> ExampleSet[E]:
+        # Validation data come from the named source, a published split, or a part held out.
+        if split == "validation" and self.validation is not None:
+            return self._read(*self._open(self.validation), "validation")
+        # Sources with a published validation split are not divided.
+        source, published = self._open(self.source)
+        if source.kind == "builtin" or (published is not None and published.validation is not None):
+            return self._read(source, published, split)
+        # All other sources are one set of examples, which is divided by hash.
+        whole = self._read(source, published, "train")
+        fraction = self.validation_fraction if self.validation is None else 0.0
+        if fraction == 0 and split == "train":
+            return whole
+        require(
+            fraction > 0,
+            f"{self.source_name!r} has no validation split: set validation_fraction above 0",
+            error=DataError,
+        )
+        return divide(whole, fraction, self.source_name)[split]
+
+    def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
+        source = parse_labelled(as_source(name), self.forms, self._own_source())
+        if source.kind != "tfds":
+            return source, None
+        published = open_published(source, self.published_fields)
+        return published.source, published
+
+    def _read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> ExampleSet[E]:
+        loaded = self._loaded.get((source, split))
+        if loaded is None:
+            loaded = self.read(source, published, split)
+            require(
+                loaded.examples,
+                f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
+                "column names): give a source that has some",
+                error=DataError,
+            )
+            self._loaded[source, split] = loaded
+        return loaded
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
+        """A cache, because labels, texts and splits need the same examples."""
+        return {}
+
+    def _split(
+        self,
+        loaded: ExampleSet[E],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> DataSplit:
+        rows = self.encode(loaded.examples, tokenizer, labels, training=training)
+        # Everything that determines the arrays: settings, labels, tokenizer and examples.
+        decisive = (self.kind, self.decisive_settings(), labels, training)
+        fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
+        # `notes` of examples and rows are parts of the summary; `lines` are whole lines of the log.
+        number = counted(len(loaded.examples), self.noun.removesuffix("s"))
+        summary = ", ".join([number, *rows.notes, *loaded.notes])
+        notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))
+        return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
+
+    def _counts(self, examples: Iterable[E]) -> Counter[str]:
+        """Counts the labels of examples."""
+        return Counter(name for example in examples for name in self.label_names(example))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledData(RecordData[E]):
+    """The base class of labeled data."""
+
+    field_names: ClassVar[str]
+    """The fields of a record as a source names them; optional ones are in square brackets."""
+    label_field: ClassVar[int] = 0
+    """The index of the label among the fields."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Add the field names to examples in memory, so that config.json records them.
+        for name in ("source", "validation"):
+            if isinstance(given := getattr(self, name), Examples):
+                like = None if name == "source" else self._own_source()
+                fields = parse_labelled(given, self.forms, like).fields
+                object.__setattr__(self, name, given.with_fields(fields))
+
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> ExampleSet[E]:
+        """See ``RecordData``."""
         # Count the fields in a text such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
@@ -109,27 +260,6 @@ class LabelledData(DataConfig, Generic[E]):
           names: The names of the labels if they are numbers, as in published data sets.
           split: The split that they are from.
         """
-
-    def _records(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> tuple[list[Record], tuple[str, ...]]:
-        """Returns the records of a source, and lines for the log."""
-        # Conditions of the source leave out records; the log states how many.
-        left_out = LeftOut()
-        if published is not None:
-            records, notes = list(published.read(split, left_out)), ()
-        elif source.kind == "builtin":
-            records, notes = review_records(source, split), ()
-        else:
-            tables = source.kind in ("tsv", "csv")
-            notes = header_notes(source, self.columns) if tables else ()
-            records = list(read_fields(source, self.columns, left_out))
-        filtered = left_out_note(left_out, "record")
-        return records, (*notes, filtered) if filtered else notes
-
-    def label_names(self, example: E) -> tuple[str, ...]:
-        """Returns the labels of an example to count for the log."""
-        return ()
 
     @abstractmethod
     def unlabelled(self, records: Iterable[Record]) -> list[E]:
@@ -180,9 +310,6 @@ class LabelledData(DataConfig, Generic[E]):
         """The fields of the source to read: names, or numbers of columns."""
         return with_known_fields(self._own_source(), self.published_fields).fields
 
-    def _own_source(self) -> LabelledSource:
-        return parse_labelled(self.source_name, self.forms)
-
     def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the fields to read from JSON lines without labels.
 
@@ -193,40 +320,10 @@ class LabelledData(DataConfig, Generic[E]):
         numbers = all(part.isdecimal() for field in fields for part in field.split("+"))
         return usual if numbers else fields
 
-    @abstractmethod
-    def encode(
-        self,
-        examples: Sequence[E],
-        tokenizer: Tokenizer,
-        labels: tuple[str, ...],
-        *,
-        training: bool = False,
-    ) -> LabelledExamples:
-        """Makes arrays from examples; either all of them or none have labels."""
-
-    def decisive_settings(self) -> dict[str, object]:
-        """Returns the settings that determine the arrays, for the fingerprint."""
-        names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
-        return {name: getattr(self, name) for name in names}
-
-    def texts(self) -> ExampleTexts:
-        """Returns the texts of the training examples."""
-        return ExampleTexts(self._part("train").examples)
-
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the examples that are not held out, the same in every epoch."""
-        split = self._split(self._part("train"), tokenizer, labels, training=True)
+        split = super().train_split(tokenizer, labels, seed)
         return replace(split, notes=(*split.notes, *self._rare_labels()))
-
-    def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation source, the published split, or the held-out examples."""
-        return self._split(self._part("validation"), tokenizer, labels)
-
-    def whole_source(
-        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
-        """Returns all of another source, or the validation split of a published data set."""
-        return self._split(self._read(*self._open(source), "validation"), tokenizer, labels)
 
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
@@ -264,78 +361,9 @@ class LabelledData(DataConfig, Generic[E]):
         unread |= {key for row in name.rows if isinstance(row, dict) for key in row.keys() - read}
         return self.unlabelled(read_fields(source, self.columns))
 
-    def _part(self, split: Split) -> ExampleSet[E]:
-        # Validation data come from the named source, a published split, or a part held out.
-        if split == "validation" and self.validation is not None:
-            return self._read(*self._open(self.validation), "validation")
-        # Sources with a published validation split are not divided.
-        source, published = self._open(self.source)
-        if source.kind == "builtin" or (published is not None and published.validation is not None):
-            return self._read(source, published, split)
-        # All other sources are one set of examples, which is divided by hash.
-        whole = self._read(source, published, "train")
-        fraction = self.validation_fraction if self.validation is None else 0.0
-        if fraction == 0 and split == "train":
-            return whole
-        require(
-            fraction > 0,
-            f"{self.source_name!r} has no validation split: set validation_fraction above 0",
-            error=DataError,
-        )
-        return divide(whole, fraction, self.source_name)[split]
-
     def _whole(self) -> ExampleSet[E]:
         """Reads the training examples and, from a local source, also the held-out examples."""
         return self._read(*self._open(self.source), "train")
-
-    def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
-        source = parse_labelled(as_source(name), self.forms, self._own_source())
-        if source.kind != "tfds":
-            return source, None
-        published = open_published(source, self.published_fields)
-        return published.source, published
-
-    def _read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[E]:
-        loaded = self._loaded.get((source, split))
-        if loaded is None:
-            loaded = self.read(source, published, split)
-            require(
-                loaded.examples,
-                f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
-                "column names): give a source that has some",
-                error=DataError,
-            )
-            self._loaded[source, split] = loaded
-        return loaded
-
-    @cached_property
-    def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
-        """A cache, because labels, texts and splits need the same examples."""
-        return {}
-
-    def _split(
-        self,
-        loaded: ExampleSet[E],
-        tokenizer: Tokenizer,
-        labels: tuple[str, ...],
-        *,
-        training: bool = False,
-    ) -> DataSplit:
-        rows = self.encode(loaded.examples, tokenizer, labels, training=training)
-        # Everything that determines the arrays: settings, labels, tokenizer and examples.
-        decisive = (self.kind, self.decisive_settings(), labels, training)
-        fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        # `notes` of examples and rows are parts of the summary; `lines` are whole lines of the log.
-        number = counted(len(loaded.examples), self.noun.removesuffix("s"))
-        summary = ", ".join([number, *rows.notes, *loaded.notes])
-        notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))
-        return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
-
-    def _counts(self, examples: Iterable[E]) -> Counter[str]:
-        """Counts the labels of examples."""
-        return Counter(name for example in examples for name in self.label_names(example))
 
     def _rare_labels(self) -> tuple[str, ...]:
         """Returns a warning if a label occurs once in the source, counting held-out examples."""

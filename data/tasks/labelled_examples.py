@@ -10,7 +10,7 @@ import numpy as np
 from ..common.errors import DataError, UserError
 from ..common.fields import require
 from ..common.hashing import digest
-from ..dataset import too_long
+from ..dataset import ExampleSource, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts
 from ..features.predictions import Prediction
 from ..sources.hash_split import HashSplit, Split, text_digest
@@ -40,6 +40,15 @@ class Example(Protocol):
 
 
 E = TypeVar("E", bound=Example)
+
+
+class EncodedExamples(ExampleSource, Protocol):
+    """Examples as arrays, with remarks for the log."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks, such as the number of truncated texts."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ accumulated and sharded steps agree. A mean of means would differ.
 """
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -129,7 +130,7 @@ class Objective:
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
         # `forward` decides the order and the inputs of the models.
-        run = {"model": _bound(apply_fn, own, rng)}
+        run = {"model": _bound_each(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():
             # Dropout differs between the models. The model of the run derives its keys with small
@@ -249,6 +250,19 @@ def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
     def run(**inputs: Array) -> Outputs:
         dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
         return apply_fn({"params": params}, **dropout, **inputs)
+
+    return run
+
+
+def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
+    """As `_bound`, with different dropout keys for each run of the model."""
+    runs = itertools.count()
+
+    def run(**inputs: Array) -> Outputs:
+        number = next(runs)
+        # The first run derives its keys with small numbers, so use a checksum for the others.
+        keys = fold_in(rng, zlib.crc32(f"run {number}".encode())) if number else rng
+        return _bound(apply_fn, params, keys)(**inputs)
 
     return run
 

@@ -16,7 +16,7 @@ from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
 from . import decoders, encoders
 
-FILES = (*FAMILIES, "post_training", "reinforcement")
+FILES = (*FAMILIES, "post_training", "reinforcement", "embedding")
 """The sources of recipes, in the order of `flaxzoo list`. Some families have no file here."""
 
 

@@ -19,7 +19,12 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
-from ...models.hf.sentence_embedding import keep_embedding_settings
+from ...models.hf.sentence_embedding import (
+    IN_RUN,
+    EmbeddingSettings,
+    read_embedding_settings,
+    write_embedding_settings,
+)
 from ...models.hub import local_folder
 from ...models.loading import model_config
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
@@ -147,6 +152,7 @@ def _existing_run(
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
     # Compare the configurations after the same adjustments that the stored one received.
+    config = _begun_with(config, folder)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
         Base.from_fields(read_config(folder), folder).find(folder)
@@ -174,11 +180,20 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
         model = source.model
         step = chosen_step(local_folder(config.init_from), config.init_step)
         config = dataclasses.replace(config, init_step=step)
+    config = _begun_with(config, config.init_from)
     labels = None if own_examples else config.data.labels()
     if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
     tokenizer = config.data.with_chat_template(tokenizer)
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
+
+
+def _begun_with(config: TrainConfig, folder: str | Path | None) -> TrainConfig:
+    """Returns a run with the sentence embeddings of its folder, or of the initial model."""
+    found = None if folder is None else read_embedding_settings(local_folder(folder))
+    begun = config.objective.begun_with(config.data, found or EmbeddingSettings())
+    # Both parts change together, because a default objective is chosen for its data.
+    return dataclasses.replace(config, objective=begun[0], data=begun[1])
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
@@ -300,9 +315,11 @@ def create_folder(run: Run) -> None:
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
         model, source = run.stated.model, run.stated.init_from
-        if source is not None:
-            keep_embedding_settings(
-                local_folder(source), folder, d_model=model.d_model, max_length=model.max_length
+        found = None if source is None else read_embedding_settings(local_folder(source))
+        embedding = run.stated.objective.embedding_settings(run.stated.data, found)
+        if embedding is not None:
+            write_embedding_settings(
+                folder / IN_RUN, embedding, d_model=model.d_model, max_length=model.max_length
             )
         if (base := run.base) is not None:
             content[BASE] = dataclasses.asdict(base)

@@ -1,0 +1,153 @@
+"""The columns of a record: the anchor, its documents, and their scores.
+
+The order of the columns gives their roles, as in sentence-transformers: an anchor (a query), then
+the positive, then any number of negatives, or a score. Columns with customary names are found by
+these names, in any order.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..common.errors import DataError
+from ..common.fields import require
+from ..sources.labelled_names import Record
+from ..sources.tables import ColumnRoles
+
+ANCHORS = frozenset("anchor query question sentence1 text1 text_a premise source".split())
+POSITIVES = frozenset(
+    "positive document documents answer passage sentence2 text2 text_b hypothesis target".split()
+)
+SCORES = frozenset("score scores label labels similarity similarity_score".split())
+NEGATIVES = re.compile(r"negatives?|negative_?\d+")
+COLUMNS = ColumnRoles(
+    "the columns of the texts",
+    {"anchor": ANCHORS, "positive": POSITIVES},
+    SCORES | {"negative", "negatives", *(f"negative_{i}" for i in range(1, 100))},
+)
+
+
+@dataclass(frozen=True)
+class EmbeddingExample:
+    """An anchor with its documents.
+
+    Attributes:
+      anchor: The text of the first column, such as a query.
+      documents: The positive, then the negatives; or the second text of a scored pair.
+      score: The score of the pair, or of each document; None if the record has none.
+      location: The location of the example, for messages: `pairs.jsonl line 7`.
+    """
+
+    anchor: str
+    documents: tuple[str, ...]
+    score: float | tuple[float, ...] | None
+    location: str = field(repr=False)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The anchor and the documents."""
+        return (self.anchor, *self.documents)
+
+    @property
+    def group(self) -> str:
+        """See ``Example``; all anchors of a document are in the same split."""
+        return self.documents[0]
+
+
+def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
+    """Returns the fields to read in order: the anchor, the positive, negatives, a score.
+
+    Args:
+      names: The names of all columns.
+      source: The name of the source, for messages.
+
+    Raises:
+      DataError: The names do not say which columns to read.
+    """
+    anchors, positives, scores = (
+        [name for name in names if name.casefold() in customary]
+        for customary in (ANCHORS, POSITIVES, SCORES)
+    )
+    require(
+        len(anchors) == len(positives) == 1 and len(scores) <= 1,
+        f"{source!r} has the columns {', '.join(names)}: name those of the anchor and the positive "
+        "after a #, then any negatives or a score, as #question,paragraph",
+        error=DataError,
+    )
+    negatives = sorted(name for name in names if NEGATIVES.fullmatch(name.casefold()))
+    return (*anchors, *positives, *negatives, *scores)
+
+
+def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[EmbeddingExample]:
+    """Makes examples of records.
+
+    Args:
+      records: The values of the fields in order.
+      fields: The names of the fields. The last one is a score if it has the name of a score, or
+        if its values are numbers.
+
+    Raises:
+      DataError: A record lacks a text or a score, or its documents and scores differ in number.
+    """
+    scored = len(fields) > 2 and (
+        fields[-1].casefold() in SCORES or all(_is_score(r.values[-1]) for r in records)
+    )
+    return [_example(record, scored) for record in records]
+
+
+def _example(record: Record, scored: bool) -> EmbeddingExample:
+    location = record.location
+    anchor, positive, *negatives = record.values[:-1] if scored else record.values
+    # A list of documents is ranked by a list of scores.
+    documents = [*_texts(positive), *(text for value in negatives for text in _texts(value))]
+    require(
+        isinstance(anchor, str) and documents and all(isinstance(x, str) for x in documents),
+        f"{location} must have a text as its anchor and as its positive, got {anchor!r:.40} and "
+        f"{positive!r:.40}: name the columns after a #, as #question,paragraph",
+        error=DataError,
+    )
+    score = _score(record.values[-1], location) if scored else None
+    number = len(score) if isinstance(score, tuple) else len(documents)
+    require(
+        number == len(documents),
+        f"{location} has {number} scores for {len(documents)} documents: give one for each",
+        error=DataError,
+    )
+    return EmbeddingExample(anchor, tuple(documents), score, location)
+
+
+def _texts(value: Any) -> list[Any]:
+    """Returns the texts of a column; an empty one, or None, stands for no text."""
+    return [
+        text for text in (value if isinstance(value, list) else [value]) if text not in (None, "")
+    ]
+
+
+def _is_score(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_score, value))
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _score(value: Any, location: str) -> float | tuple[float, ...]:
+    require(
+        _is_score(value),
+        f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}",
+        error=DataError,
+    )
+    return tuple(map(float, value)) if isinstance(value, list) else float(value)
+
+
+def limited(example: EmbeddingExample, number: int) -> EmbeddingExample:
+    """Returns an example with at most this many documents."""
+    score = example.score
+    return replace(
+        example,
+        documents=example.documents[:number],
+        score=score[:number] if isinstance(score, tuple) else score,
+    )

@@ -1,0 +1,68 @@
+"""Recipes of models of sentence vectors."""
+
+import dataclasses
+
+from ...data.embedding.embedding_data import EmbeddingData
+from ...data.tokenizers.training import TokenizerConfig
+from ...models.config import Execution, TransformerConfig
+from ...models.encoders.bert import BertConfig
+from ..config import Recipe, TrainConfig
+from ..optimizer_config import OptimizerConfig
+
+EMBED = TrainConfig(
+    model=BertConfig(
+        # Grows to the size of the tokenizer.
+        vocab_size=1,
+        max_length=128,
+        num_layers=2,
+        d_model=128,
+        num_heads=4,
+        dropout_rate=0.0,
+        head="none",
+        # About 1 / √D.
+        init_std=0.08,
+    ),
+    data=EmbeddingData(
+        source="jsonl:pairs.jsonl",
+        length=64,
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+    ),
+    optimizer=OptimizerConfig(
+        peak_learning_rate=1e-3,
+        schedule="linear",
+        final_fraction=0.0,
+        warmup_fraction=0.1,
+        beta2=0.999,
+        weight_decay=0.01,
+    ),
+    epochs=1.0,
+    batch_size=64,
+)
+
+
+def of_model(model: TransformerConfig) -> TrainConfig:
+    """Returns the settings of fine-tuning for a published model."""
+    return dataclasses.replace(
+        EMBED,
+        model=dataclasses.replace(model, dropout_rate=0.0),
+        data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128)),
+        # The learning rate of sentence-transformers' examples, for models of a width of 768.
+        optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=2e-5),
+        execution=Execution(remat="dots"),
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    "embed": Recipe(
+        summary="Vectors of texts for search and comparison, from pairs that belong together.",
+        details=(
+            "Run: flaxzoo train embed --init-from sentence-transformers/all-MiniLM-L6-v2 "
+            "--data.source jsonl:pairs.jsonl\n"
+            "Each line has an anchor and a positive, such as a question and its answer, and "
+            "perhaps negatives; the other positives of a batch are negatives as well. flaxzoo "
+            "embed uses the run, and flaxzoo export writes it for sentence-transformers."
+        ),
+        config=EMBED,
+        of_model=of_model,
+    ),
+}
