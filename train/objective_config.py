@@ -112,7 +112,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
         Args:
             data: The data.
-            settings: Those of the initial model, which the run keeps by default.
+            settings: The settings of the initial model, which the run keeps by default.
         """
         del data
         return settings

@@ -72,8 +72,8 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
     )
     require(
         len(anchors) == len(positives) == 1 and len(scores) <= 1,
-        f"{source!r} has the columns {', '.join(names)}: name those of the anchor and the positive "
-        "after a #, then any negatives or a score, as #question,paragraph",
+        f"{source!r} has the columns {', '.join(names)}: name the columns of the anchor and "
+        "the positive after a #, then any negatives or a score, as #question,paragraph",
         error=DataError,
     )
     negatives = sorted(name for name in names if NEGATIVES.fullmatch(name.casefold()))

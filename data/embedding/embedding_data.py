@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import DataError
 from ..common.fields import NonNegativeInt, require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts
@@ -77,10 +78,14 @@ class EmbeddingData(RecordData[EmbeddingExample]):
         if not names:
             known = names_of_fields(source) if published is None else published.field_names
             names = find_fields(known, source.name)
-        require(len(names) > 1, f"{source.name!r} names one column: name the positive as well")
+        require(
+            len(names) > 1,
+            f"{source.name!r} names one column: name the positive as well",
+            error=DataError,
+        )
         # A record may lack a negative.
         fields = tuple(name + "?" * self._is_optional(name, source) for name in names)
-        source = replace(source, fields=fields)
+        source = replace(source, fields=fields, named=True)
         if published is not None:
             published = replace(published, source=source)
         records, lines = self._records(source, published, split)

@@ -171,7 +171,9 @@ def write_data(folder):
             for split in ("train", "val")
             for side in ("en", "de")
         },
-        "pairs.jsonl": "\n".join(json.dumps({"question": s, "answer": "there"}) for s in sentences),
+        "pairs.jsonl": "\n".join(
+            json.dumps({"question": s, "answer": " ".join(s.split()[::-1])}) for s in sentences
+        ),
         "choices.jsonl": "\n".join(
             json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
             for i, s in enumerate(sentences)

@@ -1,0 +1,153 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+from flaxzoo import data
+from flaxzoo.data import DataError, EmbeddingData, TokenizerConfig
+
+ROWS = [
+    {"id": 1, "anchor": "a cat sat", "positive": "the cat was sitting", "negative": "a dog ran"},
+    {"id": 2, "anchor": "where is it", "positive": "it is here", "negative": None},
+    {"id": 3, "anchor": "a cat sat", "positive": "it is a cat that sat", "negative": "it is here"},
+]
+WORDS = TokenizerConfig(kind="words")
+
+
+def split_of(source, **fields):
+    """The training examples of a source, each as (anchor, documents present, scores)."""
+    config = EmbeddingData(source=source, validation=source, length=8, tokenizer=WORDS, **fields)
+    tokenizer = config.make_tokenizer()
+    split = config.train_split(tokenizer, (), 0)
+    found = []
+    for i in range(split.examples.num_examples):
+        row = split.examples.example(0, i)
+
+        def text(ids, mask):
+            return tokenizer.decode([int(x) for x in ids[mask != 0]])
+
+        documents = [
+            text(*both)
+            for both in zip(row["input_ids"], row["attention_mask"], strict=True)
+            if both[1].any()
+        ]
+        scores = row["scores"].tolist() if "scores" in row else None
+        found.append((text(row["anchor_ids"], row["anchor_mask"]), documents, scores))
+    return found, split
+
+
+def written(path, rows, kind="jsonl"):
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            separator = {"csv": ",", "tsv": "\t"}[kind]
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
+            writer.writeheader()
+            writer.writerows(rows)
+    return f"{kind}:{path}"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "memory"])
+def test_each_form_of_a_source_gives_the_same_examples(kind, tmp_path):
+    source = data.Examples.of(ROWS) if kind == "memory" else written(tmp_path / "x", ROWS, kind)
+    found, split = split_of(source)
+
+    assert found == [
+        ("a cat sat", ["the cat was sitting", "a dog ran"], None),
+        ("where is it", ["it is here"], None),
+        ("a cat sat", ["it is a cat that sat", "it is here"], None),
+    ]
+    assert "columns: anchor, positive, negative" in split.notes
+    shapes = {name: x.shape for name, x in split.examples.example(0, 0).items()}
+    assert shapes == {
+        "anchor_ids": (8,), "anchor_mask": (8,), "input_ids": (2, 8), "attention_mask": (2, 8)
+    }  # fmt: skip
+
+
+LISTS = {"query": "a b", "documents": ["c", "d e"], "scores": [0.5, 2]}
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "documents", "scores"),
+    [
+        ({"anchor": "a b", "positive": "c", "negative_1": "d", "negative_2": "e"}, "",
+         ["c", "d", "e"], None),
+        ({"negatives": ["d", "e"], "positive": "c", "anchor": "a b"}, "", ["c", "d", "e"], None),
+        ({"question": "a b", "answer": "c"}, "", ["c"], None),
+        ({"source": "a b", "target": "c"}, "", ["c"], None),
+        ({"sentence1": "a b", "sentence2": "c", "score": 0.75}, "", ["c"], 0.75),
+        ({"x": "a b", "y": "c", "z": 3}, "#x,y,z", ["c"], 3.0),
+        ({"x": "a b", "y": "c", "z": "d"}, "#x,y,z", ["c", "d"], None),
+        ({"x": "a b", "y": "c", "z": "d"}, "#z,x", ["a b"], None),
+        (LISTS, "", ["c", "d e"], [0.5, 2.0]),
+    ],
+)  # fmt: skip
+def test_columns_have_their_roles_by_name_or_by_order(row, fields, documents, scores, tmp_path):
+    found, _ = split_of(written(tmp_path / "x", [row, row]) + fields)
+    assert found == 2 * [("d" if fields == "#z,x" else "a b", documents, scores)]
+
+
+def test_negatives_and_queries_have_limits():
+    row = {"anchor": "a b c d", "positive": "p", "negatives": ["d", "e", "f"]}
+    config = {"length": 10, "num_negatives": 2, "query_length": 8, "tokenizer": WORDS}
+    rows = data.Examples.of([row, {**row, "negatives": []}])
+    data_ = EmbeddingData(source=rows, validation=rows, **config)
+    examples = data_.whole_source(data_.source, data_.make_tokenizer(), ()).examples
+    shapes = {name: x.shape for name, x in examples.example(0, 1).items()}
+    assert (shapes["anchor_ids"], shapes["input_ids"]) == ((8,), (3, 10))
+    assert shapes == {name: one.shape for name, one in data_.batch_spec(0, 0).items()}
+    with pytest.raises(data.UserError, match="query_length 11 must be at most length 10"):
+        EmbeddingData(source="jsonl:x", **{**config, "query_length": 11})
+
+
+def test_numbers_in_a_table_are_scores(tmp_path):
+    rows = [{"a": "a", "b": "b", "c": "0.5"}, {"a": "c", "b": "d", "c": "1"}]
+    found, _ = split_of(written(tmp_path / "x", rows, "tsv") + "#a,b,c")
+    assert [scores for _, _, scores in found] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "message"),
+    [
+        ([{"a": "x", "b": "y"}], "", r"has the columns a, b: name the columns of the anchor"),
+        ([{"anchor": "x", "positive": ""}], "", "line 1 must have a text .* as its positive"),
+        ([{"anchor": "x", "positive": 3}], "", "line 1 must have a text"),
+        ([{"anchor": "x", "positive": "y", "score": "z"}], "", "line 1 must have a number"),
+        ([{**LISTS, "scores": [1]}], "", "line 1 has 1 scores for 2 documents"),
+        ([{"anchor": "x", "positive": "y"}], "#anchor", "names one column"),
+        ([{"anchor": "x", "positive": "y"}], "#anchor,other", "has no field 'other'"),
+    ],
+)
+def test_bad_rows_are_named(rows, fields, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        split_of(written(tmp_path / "x", rows) + fields)
+
+
+def test_prompts_precede_the_texts():
+    prompts = {"query_prompt": "query : ", "document_prompt": "it : "}
+    found, _ = split_of(data.Examples.of([("a", "b"), ("c", "query")]), **prompts)
+    tokenizer_words = [(anchor.split()[-1], documents) for anchor, documents, _ in found]
+    assert len(tokenizer_words) == 2
+    assert all(anchor.startswith("query") for anchor, _, _ in found)
+
+
+def test_no_document_is_in_both_splits():
+    rows = [(f"question {i}", f"paragraph {i // 5}") for i in range(200)]
+    config = EmbeddingData(
+        source=data.Examples.of(rows), validation_fraction=0.3, length=8, tokenizer=WORDS
+    )
+    tokenizer = config.make_tokenizer()
+    splits = config.train_split(tokenizer, (), 0), config.validation_split(tokenizer, ())
+    train, validation = ({e.documents for e in split.content} for split in splits)
+    assert train
+    assert validation
+    assert not train & validation
+
+
+def test_an_absent_document_is_all_zeros():
+    _, split = split_of(data.Examples.of(ROWS))
+    row = split.examples.example(3, 1)
+    assert not row["input_ids"][1].any()
+    assert not row["attention_mask"][1].any()
+    assert row["input_ids"].dtype == np.int32

@@ -1,0 +1,88 @@
+"""Runs of vectors: they begin with a folder of sentence-transformers, and end as one."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import sentence_transformers
+import torch
+from flaxzoo import data, models, train
+from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings, Normalize
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from ...support.encoders import SIZES, VOCABULARY, WORDS
+
+pytestmark = pytest.mark.slow
+
+DRAW = random.Random(0)
+PAIRS = [(" ".join(DRAW.choices(WORDS, k=4)), " ".join(DRAW.choices(WORDS, k=6))) for _ in range(8)]
+SETTINGS = EmbeddingSettings(
+    pooling=("cls",), layers=(Normalize(),), prompts={"query": "it saw ", "other": "x"}
+)
+
+
+def config_of(init_from, **fields):
+    pairs = data.Examples.of(PAIRS)
+    return train.TrainConfig(
+        model=models.BertConfig(**SIZES, head="none", dropout_rate=0.0),
+        data=data.EmbeddingData(
+            source=pairs, validation=pairs, length=16, query_length=10, tokenizer=VOCABULARY
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2),
+        init_from=None if init_from is None else str(init_from),
+        batch_size=len(PAIRS),
+        log_every=1,
+        **{"steps": 1, **fields},
+    )
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder of sentence-transformers with other settings than the defaults."""
+    place = tmp_path_factory.mktemp("published")
+    train.train(config_of(None, steps=1), place / "run", quiet=True)
+    model, params = models.load(place / "run")
+    tokenizer = data.load_tokenizer(place / "run" / "tokenizer")
+    models.save(place / "model", model, params, tokenizer, embedding=SETTINGS)
+    return place / "model"
+
+
+def test_a_run_keeps_the_settings_of_its_model_and_learns_the_loss_of_the_package(
+    published, tmp_path
+):
+    train.train(config_of(published), tmp_path / "run", quiet=True)
+    embedder = models.TextEmbedder.of_run(tmp_path / "run")
+    expected = dataclasses.replace(
+        SETTINGS, max_length=32, prompts={"query": "it saw ", "other": "x"}
+    )
+    assert embedder.settings == expected
+    # The loss of the first step, before the update.
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    theirs = sentence_transformers.SentenceTransformer(str(published), device="cpu")
+    loss = MultipleNegativesRankingLoss(theirs)
+    columns = [[f"it saw {a}" for a, _ in PAIRS], [b for _, b in PAIRS]]
+    features = [theirs.tokenize(texts) for texts in columns]
+    with torch.no_grad():
+        assert first["loss"] == pytest.approx(float(loss(features, None)), abs=1e-5)
+
+    train.export_model(tmp_path / "run", tmp_path / "exported")
+    exported = sentence_transformers.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    texts = [b for _, b in PAIRS]
+    ours = embedder(texts, prompt_name="query")
+    np.testing.assert_allclose(ours, exported.encode(texts, prompt_name="query"), atol=1e-5)
+    # The settings of the model are not needed again.
+    again = train.train(config_of(published), tmp_path / "run", quiet=True)
+    assert again.finished
+
+
+def test_settings_of_the_run_replace_those_of_the_model(published, tmp_path):
+    config = config_of(published, objective=train.MultipleNegativesConfig(pooling=("mean",)))
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, query_prompt="", document_prompt="red ")
+    )
+    train.train(config, tmp_path / "run", quiet=True)
+    settings = models.TextEmbedder.of_run(tmp_path / "run").settings
+    assert (settings.pooling, settings.layers) == (("mean",), (Normalize(),))
+    assert settings.prompts["document"] == "red "
