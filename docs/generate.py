@@ -47,6 +47,7 @@ SUPPORT_NAMES = {
     "electra": ("ELECTRA",),
     "xlm_roberta": ("XLM-R",),
     "camembert": ("CamemBERT",),
+    "modernbert": ("ModernBERT",),
     "transformer": ("Marian", "Pegasus"),
     "llama": ("Llama",),
     "mistral": ("Mistral",),

@@ -263,6 +263,11 @@ class TransformerConfig(Checked):
     """Whether a model that predicts next tokens hides later tokens; else it cannot generate."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
+    head_transform: ClassVar[bool] = False
+    """Whether every head begins with the transform of the head for masked words: a linear map, an
+    activation and a norm. Such a model has no pooler (ModernBERT)."""
+    transform_bias: ClassVar[bool] = True
+    """Whether the linear map of the transform of a head has a bias."""
     num_token_types: ClassVar[int] = 0
     """Number of token types, or 0 if the model has none."""
     rope_scaling: ClassVar[RotaryScaling | None] = None
@@ -373,6 +378,16 @@ class TransformerConfig(Checked):
     @property
     def query_init_std(self) -> float | None:
         """Standard deviation of the initial projection to queries."""
+        return self.init_std
+
+    @property
+    def transform_init_std(self) -> float | None:
+        """Standard deviation of the initial linear map of the transform of a head."""
+        return self.init_std
+
+    @property
+    def score_init_std(self) -> float | None:
+        """Standard deviation of the initial maps to labels and other scores of heads."""
         return self.init_std
 
     @property

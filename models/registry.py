@@ -31,6 +31,7 @@ FAMILIES = {
     "electra": "encoders",
     "xlm_roberta": "encoders",
     "camembert": "encoders",
+    "modernbert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",

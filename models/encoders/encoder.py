@@ -113,6 +113,10 @@ class EncoderConfig(TransformerConfig):
     """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix, if not `activation`."""
+    pooling_heads: ClassVar[tuple[str, ...]] = (POOLING_HEAD,)
+    """The heads that can pool more than the first token."""
+    window: ClassVar[int | None] = None
+    """In windowed layers, tokens attend to tokens at a distance below `window`, or None."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +126,7 @@ class EncoderConfig(TransformerConfig):
             f"head {self.head!r} predicts no tokens: leave tie_output out",
         )
         require(
-            self.pooling == "cls" or self.head == POOLING_HEAD,
+            self.pooling == "cls" or self.head in self.pooling_heads,
             f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
             f"head {self.head!r}",
         )
@@ -162,7 +166,7 @@ class EncoderConfig(TransformerConfig):
             self,
             head=head,
             labels=labels,
-            pooling=self.pooling if head == POOLING_HEAD else "cls",
+            pooling=self.pooling if head in self.pooling_heads else "cls",
             tie_output=self.tie_output or not HEADS[head].has_token_logits,
         )
 
@@ -170,7 +174,12 @@ class EncoderConfig(TransformerConfig):
     def has_pooler(self) -> bool:
         """Whether the model pools its first token."""
         pools = self.body_pooler if self.head == "none" else self.head_spec.needs_pooler
-        return pools and self.pooling == "cls"
+        return pools and self.pooling == "cls" and not self.head_transform
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends only to the window; unused without a window."""
+        return (True,) * self.num_layers
 
 
 class PostNormLayer(Layer[EncoderConfig]):
@@ -301,10 +310,14 @@ class Encoder(nn.Module):
             cache=cache,
             rng=rng,
             output_attentions=output_attentions,
+            window=c.window,
+            windowed_layers=c.windowed_layers,
             head_mask=head_mask,
             positions=positions,
         )
+        context = self.complete(context)
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
+        x = self.finish(x)
         if cache is not None:
             # Store the new keys and values. Logits become NaN if the cache overflowed.
             assert outputs.cache is not None
@@ -318,6 +331,14 @@ class Encoder(nn.Module):
         if c.head == "causal_lm":
             return CausalLMOutput(x, output.projection, cache, body.attentions)
         return output
+
+    def complete(self, context: LayerContext) -> LayerContext:
+        """Returns the inputs that all layers share, with those that only this family has."""
+        return context
+
+    def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns the hidden states that the head reads, from the output of the last layer."""
+        return x
 
     def _check(
         self,
@@ -381,7 +402,8 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B D"] | None:
         """Returns the pooled vector that the head reads, or None without a pooler."""
         c, e = self.config, self.execution
-        if c.pooling != "cls":
+        reads_tokens = c.head_transform and c.head_spec.needs_pooler and c.head != "none"
+        if c.pooling != "cls" or reads_tokens:
             # Without a mask every token is real.
             if attention_mask is None:
                 attention_mask = jnp.ones(x.shape[:2], jnp.int32)

@@ -131,6 +131,8 @@ class TensorRule:
     hf: str
     """Name of the tensor; with `{i}`, one tensor for each layer, with `{e}` for each expert."""
     layout: Layout
+    first: int = 0
+    """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
 
     @property
     def num_stacked(self) -> int:
@@ -146,7 +148,9 @@ class TensorRule:
         # One tensor per layer and expert: leave out the stacked axes.
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
         for index in self.indices(flax):
-            yield self.hf.format(**dict(zip("ie", index, strict=False))), shape
+            numbers = dict(zip("ie", index, strict=False))
+            numbers["i"] = numbers.get("i", 0) + self.first
+            yield self.hf.format(**numbers), shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +200,16 @@ class TensorMapping:
 
 
 def linear(
-    flax: str, hf: str, layout: Layout = LINEAR, *, bias: bool = True
+    flax: str | tuple[str, ...], hf: str, layout: Layout = LINEAR, *, bias: bool = True
 ) -> tuple[TensorRule, ...]:
-    """Returns the rules of a linear map, given its parameter path and tensor prefix."""
-    kernel = TensorRule((f"{flax}/kernel",), f"{hf}.weight", layout)
-    return (kernel, TensorRule((f"{flax}/bias",), f"{hf}.bias", VECTOR)) if bias else (kernel,)
+    """Returns the rules of a linear map, given its tensor prefix and one or more parameter paths.
+
+    Several maps of the same input form one tensor.
+    """
+    paths = (flax,) if isinstance(flax, str) else flax
+    kernel = TensorRule(tuple(f"{path}/kernel" for path in paths), f"{hf}.weight", layout)
+    biases = TensorRule(tuple(f"{path}/bias" for path in paths), f"{hf}.bias", VECTOR)
+    return (kernel, biases) if bias else (kernel,)
 
 
 def norm(flax: str, hf: str, *, bias: bool = True) -> tuple[TensorRule, ...]:
@@ -217,11 +226,12 @@ def embedding(flax: str, hf: str) -> tuple[TensorRule, ...]:
 def layer_rules(
     flax: str,
     hf: str,
-    names: Mapping[str, str],
+    names: Mapping[str, str] | Mapping[str | tuple[str, ...], str],
     *,
     layout: Layout = LINEAR,
     output_layout: Layout = FROM_HEADS,
     linear_bias: bool = True,
+    attention_bias: bool | None = None,
     norm_bias: bool = True,
 ) -> list[TensorRule]:
     """Returns the rules of a stack of layers.
@@ -231,23 +241,25 @@ def layer_rules(
       hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
       names: Hugging Face name of each part, such as `self_attn.q_proj` for `attention/query`. A
         part that ends in `norm` is a norm; any other is a linear map; one that ends in
-        `attention/output` reads heads.
+        `attention/output` reads heads. Several parts may form one linear map.
       layout: How linear maps are stored. Defaults to torch's Linear.
       output_layout: How linear maps that read heads are stored.
       linear_bias: Whether linear maps have biases.
+      attention_bias: The same for attention, if it differs.
       norm_bias: Whether norms have biases.
     """
     rules: list[TensorRule] = []
-    for part, name in names.items():
-        path, tensor = f"{flax}/{part}", f"{hf}.{name}"
+    for parts, name in names.items():
+        paths = [f"{flax}/{part}" for part in ((parts,) if isinstance(parts, str) else parts)]
+        tensor = f"{hf}.{name}"
         # A norm has a scale where a linear map has a kernel.
-        if part.endswith("norm"):
-            rules += norm(path, tensor, bias=norm_bias)
+        if paths[0].endswith("norm"):
+            rules += norm(paths[0], tensor, bias=norm_bias)
         else:
-            reads_heads = part.endswith("attention/output")
-            rules += linear(
-                path, tensor, output_layout if reads_heads else layout, bias=linear_bias
-            )
+            stored = output_layout if paths[0].endswith("attention/output") else layout
+            of_attention = attention_bias is not None and "attention/" in paths[0]
+            bias = attention_bias if of_attention else linear_bias
+            rules += linear(tuple(paths), tensor, stored, bias=bool(bias))
     return rules
 
 

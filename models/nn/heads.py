@@ -210,10 +210,24 @@ class _Head(nn.Module):
     def _scores(
         self, name: str, number: int, x: Float[Array, "..."], *, use_bias: bool = True
     ) -> Float[Array, "..."]:
-        std, e = self.config.init_std, self.execution
+        std, e = self.config.score_init_std, self.execution
         # Losses and metrics need float32, whatever the precision of the body.
         scores = Linear((number,), std, use_bias=use_bias, execution=e, name=name)(x)
         return scores.astype(jnp.float32)
+
+    def _transform(self, x: Float[Array, "... D"], width: int) -> Float[Array, "... {width}"]:
+        """Applies a linear map to a width, an activation, and a norm."""
+        c, e = self.config, self.execution
+        std, bias = c.transform_init_std, c.transform_bias
+        x = Linear((width,), std, use_bias=bias, execution=e, name="transform")(x)
+        x = ACTIVATIONS[c.head_activation or c.activation](x)
+        return LayerNorm(c, e, name="transform_norm")(x)
+
+    def _read(self, x: Float[Array, "... D"], rng: RowKeys | None) -> Float[Array, "... D"]:
+        """Returns the input of a classifier: transformed if the family does, and with dropout."""
+        c = self.config
+        x = self._transform(x, c.d_model) if c.head_transform else x
+        return dropout(x, c.classifier_dropout_rate, rng, "classifier")
 
     def _projection(self, inputs: HeadInputs) -> Projection:
         """Applies the transform, and adds the head's bias to the (tied) vocabulary matrix."""
@@ -224,9 +238,7 @@ class _Head(nn.Module):
             x = jnp.take_along_axis(x, inputs.masked_positions[..., None], axis=1)
         # The transform, [B, M, W] for embeddings of width W.
         width = inputs.table.shape[-1]
-        x = Linear((width,), c.init_std, execution=e, name="transform")(x)
-        x = ACTIVATIONS[c.head_activation or c.activation](x)
-        x = LayerNorm(c, e, name="transform_norm")(x)
+        x = self._transform(x, width)
         # The vocabulary's bias [V] belongs to the head, also if the matrix is tied.
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
@@ -279,7 +291,7 @@ class ClassificationHead(_Head):
         spec = HEADS[self.config.head]
         # [B, D] for a label of each sequence, [B, T, D] for a label of each token.
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
-        x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
+        x = self._read(x, inputs.rng)
         number = len(self.config.labels) if spec.needs_labels else 1
         # [B, L] of pooled tokens, or [B, T, L] of all tokens.
         logits = self._scores("classifier", number, x)
@@ -346,8 +358,7 @@ class QuestionAnsweringHead(_Head):
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
         """Scores `[B, T]` for each end."""
-        x = inputs.body.last_hidden_state
-        x = dropout(x, self.config.classifier_dropout_rate, inputs.rng, "classifier")
+        x = self._read(inputs.body.last_hidden_state, inputs.rng)
         logits = self._scores("span", 2, x)
         return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])
 

@@ -138,6 +138,15 @@ def embedding_lookup(
     return table.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
+def standardized(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
+    """Returns (x - mean) / √(variance + eps) over the last axis, in float32."""
+    x32 = x.astype(jnp.float32)
+    # Center first: E[x²] - E[x]² would lose digits.
+    centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(variance + eps)
+
+
 class LayerNorm(nn.Module):
     """Layer normalization over the last axis, in float32 (Ba et al. 2016).
 
@@ -157,11 +166,7 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns (x - mean) / √(variance + eps) · scale + bias."""
-        x32 = x.astype(jnp.float32)
-        # Center first: E[x²] - E[x]² would lose digits.
-        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        y = centered * jax.lax.rsqrt(variance + self.config.norm_eps)
+        y = standardized(x, self.config.norm_eps)
         if self.config.norm_affine:
             shape, dtype = x.shape[-self.num_scaled_axes :], self.execution.param_dtype
             y = y * self.param("scale", nn.initializers.ones, shape, dtype)

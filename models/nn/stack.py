@@ -185,6 +185,8 @@ class LayerContext:
     """1 for real tokens, for a mixture of experts. If None, all are real."""
     windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer has an attention window."""
+    norm_scales: Float[Array, "L D"] | None = None
+    """Scales of norms that only some layers have (ModernBERT)."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
         """Returns whether a layer has an attention window. Its index may be traced."""

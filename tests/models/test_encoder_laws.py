@@ -12,6 +12,7 @@ from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
+from flaxzoo.models.encoders.modernbert import ModernBertConfig
 from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
 
@@ -40,6 +41,9 @@ CONFIGS = {
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
     "ELECTRA": ElectraConfig(**SIZES, d_embedding=8),
     "XLM-R": XLMRobertaConfig(**SIZES),
+    "ModernBERT": ModernBertConfig(
+        **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
+    ),
 }
 DRAW = np.random.default_rng(0)
 SOURCE, TARGET = DRAW.integers(1, 32, (8, 12)), DRAW.integers(1, 32, (8, 10))

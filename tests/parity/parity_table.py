@@ -33,6 +33,7 @@ NAMES = {
     "electra": "ELECTRA",
     "xlm-roberta": "XLM-R",
     "camembert": "CamemBERT",
+    "modernbert": "ModernBERT",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",

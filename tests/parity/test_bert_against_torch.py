@@ -53,6 +53,25 @@ FAMILIES = {
         "type_vocab_size": 2,
         "summary_last_dropout": 0.0,
     },
+    "ModernBert": {
+        "hidden_size": D,
+        "num_hidden_layers": L,
+        "num_attention_heads": N,
+        "intermediate_size": F,
+        "max_position_embeddings": P,
+        "hidden_activation": "silu",
+        "classifier_activation": "relu",
+        "local_attention": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+        "classifier_pooling": "mean",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "classifier_bias": True,
+    },
     "DistilBert": {
         "dim": D,
         "n_layers": L,
@@ -86,7 +105,7 @@ CASES = [
     *((family, head) for family in ("Roberta", *COPIES) for head in HEADS if head not in ONLY_BERT),
     *(
         (family, head)
-        for family in ("DistilBert", "Electra")
+        for family in ("DistilBert", "Electra", "ModernBert")
         for head in HEADS
         if head not in (*ONLY_BERT, "causal_lm")
     ),
@@ -94,7 +113,7 @@ CASES = [
 ]
 UNTIED = [
     *(("Bert", head) for head in ("masked_lm", "pretraining", "causal_lm")),
-    *((family, "masked_lm") for family in ("Roberta", "DistilBert", "Electra")),
+    *((family, "masked_lm") for family in ("Roberta", "DistilBert", "Electra", "ModernBert")),
 ]
 """Cases with a vocabulary matrix of their own."""
 ALL = [*((*case, True) for case in CASES), *((*case, False) for case in UNTIED)]
@@ -175,7 +194,7 @@ def test_answers(tmp_path, family, head, tied):
     hidden = expected.hidden_states[-1].numpy()[rows]
     np.testing.assert_allclose(output.last_hidden_state[rows], hidden, rtol=0, atol=1e-5)
     for name in NAMES.get(head, ("logits",)):
-        if name == "pooler_output" and family in ("DistilBert", "Electra"):
+        if name == "pooler_output" and family in ("DistilBert", "Electra", "ModernBert"):
             assert output.pooler_output is None
             continue
         wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
@@ -268,6 +287,28 @@ def test_every_gradient(tmp_path, family, head, tied):
         name = jax.tree_util.keystr(path)
         # A relative part beside it: some gradients are in the tens.
         np.testing.assert_allclose(ours, torchs, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_a_window_of_modernbert_reaches_as_far_as_theirs(tmp_path, width):
+    """Found by the gradients of the only layer's output at one token."""
+    windowed = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    fields = FAMILIES["ModernBert"] | windowed | {"local_attention": width}
+    torch.manual_seed(0)
+    theirs = transformers.ModernBertModel(
+        transformers.ModernBertConfig(vocab_size=V, pad_token_id=1, **fields)
+    )
+    ids, factors = np.arange(2, P + 2)[None], np.random.default_rng(0).normal(size=D)
+    hidden = theirs(torch.from_numpy(ids)).last_hidden_state
+    (hidden[0, 8] * torch.from_numpy(factors)).sum().backward()
+    model, params = ours_of(theirs, tmp_path)
+    gradient = jax.grad(
+        lambda params: model.apply({"params": params}, ids).last_hidden_state[0, 8] @ factors
+    )(params)["token_embedding"]["embedding"]
+    seen = np.flatnonzero(np.abs(gradient).sum(axis=1)) - 10
+    given = theirs.embeddings.tok_embeddings.weight.grad.abs().sum(dim=1)
+    np.testing.assert_array_equal(seen, np.flatnonzero(given.numpy()) - 10)
+    np.testing.assert_array_equal(seen, range(-2, 3))
 
 
 def test_dropout_stands_where_the_original_has_it():

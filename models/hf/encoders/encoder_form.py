@@ -92,8 +92,11 @@ class EncoderForm(Form[Config]):
     """The parts before and after the layers, and their names after the prefix."""
     layers: str = "encoder.layer.{i}"
     """The name of one layer: its tensors begin with the prefix of the body and this name."""
-    parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_LAYER)
-    """The name of each part of a layer, such as `attention.self.query` for `attention/query`."""
+    parts: Mapping[str, str] | Mapping[str | tuple[str, ...], str] = dataclasses.field(
+        default_factory=lambda: BERT_LAYER
+    )
+    """The name of each part of a layer, such as `attention.self.query` for `attention/query`.
+    Several parts may form one linear map."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """By head, the names of its pooler and linear maps, where they differ from BERT's names."""
@@ -121,6 +124,8 @@ class EncoderForm(Form[Config]):
                 f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
                 "model is a decoder if and only if its head is causal_lm"
             )
+        if head not in self.config.pooling_heads:
+            settings.pop("pooling", None)
         # Leave rates out that equal the default, so that configurations compare equal.
         if settings["attention_dropout"] == settings["dropout_rate"]:
             settings["attention_dropout"] = None
@@ -163,8 +168,17 @@ class EncoderForm(Form[Config]):
         rules: list[TensorRule] = []
         for path, name in self.embeddings.items():
             if path not in absent:
-                rules += _RULES[path.rpartition("_")[2]](path, prefix + name)
-        rules += layer_rules("layers", prefix + self.layers, self.parts)
+                kind = path.rpartition("_")[2]
+                options = {"bias": config.norm_bias} if kind.startswith("norm") else {}
+                rules += _RULES[kind](path, prefix + name, **options)
+        rules += layer_rules(
+            "layers",
+            prefix + self.layers,
+            self.parts,
+            linear_bias=config.use_bias,
+            attention_bias=config.attention_bias,
+            norm_bias=config.norm_bias,
+        )
         # The pooler and the head; a family's names override BERT's.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
@@ -172,6 +186,9 @@ class EncoderForm(Form[Config]):
         for part, name in config.head_spec.hf_tensors.items():
             rules += linear(f"head/{part}", renamed.get(part, name))
         older = LEGACY_NAMES
+        transforms = config.head_transform and config.head != "none"
+        if transforms and not config.head_spec.has_token_logits:
+            rules += self._transform_rules(config)
         if config.head_spec.has_token_logits:
             rules += self._token_rules(config)
             if not config.tie_output:
@@ -183,14 +200,19 @@ class EncoderForm(Form[Config]):
 
     def _token_rules(self, config: Config) -> list[TensorRule]:
         """Returns the rules of a head that predicts tokens."""
-        names = self.token_logits
-        rules = [*linear("head/transform", names.transform)]
-        rules += norm("head/transform_norm", names.transform_norm)
+        names, rules = self.token_logits, self._transform_rules(config)
         if config.tie_output:
             return [*rules, TensorRule(("head/bias",), names.bias, VECTOR)]
         # transformers 5 adds the untied matrix's own bias, and not `names.bias`.
         rules += embedding("head/output_embedding", names.matrix)
         return [*rules, TensorRule(("head/bias",), f"{names.matrix}.bias", VECTOR)]
+
+    def _transform_rules(self, config: Config) -> list[TensorRule]:
+        """Returns the rules of the transform at the beginning of a head."""
+        names = self.token_logits
+        rules = linear("head/transform", names.transform, bias=config.transform_bias)
+        scale = norm("head/transform_norm", names.transform_norm, bias=config.norm_bias)
+        return [*rules, *scale]
 
     def _ignored(self, config: Config) -> list[IgnoredTensor]:
         """Returns old buffers, tied tensors, and tensors of heads that are not loaded."""
@@ -215,7 +237,18 @@ class EncoderForm(Form[Config]):
         return ignored
 
 
-_RULES = {"embedding": embedding, "norm": norm, "projection": linear}
+def _later_norms(flax: str, hf: str, *, bias: bool) -> tuple[TensorRule, ...]:
+    """Returns the rule of the norms of all layers but the first (ModernBERT)."""
+    assert not bias
+    return (TensorRule((flax,), f"{hf}.weight", VECTOR, first=1),)
+
+
+_RULES: Mapping[str, Callable[..., tuple[TensorRule, ...]]] = {
+    "embedding": embedding,
+    "norm": norm,
+    "norms": _later_norms,
+    "projection": linear,
+}
 """The rules of a part outside of the layers, by the last word of its path."""
 
 

@@ -124,6 +124,7 @@ JSON = {
     "roberta": ("roberta", "RobertaTokenizer"),
     "opt": ("opt", None),
     "gpt_neox": ("gpt_neox", "GPTNeoXTokenizer"),
+    "modernbert": ("gpt_neox", "PreTrainedTokenizerFast"),
     "qwen2": ("qwen2", "PreTrainedTokenizerFast"),
     "qwen3": ("qwen3", "Qwen2Tokenizer"),
     "t5": ("t5", "T5TokenizerFast"),

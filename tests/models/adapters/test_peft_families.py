@@ -88,6 +88,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"dim": SIZE, "hidden_dim": SIZE, "n_layers": 2, "n_heads": 4},
     ),
     "Electra": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
+    "ModernBert": ("ForMaskedLM", BODY),
     "T5": ("ForConditionalGeneration", T5),
     "MT5": ("ForConditionalGeneration", T5),
     "Bart": ("ForConditionalGeneration", BOTH),

@@ -25,6 +25,7 @@ FAMILIES = (
         "Electra",
         "XLMRoberta",
         "Camembert",
+        "ModernBert",
     ),
 )
 OF_VERSION_4 = {

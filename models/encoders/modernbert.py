@@ -1,0 +1,196 @@
+"""ModernBERT: an encoder for long texts, with rotary positions and windows in most layers.
+
+Warner et al. 2024, "Smarter, better, faster, longer: a modern bidirectional encoder", section 2.1.
+Every third layer attends to all tokens, and the others to a window on both sides of each token; the
+two kinds of layers have rotary positions of different bases. Norms come before each sublayer, but
+the first layer reads the normalized embeddings directly. Feed-forward layers are gated. Norms,
+projections and feed-forward layers have no biases. Every head begins with a linear map, an
+activation and a norm. Initial weights are normally distributed, not truncated.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from ...data.common.fields import Positive, Rate
+from ..config import Activation, Execution, PositionKind, Size, require_layers
+from ..nn.cache import Cache
+from ..nn.dropout import dropout
+from ..nn.layers import GatedFeedForward, LayerNorm, standardized
+from ..nn.masks import AnyArray
+from ..nn.parameter_axes import FINAL_NORM_AXES
+from ..nn.positions import Positions
+from ..nn.rotary import rotary_positions
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float, Int
+from ..registry import Family, Preset
+from .encoder import (
+    ENCODER_AXES,
+    Encoder,
+    EncoderConfig,
+    smallest_inputs,
+)
+
+FULL_EVERY = 3
+"""Every third layer attends to all tokens, beginning with the first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(EncoderConfig):
+    """A ModernBERT and its head.
+
+    Raises:
+      UserError: a size is out of range, or the head needs labels and has none.
+    """
+
+    head_transform: ClassVar[bool] = True
+    norm_bias: ClassVar[bool] = False
+    pooling_heads: ClassVar[tuple[str, ...]] = ("sequence_classification", "multiple_choice")
+
+    norm_eps: Positive = 1e-5
+    """Added to the variance in layer normalization."""
+    dropout_rate: Rate = 0.0
+    """Dropout rate of the embeddings."""
+    activation_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Dropout rate inside the feed-forward layers, after the product with the gate."""
+    attention_dropout: Rate | None = None
+    """Dropout rate of attention weights and of the output of attention, if not `dropout_rate`."""
+    positions: PositionKind = "rotary"
+    """The kind of positions; rotary in every published model."""
+    position_base: Positive = 160_000.0
+    """Base of the rotary wavelengths in the layers that attend to all tokens."""
+    windowed_position_base: Positive = 10_000.0
+    """Base of the rotary wavelengths in the windowed layers."""
+    window: Size = 65  # pyright: ignore[reportIncompatibleVariableOverride]
+    """In windowed layers, tokens attend to tokens at a distance below this number, on either
+    side."""
+    full_layers: tuple[int, ...] | None = None
+    """Indices, from 0, of the layers that attend to all tokens. If None, every third layer,
+    beginning with the first."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Whether the four projections of attention have biases."""
+    use_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Whether the maps of the feed-forward layers have biases."""
+    transform_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the linear map at the beginning of a head has a bias."""
+    head_activation: Activation = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Non-linearity at the beginning of a head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_layers("full_layers", self.full_layers, self.num_layers)
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """Whether each layer attends only to the window."""
+        every = range(0, self.num_layers, FULL_EVERY)
+        full = every if self.full_layers is None else self.full_layers
+        return tuple(i not in full for i in range(self.num_layers))
+
+    @property
+    def has_two_sided_windows(self) -> bool:
+        """Whether a layer attends to a window on both sides of each token."""
+        return any(self.windowed_layers)
+
+    @property
+    def output_init_std(self) -> float | None:
+        """Standard deviation of the initial maps that end a sublayer: σ / √(2 L)."""
+        return None if self.init_std is None else self.init_std / math.sqrt(2 * self.num_layers)
+
+    @property
+    def transform_init_std(self) -> float | None:
+        """Standard deviation of the initial linear map at the beginning of a head."""
+        return self.output_init_std
+
+    @property
+    def score_init_std(self) -> float | None:
+        """Standard deviation of the initial maps to labels, 1 / √D."""
+        return self.d_model**-0.5
+
+
+class ModernBertLayer(Layer[ModernBertConfig]):
+    """Self-attention and a gated feed-forward, each on a normalized input, with a residual sum."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        own = context.self_attention(inputs)
+
+        # Self-attention. The embeddings, which the first layer reads, are already normalized.
+        assert context.norm_scales is not None
+        y = standardized(x, c.norm_eps) * context.norm_scales[inputs.index]
+        y = jnp.where(inputs.index == 0, x, y.astype(e.dtype))
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
+        x = x + dropout(y, c.attention_dropout_rate, own.rng, "attention")
+
+        # Gated feed-forward, whose only dropout is inside.
+        y = LayerNorm(c, e, name="feed_forward_norm")(x)
+        x = x + GatedFeedForward(c, e, c.output_init_std, name="feed_forward")(y, own.rng)
+        return x, LayerOutputs(cache, weights)
+
+
+class ModernBERT(Encoder):
+    """A ModernBERT with its head."""
+
+    config: ModernBertConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    layer = ModernBertLayer
+
+    def complete(self, context: LayerContext) -> LayerContext:
+        """Returns the context with the scales of attention's norms, which the first layer lacks."""
+        shape = max(self.config.num_layers - 1, 0), self.config.d_model
+        ones = nn.initializers.ones
+        scales = self.param("attention_norms", ones, shape, self.execution.param_dtype)
+        return dataclasses.replace(context, norm_scales=jnp.pad(scales, ((1, 0), (0, 0))))
+
+    def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns the normalized output of the last layer."""
+        return LayerNorm(self.config, self.execution, name="final_norm")(x)
+
+    @staticmethod
+    def make_positions(  # pyright: ignore[reportIncompatibleVariableOverride]
+        config: ModernBertConfig,
+        execution: Execution,
+        position_ids: Int[AnyArray, "#B #T"],
+        length: Any,
+        *,
+        cache: Cache | None,
+        causal: bool,
+    ) -> Positions:
+        """Returns the rotations of the tokens, with one base for each kind of layers."""
+        del execution, length, cache, causal
+        bases = config.position_base, config.windowed_position_base
+        full, windowed = (rotary_positions(position_ids, config.rotated_dim, x) for x in bases)
+        return Positions(rotary=full, windowed_rotary=windowed)
+
+
+def _preset(published: str, sizes: tuple[int, int, int, int], note: str = "") -> Preset:
+    """Builds a preset of the sizes (layers, width, heads, width of the feed-forward layers)."""
+    names = "num_layers", "d_model", "num_heads", "d_ff"
+    fields = dict(zip(names, sizes, strict=True))
+    config = ModernBertConfig(vocab_size=50368, max_length=8192, **fields)
+    return Preset(config, "Warner et al. 2024", published, note)
+
+
+_NOTE = "its sizes make {} with the masked-word head, {} without"
+PRESETS: dict[str, Preset] = {
+    "modernbert-base": _preset("149M", (22, 768, 12, 1152), _NOTE.format("150M", "149M")),
+    "modernbert-large": _preset("395M", (28, 1024, 16, 2624), _NOTE.format("396M", "395M")),
+}
+
+FAMILY = Family(
+    config=ModernBertConfig,
+    module=ModernBERT,
+    presets=PRESETS,
+    num_parameters={"modernbert-base": 149_655_232, "modernbert-large": 395_881_664},
+    smallest_inputs=smallest_inputs,
+    parameter_axes={**ENCODER_AXES, **FINAL_NORM_AXES, r"attention_norms": (None, None)},
+    below_layers=rf"{Family.below_layers}|attention_norms",
+    hf_module="encoders.modernbert",
+)
