@@ -212,7 +212,7 @@ def _remedy(name: str, known: Sequence[str]) -> str:
     section, dot, last = plain.rpartition(".")
     ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
     near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
-    # A close last part decides, then a part of a name in the same section, then the whole name.
+    # Prefer a similar last part, then a similar part in the same section, then a similar name.
     similar = (
         [flag for flag, end in ends.items() if end in near]
         or [flag for flag, end in ends.items() if flag == f"--{section}{dot}{end}" and last in end]
