@@ -3,7 +3,8 @@
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and the position of a run is one number.
+depend on the number of processes or workers, and the position of a run is one number. Examples
+that must not share a batch have another order, see ``distinct_order``.
 
 Each kind of data defines an ``ExampleSource``; all share this file.
 """
@@ -11,13 +12,15 @@ Each kind of data defines an ``ExampleSource``; all share this file.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import grain
 import numpy as np
 from absl import flags
 
 from .common.errors import DataError
-from .dataset import ExampleSource
+from .dataset import DistinctExamples, ExampleSource, PickledByFields
+from .distinct_order import distinct_order
 
 Batch = dict[str, np.ndarray]
 
@@ -26,7 +29,7 @@ _SHUFFLE_ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class TrainBatches:
+class TrainBatches(PickledByFields):
     """The batches of a training run in order, with random access for Grain.
 
     Attributes:
@@ -36,6 +39,9 @@ class TrainBatches:
       num_steps: The number of batches.
       process_index: The index of this process's part of a batch, in ``[0, process_count)``.
       process_count: The number of parts.
+
+    Raises:
+      DataError: The batch does not divide over the processes, or too few examples can share one.
     """
 
     examples: ExampleSource
@@ -47,6 +53,9 @@ class TrainBatches:
 
     def __post_init__(self) -> None:
         local_batch_size(self.batch_size, self.process_count)
+        # Raise now if no batch can be made.
+        if self._keys is not None:
+            self._order_of(0, self._keys)
 
     def __len__(self) -> int:
         return self.num_steps
@@ -56,11 +65,34 @@ class TrainBatches:
         local = local_batch_size(self.batch_size, self.process_count)
         # Number the examples of the whole run, so that an epoch may end inside a batch.
         first = index * self.batch_size + self.process_index * local
-        made, number = [], self.examples.num_examples
-        for g in range(first, first + local):
-            epoch, index = divmod(g, number)
-            made.append(self.examples.example(epoch, _shuffled(index, number, self.seed, epoch)))
-        return _stack(made)
+        return _stack([self.examples.example(*self._at(g)) for g in range(first, first + local)])
+
+    def _at(self, g: int) -> tuple[int, int]:
+        """Returns the epoch and the index of an example, given its number in the whole run."""
+        number = self.examples.num_examples
+        if self._keys is None:
+            epoch, place = divmod(g, number)
+            return epoch, _shuffled(place, number, self.seed, epoch)
+        # Examples that must not share texts fill whole batches in each epoch.
+        epoch, place = divmod(g, -(-number // self.batch_size) * self.batch_size)
+        return epoch, int(self._order_of(epoch, self._keys).flat[place])
+
+    @property
+    def _keys(self) -> np.ndarray | None:
+        return self.examples.text_keys if isinstance(self.examples, DistinctExamples) else None
+
+    def _order_of(self, epoch: int, keys: np.ndarray) -> np.ndarray:
+        """Returns the batches of an epoch of examples that must not share texts."""
+        if epoch not in self._orders:
+            # Keep one epoch only, since batches are read in order.
+            self._orders.clear()
+            self._orders[epoch] = distinct_order(keys, self.batch_size, self.seed, epoch)
+        return self._orders[epoch]
+
+    @cached_property
+    def _orders(self) -> dict[int, np.ndarray]:
+        """A cache of the order of one epoch."""
+        return {}
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):

@@ -102,6 +102,16 @@ class ExampleSource(Protocol):
         ...
 
 
+@runtime_checkable
+class DistinctExamples(ExampleSource, Protocol):
+    """Examples that share a batch only if they have no common text."""
+
+    @property
+    def text_keys(self) -> np.ndarray | None:
+        """The number of each text of each example, or -1, int [n, K]; None if any may share."""
+        ...
+
+
 @dataclass(frozen=True)
 class DataSplit:
     """One split of a data set, ready for batching.

@@ -44,7 +44,7 @@ ORDER = {
     ],
     "data": [
         {"common"},
-        {"dataset"},
+        {"dataset", "distinct_order"},
         {"batching", "chat_templates", "filters"},
         {"sources", "tokenizers"},
         {"corpora"},

@@ -119,7 +119,7 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
 
 
 def _texts(value: Any) -> list[Any]:
-    """Returns the texts of a column; an empty one, or None, stands for no text."""
+    """Returns the texts of a column; an empty text and None are left out."""
     return [
         text for text in (value if isinstance(value, list) else [value]) if text not in (None, "")
     ]

@@ -15,6 +15,7 @@ import numpy as np
 from ..common.errors import DataError
 from ..common.fields import NonNegativeInt, require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
+from ..distinct_order import ABSENT
 from ..features.bert_inputs import BertInputs, Template, encode_texts
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource
@@ -26,8 +27,6 @@ from ..tasks.labelled import LabelledLength, RecordData
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer
 from .columns import COLUMNS, NEGATIVES, EmbeddingExample, examples_of, find_fields, limited
-
-_ABSENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +119,14 @@ class EmbeddingData(RecordData[EmbeddingExample]):
         """See ``RecordData``; each text is tokenized once."""
         del labels
         number = max(len(example.documents) for example in examples)
-        queries, documents = _Table(), _Table()
-        rows = np.full((len(examples), 1 + number), _ABSENT, np.int32)
-        for row, example in zip(rows, examples, strict=True):
-            row[0] = queries.add(example.anchor, example.location)
-            for j, text in enumerate(example.documents, start=1):
-                row[j] = documents.add(text, example.location)
+        queries, documents, texts = _Table(), _Table(), _Table()
+        rows, keys = np.full((2, len(examples), 1 + number), ABSENT, np.int32)
+        for i, example in enumerate(examples):
+            rows[i, 0] = queries.add(example.anchor, example.location)
+            for j, text in enumerate(example.texts):
+                keys[i, j] = texts.add(text, example.location)
+                if j:
+                    rows[i, j] = documents.add(text, example.location)
         queries_in, cut_queries = self._encoded(
             queries, tokenizer, "query", self.query_prompt, self.anchor_length
         )
@@ -133,11 +134,15 @@ class EmbeddingData(RecordData[EmbeddingExample]):
             documents, tokenizer, "document", self.document_prompt, self.length
         )
         scores = _scores(examples, number)
+        # Equal documents are far apart in an evaluation, whose batches follow the order.
+        order = np.arange(len(rows)) if training else _spread(rows[:, 1])
         return EmbeddingExamples(
             queries=queries_in,
             documents=documents_in,
-            rows=rows,
-            scores=scores,
+            rows=rows[order],
+            scores=None if scores is None else scores[order],
+            # Pairs without scores are candidates for each other.
+            text_keys=keys[order] if scores is None else None,
             notes=(f"{number} documents each", *cut_queries, *cut_documents),
         )
 
@@ -158,7 +163,7 @@ class EmbeddingData(RecordData[EmbeddingExample]):
 
 
 class _Table:
-    """Different texts, numbered in the order in which they are added."""
+    """Different texts, numbered as they are added."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -170,6 +175,15 @@ class _Table:
         if number == len(self.locations):
             self.locations.append(location)
         return number
+
+
+def _spread(documents: np.ndarray) -> np.ndarray:
+    """Returns an order in which each document occurs once before any occurs twice."""
+    by_document = np.argsort(documents, kind="stable")
+    _, counts = np.unique(documents, return_counts=True)
+    turns = np.concatenate([np.arange(count) for count in counts])
+    # `turns` belongs to the order by document; sort by it, then by the original place.
+    return by_document[np.lexsort((by_document, turns))]
 
 
 def _scores(examples: Iterable[EmbeddingExample], number: int) -> np.ndarray | None:
@@ -192,6 +206,7 @@ class EmbeddingExamples(PickledByFields):
       documents: The different documents.
       rows: The number of the anchor, and of each document or -1, int32 [n, 1 + C].
       scores: float32 [n] or [n, C], or None.
+      text_keys: See ``dataset.DistinctExamples``, int32 [n, 1 + C] or None.
       notes: Remarks for the log.
     """
 
@@ -199,6 +214,7 @@ class EmbeddingExamples(PickledByFields):
     documents: BertInputs
     rows: np.ndarray
     scores: np.ndarray | None
+    text_keys: np.ndarray | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -216,7 +232,7 @@ class EmbeddingExamples(PickledByFields):
         }
         for place, number in enumerate(documents):
             # An absent text is all zeros.
-            if number != _ABSENT:
+            if number != ABSENT:
                 row = self.documents.example(number)
                 for name, array in arrays.items():
                     array[place] = row[name]

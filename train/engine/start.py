@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...data.batching import BatchIterator, train_iterator
+from ...data.batching import BatchIterator, TrainBatches, train_iterator
 from ...data.common.errors import RunError, counted
 from ...data.common.progress import LogFn
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
@@ -91,6 +91,8 @@ def _open(
         lock.acquire()  # before data are read, to fail fast
     run = prepare_run(config, folder, log, custom)
     objective = objective_of(run.config, custom.objective)
+    # This raises DataError if the examples do not fill a batch.
+    TrainBatches(run.train.examples, run.config.batch_size, run.config.seed, num_steps=1)
     if isinstance(run.config.objective, OnlineConfig):
         # Building the trainer checks mesh and parameters; nothing is compiled yet.
         trainer = compile_policy_trainer(run, objective, custom.rewards)

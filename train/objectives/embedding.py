@@ -40,6 +40,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     head_names = ("none", "causal_lm")
     progress_metrics = ("accuracy",)
     next_command = "embed {run} --input FILE --output vectors.npy"
+    compares_with_start = True
 
     pooling: tuple[PoolingMode, ...] | None = None
     """How the hidden states of a text become one vector; see `flaxzoo embed`. Defaults to the

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ...data.common.fields import Positive
+from ...data.common.fields import Positive, require
 from ...data.embedding.embedding_data import EmbeddingData
 from ..losses.objective import Batch, Objective, Terms
 from .embedding import (
@@ -47,6 +47,12 @@ def multiple_negatives(settings: MultipleNegativesConfig = MultipleNegativesConf
     """
 
     def counts(batch: Batch) -> Terms:
+        require(
+            "scores" not in batch,
+            "objective multiple_negatives takes every pair for a positive one, and the data have "
+            "scores: name the other columns after a #, as #anchor,positive, or choose an objective "
+            "that learns scores",
+        )
         return dict.fromkeys(("ranking", "accuracy"), jnp.sum(anchor_weights(batch)))
 
     def terms(outputs: Vectors, batch: Batch) -> Terms:

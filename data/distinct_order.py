@@ -1,0 +1,96 @@
+"""An order of examples in which no text occurs twice in a batch.
+
+With in-batch negatives, a second example with the same text would be a wrong negative. The order of
+an epoch depends only on the seed, the epoch and the batch size.
+"""
+
+import itertools
+
+import numpy as np
+
+from .common.errors import DataError
+from .common.fields import require
+
+ABSENT = -1
+"""The number in place of a text that an example lacks."""
+
+
+def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Divides the examples of an epoch into batches without equal texts.
+
+    Examples are shuffled. Each one goes to the first batch that has room and follows all batches
+    with one of its texts. Examples that find no batch, and then examples for a second time, fill
+    the last batches.
+
+    Args:
+      keys: The number of each text of each example, or -1, int [n, K].
+      batch_size: The size of a batch, B.
+      seed: The seed of the order, any integer.
+      epoch: The epoch.
+
+    Returns:
+      The indices of the examples, int64 [n / B rounded up, B].
+
+    Raises:
+      DataError: Too few examples have different texts.
+    """
+    texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
+    number = -(-len(texts) // batch_size)
+    batches: list[list[int]] = [[] for _ in range(number)]
+    # For each text the first batch that may have it; for each batch the next one with room.
+    earliest = [0] * (int(keys.max()) + 1)
+    following = list(range(number + 1))
+    order, again = (_shuffled(len(texts), seed, epoch, turn) for turn in range(2))
+    late = []
+    for index in order:
+        batch = _with_room(following, max((earliest[text] for text in texts[index]), default=0))
+        if batch == number:
+            late.append(index)
+            continue
+        batches[batch].append(index)
+        for text in texts[index]:
+            earliest[text] = batch + 1
+        if len(batches[batch]) == batch_size:
+            following[batch] = batch + 1
+    _fill(batches, texts, [*late, *again], batch_size)
+    return np.array(batches, np.int64)
+
+
+def _with_room(following: list[int], batch: int) -> int:
+    """Returns the first batch with room from a batch on, or the number of batches."""
+    while following[batch] != batch:
+        # Shorten the path for later calls.
+        following[batch] = following[following[batch]]
+        batch = following[batch]
+    return batch
+
+
+def _fill(
+    batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
+) -> None:
+    """Fills batches with spare examples in turn, whose texts a batch does not have yet."""
+    candidates = itertools.cycle(spare)
+    for batch in batches:
+        present = {text for index in batch for text in texts[index]}
+        used = set(batch)
+        # Look at each spare example once.
+        for index in itertools.islice(candidates, len(spare)):
+            if len(batch) == batch_size:
+                break
+            if index not in used and present.isdisjoint(texts[index]):
+                batch.append(index)
+                used.add(index)
+                present.update(texts[index])
+        require(
+            len(batch) == batch_size,
+            f"batch_size {batch_size} needs as many examples without a common text, and a batch "
+            f"found {len(batch)}: lower it to at most {len(batch)}, or give more examples",
+            error=DataError,
+        )
+
+
+def _shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
+    """Returns a permutation of `range(number)`."""
+    # Seed sequences give the same numbers under every version of numpy.
+    sequence = np.random.SeedSequence([seed % 2**64, epoch, turn])
+    return np.argsort(sequence.generate_state(number, np.uint64), kind="stable").tolist()
