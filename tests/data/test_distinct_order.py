@@ -51,11 +51,11 @@ def test_no_text_is_twice_in_a_batch(rows, batch_size, seed, epoch):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(4, 80), st.integers(1, 4), st.integers(1, 8), st.integers(0, 2**33))
+@given(st.integers(16, 80), st.integers(1, 4), st.integers(1, 8), st.integers(0, 2**33))
 def test_an_epoch_has_every_example(number, repeats, batch_size, seed):
     """As with questions about paragraphs, a few of which belong to the same one."""
     keys = np.stack([1000 + np.arange(number), np.arange(number) // repeats], axis=1)
-    if number < batch_size * repeats * 2:
+    if number < batch_size * repeats * 3:
         return
     orders = [distinct_order(keys, batch_size, seed, epoch) for epoch in range(2)]
     for order in orders:
