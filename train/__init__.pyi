@@ -27,6 +27,7 @@ from .engine.train_step import make_train_step as make_train_step
 from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run
 from .evaluation.predict import predict as predict
+from .evaluation.vectors.bm25 import bm25 as bm25
 from .evaluation.vectors.nearest import nearest as nearest
 from .evaluation.vectors.pairs import bitext_scores as bitext_scores
 from .evaluation.vectors.pairs import pair_classification_scores as pair_classification_scores
@@ -34,6 +35,7 @@ from .evaluation.vectors.pairs import similarity_scores as similarity_scores
 from .evaluation.vectors.pairs import triplet_scores as triplet_scores
 from .evaluation.vectors.ranking import reranking_scores as reranking_scores
 from .evaluation.vectors.ranking import retrieval_scores as retrieval_scores
+from .evaluation.vectors.retrieval import evaluate_retrieval as evaluate_retrieval
 from .losses.objective import FurtherModel as FurtherModel
 from .losses.objective import Objective as Objective
 from .losses.router import with_router as with_router

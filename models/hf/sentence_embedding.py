@@ -143,18 +143,32 @@ class EmbeddingSettings:
             self.prompt(self.default_prompt)
 
     def prompt(self, name: str | None) -> str:
-        """Returns the text of a prompt, by default of `default_prompt`.
+        """Returns the text of a prompt, by default of `default_prompt`; "" for the name "".
 
         Raises:
           WeightsError: No prompt has this name.
         """
         name = self.default_prompt if name is None else name
-        if name is None:
+        if not name:
             return ""
         if name not in self.prompts:
             known = suggest(name, list(self.prompts)) if self.prompts else "the model has none"
             raise WeightsError(f"prompt-name {name!r} is not a prompt of the model: {known}")
         return self.prompts[name]
+
+    @property
+    def query_prompt(self) -> str:
+        """The name of the prompt for the queries of a search, or ""."""
+        return self._first_prompt("query")
+
+    @property
+    def document_prompt(self) -> str:
+        """The name of the prompt for the documents of a search, or ""."""
+        return self._first_prompt("document", "passage", "corpus")
+
+    def _first_prompt(self, *names: str) -> str:
+        # An empty prompt in a folder says nothing: the package writes it by default.
+        return next((name for name in names if self.prompts.get(name)), "")
 
     def width(self, d_model: int) -> int:
         """Returns the number of dimensions of a vector, given that of a hidden state.

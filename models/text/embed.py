@@ -90,8 +90,8 @@ class TextEmbedder(TextModel):
         Args:
             texts: the texts; longer ones than the model reads are truncated.
             log: called with the numbers of texts that were truncated or have no token.
-            prompt_name: the name of one of the model's prompts, which is prepended to each text.
-              Defaults to the default prompt of the settings, if any.
+            prompt_name: the name of one of the model's prompts, which is prepended to each text;
+              "" for no prompt. Defaults to the default prompt of the settings, if any.
 
         Returns:
             float32 `[num_texts, E]`, in the order of the texts. A text without tokens has the

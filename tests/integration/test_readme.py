@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 import pytest
 import yaml
-from flaxzoo import models
+from flaxzoo import data, models
 from flaxzoo.data.prepared.write_shards import in_order
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
@@ -179,6 +179,10 @@ def write_data(folder):
             for i, s in enumerate(sentences)
         ),
     }
+    documents = {f"d{i}": sentence for i, sentence in enumerate(sentences)}
+    queries = {f"q{i}": sentence[:20] for i, sentence in enumerate(sentences[:4])}
+    relevant = {f"q{i}": {f"d{i}": 1} for i in range(4)}
+    data.RetrievalData(documents, queries, relevant).save(folder / "scifact")
     for name, content in files.items():
         raw = (content + "\n").encode()
         (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)

@@ -17,15 +17,17 @@ from .arguments import ModelArguments
 class EvaluateArguments(ModelArguments):
     """Prints the validation loss (nats) and the metrics of a trained model as JSON.
 
-    With --shots, prints instead the accuracy of its answers after that many examples in the prompt.
-    With --tasks, prints its results in tasks of lm-evaluation-harness (pip install
+    With --data beir:FOLDER, prints instead how well its vectors find documents, with BM25 for
+    comparison. With --shots, prints the accuracy of its answers after that many examples in the
+    prompt. With --tasks, prints its results in tasks of lm-evaluation-harness (pip install
     'flaxzoo[eval]').
     """
 
     data: str | None = None
     """A source of the kind that the model was trained on. By default its validation data. With
     --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv, builtin:reviews,
-    builtin:patterns …)."""
+    builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder with corpus.jsonl,
+    queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
     num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: PositiveInt | None = None
@@ -60,11 +62,13 @@ class EvaluateArguments(ModelArguments):
     """With --shots: a file for a plot of the accuracy, such as shots.png."""
 
 
+RETRIEVAL = "--data beir:FOLDER"
 PROMPTED = ("queries", "pattern", "answers", "balanced", "seed", "plot")
 OPTIONS_OF = {
     "--tasks": {"tasks", "shots", "chat", "limit"},
     "--shots": {"shots", "data", "limit", *PROMPTED},
     "--without-heads": {"without_heads", "data"},
+    RETRIEVAL: {"data"},
     "the loss": {"data", "num_beams", "max_length"},
 }
 """What is evaluated → the options that apply to it, in addition to `run` and `step`."""
@@ -81,6 +85,8 @@ def evaluate_command(arguments: list[str]) -> None:
         _evaluate_shots(parsed)
     elif parsed.without_heads:
         _evaluate_without_heads(parsed)
+    elif _is_retrieval(parsed):
+        _evaluate_retrieval(parsed)
     else:
         from ...evaluation.evaluate import score_run
 
@@ -101,7 +107,8 @@ def _check(parsed: EvaluateArguments) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(EvaluateArguments)}
     given = [name for name, default in fields.items() if getattr(parsed, name) != default]
     chosen = [f"--{name}".replace("_", "-") for name in ("tasks", "shots", "without_heads")]
-    mode = next((x for x in chosen if x[2:].replace("-", "_") in given), "the loss")
+    usual = RETRIEVAL if _is_retrieval(parsed) else "the loss"
+    mode = next((x for x in chosen if x[2:].replace("-", "_") in given), usual)
     for name in given:
         modes = [mode for mode, options in OPTIONS_OF.items() if name in options]
         if modes and mode not in modes:
@@ -116,6 +123,18 @@ def _check(parsed: EvaluateArguments) -> None:
             len(parsed.shots) <= 1,
             f"--tasks take one number of examples, got --shots with {len(parsed.shots)}: give one",
         )
+
+
+def _is_retrieval(parsed: EvaluateArguments) -> bool:
+    return parsed.data is not None and parsed.data.startswith("beir:")
+
+
+def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
+    """Prints how well the vectors of the model find documents, as JSON."""
+    from ...evaluation.vectors.retrieval import evaluate_retrieval
+
+    assert parsed.data is not None
+    print(to_json(evaluate_retrieval(parsed.run, parsed.data, step=parsed.step, log=log)))
 
 
 def _evaluate_without_heads(parsed: EvaluateArguments) -> None:

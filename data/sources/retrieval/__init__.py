@@ -1,0 +1,1 @@
+"""Collections for retrieval: documents, queries, and which documents are relevant to a query."""

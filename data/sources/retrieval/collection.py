@@ -1,0 +1,187 @@
+"""Collections for retrieval, and folders in the form of BEIR that store them.
+
+=======================  ==========================================================
+``beir:FOLDER``          ``corpus.jsonl`` (``_id``, ``title``, ``text``), ``queries.jsonl``
+                         (``_id``, ``text``), ``qrels/test.tsv`` (query, document, relevance)
+``beir:FOLDER#dev``      the same with ``qrels/dev.tsv``
+``squad:GLOB``           the passages of questions in the format of SQuAD; the passage of a question
+                         is its relevant document
+=======================  ==========================================================
+
+Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information
+Retrieval Models".
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...common.atomic_io import new_folder
+from ...common.errors import DataError, counted
+from ...common.fields import require
+from ...common.files import file_lines
+from ...common.json_lines import parse_lines, pick
+from ...common.json_text import to_json
+from ..labelled_names import LabelledSource
+from ..source_names import parse_name
+from ..squad import read_questions
+
+FORMS = {"beir": "beir:FOLDER", "squad": "squad:GLOB"}
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """Documents, queries, and the relevant documents of each query.
+
+    Attributes:
+      documents: Identifier → text of each document.
+      queries: Identifier → text of each query that has a relevant document.
+      relevant: Identifier of a query → identifiers of its relevant documents → relevance, above 0.
+        A document that is not in ``documents`` counts as one that no search finds.
+      notes: Lines that describe what was left out.
+
+    Raises:
+      DataError: ``documents`` or ``queries`` is empty, or a query lacks a relevant document.
+    """
+
+    documents: Mapping[str, str]
+    queries: Mapping[str, str]
+    relevant: Mapping[str, Mapping[str, float | int]]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks that the collection can be searched and scored."""
+        sizes = len(self.documents), len(self.queries)
+        problem = "a collection must have documents and queries, got {} and {}: give both"
+        require(all(sizes), problem.format(*sizes), DataError)
+        for id in self.queries:
+            positive = any(x > 0 for x in self.relevant.get(id, {}).values())
+            problem = f"query {id!r} has no relevant document: leave it out, or add one"
+            require(positive, problem, DataError)
+
+    @property
+    def summary(self) -> str:
+        """The numbers of documents, queries and relevant pairs."""
+        pairs = sum(len(self.relevant[id]) for id in self.queries)
+        sizes = counted(len(self.documents), "document"), f"{len(self.queries):,} queries"
+        return f"{', '.join(sizes)}, {counted(pairs, 'relevant pair')}"
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a folder in the form of BEIR.
+
+        Args:
+          folder: The folder, which does not exist or is empty.
+
+        Raises:
+          DataError: The folder holds something, or cannot be written.
+        """
+        texts = {"corpus.jsonl": self.documents, "queries.jsonl": self.queries}
+        judged = [
+            f"{query}\t{document}\t{relevance:g}"
+            for query in self.queries
+            for document, relevance in self.relevant[query].items()
+        ]
+
+        def fill(made: Path) -> None:
+            for name, rows in texts.items():
+                lines = (to_json({"_id": id, "text": text}) for id, text in rows.items())
+                (made / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (made / "qrels").mkdir()
+            content = "\n".join(["query-id\tcorpus-id\tscore", *judged]) + "\n"
+            (made / "qrels" / "test.tsv").write_text(content, encoding="utf-8")
+
+        new_folder(Path(folder), fill)
+
+
+def read_retrieval(name: str) -> RetrievalData:
+    """Reads a collection.
+
+    Args:
+      name: For example ``beir:scifact``, ``beir:msmarco#dev`` or ``squad:dev.json.gz``.
+
+    Raises:
+      DataError: A file is missing or not in its format (with file and line), or an identifier
+        occurs twice.
+    """
+    kind, location, part, _ = parse_name(name, FORMS)
+    if kind == "squad":
+        require(not part, f"source {name!r} has a part: write {FORMS['squad']}", DataError)
+        return _from_questions(LabelledSource(name, kind, location, ()))
+    folder = Path(location).expanduser()
+    documents = _texts(_file(folder, "corpus.jsonl"))
+    queries = _texts(_file(folder, "queries.jsonl"))
+    judged = _judgements(_file(folder, f"qrels/{part or 'test'}.tsv"))
+    # The judgements of other splits' queries, and of documents that are not in the corpus.
+    known = {id: judged[id] for id in queries if id in judged}
+    left_out = len(judged) - len(known)
+    lost = sum(len(found.keys() - documents.keys()) for found in known.values())
+    notes = {
+        f"{left_out:,} judged queries are not in queries.jsonl: left out": left_out,
+        f"{lost:,} relevant documents are not in corpus.jsonl: they count as not found": lost,
+    }
+    problem = f"{name!r} has no query with a relevant document: check the identifiers in qrels"
+    require(known, problem, DataError)
+    asked = {id: queries[id] for id in known}
+    return RetrievalData(documents, asked, known, tuple(filter(notes.get, notes)))
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Returns the path of a file of the folder, which may be compressed."""
+    paths = [folder / name, folder / f"{name}.gz"]
+    found = [path for path in paths if path.is_file()]
+    problem = f"no file {paths[0]}: beir:FOLDER names a folder with corpus.jsonl, queries.jsonl"
+    require(found, f"{problem} and qrels/test.tsv", DataError)
+    return found[0]
+
+
+def _texts(file: Path) -> dict[str, str]:
+    """Reads identifiers and texts; the title of a document precedes its text."""
+    texts: dict[str, str] = {}
+    for location, row in parse_lines(file_lines(file)):
+        id = str(pick(row, "_id", location))
+        require(id not in texts, f"{location}: _id {id!r} occurs twice: rename one", DataError)
+        # Queries have no title, and neither have the documents of some collections.
+        values = [pick({"title": "", **row}, field, location) for field in ("title", "text")]
+        are_texts = all(isinstance(value, str) for value in values)
+        problem = f"{location}: title and text must be strings, got {values!r:.100}: correct them"
+        require(are_texts, problem, DataError)
+        texts[id] = " ".join(values).strip()
+    return texts
+
+
+def _judgements(file: Path) -> dict[str, dict[str, float | int]]:
+    """Reads the relevant documents of each query; other documents have relevance 0 or below."""
+    judged: dict[str, dict[str, float | int]] = {}
+    for query, document, relevance in _rows(file):
+        if relevance > 0:
+            judged.setdefault(query, {})[document] = relevance
+    return judged
+
+
+def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
+    for name, number, line in file_lines(file):
+        columns = line.split("\t")
+        # The first line of BEIR's files has the names of the columns.
+        if not line.strip() or (number == 1 and columns[-1] == "score"):
+            continue
+        try:
+            query, document, relevance = columns
+            yield query, document, float(relevance)
+        except ValueError:
+            raise DataError(
+                f"{name} line {number} must be QUERY, DOCUMENT and RELEVANCE with tabs between, "
+                f"got {line[:80]!r}: correct it"
+            ) from None
+
+
+def _from_questions(source: LabelledSource) -> RetrievalData:
+    """Makes a collection of passages and questions. Equal passages are one document."""
+    ids: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    relevant: dict[str, dict[str, float | int]] = {}
+    for example in read_questions(source, labelled=False):
+        id = ids.setdefault(example.passage, f"{example.title or 'passage'}-{len(ids)}")
+        problem = f"{example.location} occurs twice: give each question its id"
+        require(example.id not in queries, problem, DataError)
+        queries[example.id], relevant[example.id] = example.question, {id: 1}
+    return RetrievalData({id: passage for passage, id in ids.items()}, queries, relevant)

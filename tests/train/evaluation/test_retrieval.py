@@ -1,0 +1,113 @@
+"""`flaxzoo evaluate --data beir:` against sentence-transformers, and BM25 against its formula."""
+
+import json
+import math
+import re
+import warnings
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.train.cli.main import main
+from flaxzoo.train.evaluation.vectors import retrieval
+
+WORDS = "the cat dog bird sat ran flew on under a mat tree query : passage".split()
+
+
+def collection(seed=0, number=40):
+    """Random documents; a query has half of the words of its relevant document."""
+    draw = np.random.default_rng(seed)
+    texts = [" ".join(draw.choice(WORDS[:12], 8)) for _ in range(number)]
+    texts[7] = texts[3]
+    queries = {f"q{i}": " ".join(texts[2 * i].split()[::2]) for i in range(number // 2)}
+    relevant = {f"q{i}": {f"d{2 * i}": 1, f"d{(5 * i) % number}": 2} for i in range(number // 2)}
+    return data.RetrievalData({f"d{i}": x for i, x in enumerate(texts)}, queries, relevant)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random BERT in Hugging Face's form."""
+    folder = tmp_path_factory.mktemp("bert")
+    pieces = [*WORDPIECE_SPECIALS, *WORDS]
+    config = models.BertConfig(
+        vocab_size=len(pieces), max_length=32, num_layers=2, d_model=16, num_heads=2, head="none"
+    )
+    write_weights(folder, config, models.init_params(models.create(config), jax.random.key(0)))
+    wordpiece(pieces, lowercase=True).save(folder)
+    return folder
+
+
+def scores_of(capsys, *arguments):
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    out, log = capsys.readouterr()
+    (line,) = out.splitlines()
+    return json.loads(line), log
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import sentence_transformers as st
+        from sentence_transformers.sentence_transformer import evaluation, modules
+    parts = [modules.Transformer(str(folder), max_seq_length=12), modules.Pooling(16, "mean")]
+    prompts = {"query": "query : ", "document": "passage : "}
+    model = st.SentenceTransformer(
+        modules=parts, device="cpu", prompts=prompts, default_prompt_name="query"
+    )
+    model.save(str(tmp_path / "model"))
+    given = collection()
+    given.save(tmp_path / "beir")
+    evaluator = evaluation.InformationRetrievalEvaluator(
+        dict(given.queries), dict(given.documents), {q: set(d) for q, d in given.relevant.items()}
+    )
+    theirs = evaluator(model)
+    monkeypatch.setattr(retrieval, "AT_ONCE", 13)
+    ours, log = scores_of(capsys, tmp_path / "model", "--data", f"beir:{tmp_path}/beir")
+    for name, value in theirs.items():
+        assert ours[name.removeprefix("cosine_")] == pytest.approx(value, abs=1e-6)
+    further = {"graded_ndcg@10", "bm25_ndcg@10", "bm25_graded_ndcg@10"}
+    assert ours.keys() == {name.removeprefix("cosine_") for name in theirs} | further
+    assert "data: 40 documents, 20 queries, 39 relevant pairs" in log
+
+
+def test_a_missing_bm25_is_reported(folder, tmp_path, capsys, monkeypatch):
+    collection(number=10).save(tmp_path / "beir")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ours, log = scores_of(capsys, folder, "--data", f"beir:{tmp_path}/beir")
+    assert "bm25_ndcg@10" not in ours
+    assert "pip install 'flaxzoo[retrieval]'" in log
+
+
+def test_options_that_would_be_ignored_are_refused(folder, capsys):
+    assert main(["evaluate", str(folder), "--data", "beir:x", "--num-beams", "2"]) == 2
+    assert "--num-beams applies to the loss, not to --data beir:FOLDER" in capsys.readouterr().err
+
+
+def test_bm25_is_its_formula():
+    given = collection()
+    documents, queries = [*given.documents.values(), "Dog, dog!", "…"], [*given.queries.values()]
+    queries += ["zebra", "DOG zebra", ""]
+    words = [re.findall(r"\w+", text.lower()) for text in documents]
+    mean = sum(map(len, words)) / len(words)
+    scores = np.zeros((len(queries), len(documents)))
+    for i, query in enumerate(queries):
+        for word in re.findall(r"\w+", query.lower()):
+            number = sum(word in row for row in words)
+            weight = math.log(1 + (len(words) - number + 0.5) / (number + 0.5))
+            for j, row in enumerate(words):
+                count = Counter(row)[word]
+                length = 1.5 * (0.25 + 0.75 * len(row) / mean)
+                scores[i, j] += weight * count / (count + length) if number else 0
+    found, indices = train.bm25(queries, documents, 9)
+    right = np.argsort(-scores.round(5), axis=1, kind="stable")[:, :9]
+    best = np.take_along_axis(scores, right, 1)
+    np.testing.assert_allclose(found, best, atol=1e-5)
+    assert (indices == np.where(best > 0, right, -1)).all()
+    with pytest.raises(data.UserError, match="at least one word"):
+        train.bm25(["a"], ["…"])

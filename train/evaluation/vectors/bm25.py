@@ -1,0 +1,65 @@
+"""BM25, the reference that a model for retrieval is compared with, from the package bm25s.
+
+Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; Lù 2024,
+"BM25S: Orders of magnitude faster lexical search via eager sparse scoring".
+"""
+
+import importlib.util
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....data.common.fields import PositiveInt, check_value, require
+
+K1, B = 1.5, 0.75
+WORD = re.compile(r"\w+")
+INSTALL = "pip install 'flaxzoo[retrieval]'"
+
+
+def has_bm25() -> bool:
+    """Returns whether the package bm25s (the extra `retrieval`) is installed."""
+    return importlib.util.find_spec("bm25s") is not None
+
+
+def bm25(
+    queries: Sequence[str], documents: Sequence[str], top_k: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the documents with the largest BM25 scores for each query (k1 = 1.5, b = 0.75).
+
+    Words are lowercased, and no word is left out or stemmed.
+
+    Args:
+        queries: the queries.
+        documents: the documents.
+        top_k: the number of documents to find.
+
+    Returns:
+        The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
+        `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document that has
+        no word of the query is not found: its score is 0, and its index is −1.
+
+    Raises:
+        UserError: the package bm25s is missing, `top_k` is below 1, or no document has a word.
+    """
+    check_value("top_k", top_k, PositiveInt)
+    require(has_bm25(), f"BM25 needs the package bm25s, which is not installed: {INSTALL}")
+    import bm25s
+
+    words, asked = (
+        [WORD.findall(text.lower()) for text in texts] for texts in (documents, queries)
+    )
+    require(any(words), "documents must have at least one word: give the texts to search")
+    index = bm25s.BM25(k1=K1, b=B)
+    index.index(words, show_progress=False)
+    kept = min(top_k, len(documents))
+    scores = np.zeros((len(queries), kept), np.float32)
+    indices = np.full((len(queries), kept), -1, np.int32)
+    for row, query in enumerate(asked):
+        of_all = index.get_scores(query) if query else np.zeros(len(documents), np.float32)
+        # Only documents from the K-th best score on are sorted.
+        least = max(np.partition(of_all, -kept)[-kept], np.nextafter(np.float32(0), np.float32(1)))
+        candidates = np.flatnonzero(of_all >= least)
+        best = candidates[np.argsort(-of_all[candidates], kind="stable")][:kept]
+        scores[row, : len(best)], indices[row, : len(best)] = of_all[best], best
+    return scores, indices
