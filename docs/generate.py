@@ -48,6 +48,7 @@ SUPPORT_NAMES = {
     "xlm_roberta": ("XLM-R",),
     "camembert": ("CamemBERT",),
     "modernbert": ("ModernBERT",),
+    "deberta": ("DeBERTa", "DeBERTa v2, v3"),
     "transformer": ("Marian", "Pegasus"),
     "llama": ("Llama",),
     "mistral": ("Mistral",),

@@ -32,6 +32,7 @@ FAMILIES = {
     "xlm_roberta": "encoders",
     "camembert": "encoders",
     "modernbert": "encoders",
+    "deberta": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",

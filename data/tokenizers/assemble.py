@@ -214,7 +214,10 @@ def _load_sentencepiece(folder: Folder, file: Path) -> HuggingFaceTokenizer | No
     _check_files(folder, family, (file,))
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     vocabulary = Vocabulary(
-        scores=pieces, charsmap=proto.normalizer_spec.precompiled_charsmap, controls=controls
+        scores=pieces,
+        charsmap=proto.normalizer_spec.precompiled_charsmap,
+        controls=controls,
+        unknown=proto.trainer_spec.unk_id,
     )
     # A sentencepiece file has no merges; transformers derives them from the ids.
     if family.model == "BPE":

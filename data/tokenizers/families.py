@@ -54,6 +54,7 @@ class Vocabulary:
       scores: The pieces of a unigram model in the order of their ids, with scores.
       charsmap: The normalization of a sentencepiece model; None if it does not change text.
       controls: The control and user-defined pieces of a sentencepiece file; None for other files.
+      unknown: The id of the unknown piece in a sentencepiece file; 1 for other files.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Vocabulary:
     scores: Sequence[tuple[str, float]] = ()
     charsmap: bytes | None = None
     controls: Sequence[AddedToken] | None = None
+    unknown: int = 1
 
 
 def _as_stated(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
@@ -312,6 +314,31 @@ def _sentinels(settings: Settings) -> list[str]:
     return [f"<extra_id_{number}>" for number in range(settings.number("extra_ids", 100))]
 
 
+def _deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
+    # Version 2 has a vocabulary of unigrams. transformers does not use its normalization.
+    unknown, prefix = settings.named("unk_token"), settings.flag("add_prefix_space", True)
+    pieces = list(vocabulary.scores)
+    named = (unknown, 0.0) in pieces
+    unknown_id = pieces.index((unknown, 0.0)) if named else vocabulary.unknown
+    scheme = "always" if prefix else "first"
+    rules = [
+        *when(settings.flag("do_lower_case", False), normalizers.Lowercase()),
+        normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+        normalizers.NFC(),
+        normalizers.Strip(left=False, right=True),
+    ]
+    splitting = [
+        *when(settings.flag("split_by_punct", False), pre_tokenizers.Punctuation("isolated")),
+        pre_tokenizers.Metaspace(SPACE, scheme),
+    ]
+    return _tokenizer(
+        models.Unigram(pieces, unknown_id),
+        normalizers.Sequence(rules),
+        pre_tokenizers.Sequence(splitting),
+        decoders.Metaspace(SPACE, scheme),
+    )
+
+
 def _with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
     # <extra_id_0> has the last id.
     last = [(name, 0.0) for name in reversed(_sentinels(settings))]
@@ -445,6 +472,7 @@ BERT = Family(
         "cls_token:0 $A:0 sep_token:0", "cls_token:0 $A:0 sep_token:0 $B:1 sep_token:1"
     ),
 )
+_BERT_ENDS = {**BERT.tokens, "bos_token": "[CLS]", "eos_token": "[SEP]"}
 _END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), END_OF_TEXT)
 GPT2 = Family(
     classes=("GPT2Tokenizer",),
@@ -478,6 +506,26 @@ FAMILIES = (
         tokens={**_ROBERTA, "mask_token": "<mask>"},
         backend=_byte_level(),
         template=_roberta_template,
+    ),
+    Family(
+        classes=("DebertaTokenizer",),
+        model_types=("deberta",),
+        files=_BYTE_FILES,
+        tokens={**_BERT_ENDS, "mask_token": AddedToken("[MASK]", lstrip=True)},
+        backend=_byte_level(),
+        template=_layout(
+            "cls_token:0 $A:0 sep_token:0",
+            "cls_token:0 $A:0 sep_token:0 sep_token:0 $B:0 sep_token:0",
+        ),
+    ),
+    Family(
+        classes=("DebertaV2Tokenizer",),
+        model_types=("deberta-v2",),
+        model="Unigram",
+        files=("spm.model",),
+        tokens=_BERT_ENDS,
+        backend=_deberta,
+        template=BERT.template,
     ),
     Family(
         classes=("GPTNeoXTokenizer",),

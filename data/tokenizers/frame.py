@@ -29,6 +29,7 @@ _TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tok
 _CLASSES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
+    **{"deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer"},
 }
 _IGNORED = ("mistral", "mixtral", "phi3", "qwen2")
 _TYPES = "token_type_ids"

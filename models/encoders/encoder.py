@@ -105,6 +105,8 @@ class EncoderConfig(TransformerConfig):
 
     d_embedding: ClassVar[int | None] = None
     """Width of the embeddings, if not D; a linear map projects to D (ELECTRA)."""
+    projects_before_norm: ClassVar[bool] = False
+    """Whether this map precedes the norm of the embeddings, and has no bias (DeBERTa)."""
     body_pooler: ClassVar[bool] = False
     """Whether a model without a head pools its first token (BERT)."""
     pooler_activation: ClassVar[str] = "tanh"
@@ -315,7 +317,7 @@ class Encoder(nn.Module):
             head_mask=head_mask,
             positions=positions,
         )
-        context = self.complete(context)
+        context = self.complete(context, x)
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         x = self.finish(x)
         if cache is not None:
@@ -332,8 +334,14 @@ class Encoder(nn.Module):
             return CausalLMOutput(x, output.projection, cache, body.attentions)
         return output
 
-    def complete(self, context: LayerContext) -> LayerContext:
-        """Returns the inputs that all layers share, with those that only this family has."""
+    def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
+        """Returns the inputs that all layers share, with those that only this family has.
+
+        Args:
+          context: the inputs of every family.
+          x: the embeddings.
+        """
+        del x
         return context
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -390,12 +398,21 @@ class Encoder(nn.Module):
         if c.num_token_types > 0:
             types = Embedding(c.num_token_types, width, execution=e, name="token_type_embedding")
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
+        if c.projects_before_norm:
+            x = self._to_width(x)
         x = LayerNorm(c, e, name="embedding_norm")(x)
         x = dropout(x, c.dropout_rate, rng, "embedding")
-        # Narrow embeddings are normalized and dropped before the map to D, as published (ELECTRA).
-        if c.d_embedding is not None:
-            x = Linear((c.d_model,), c.init_std, execution=e, name="embedding_projection")(x)
+        if not c.projects_before_norm:
+            x = self._to_width(x)
         return x, tokens.embedding
+
+    def _to_width(self, x: Float[Array, "B T W"]) -> Float[Array, "B T D"]:
+        """Maps narrow embeddings to the width of the layers."""
+        c, bias = self.config, not self.config.projects_before_norm
+        if c.d_embedding is None:
+            return x
+        name = "embedding_projection"
+        return Linear((c.d_model,), c.init_std, 1, bias, self.execution, name=name)(x)
 
     def _pool(
         self, x: Float[Array, "B T D"], attention_mask: AnyArray | None, rng: RowKeys | None

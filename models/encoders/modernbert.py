@@ -142,8 +142,9 @@ class ModernBERT(Encoder):
 
     layer = ModernBertLayer
 
-    def complete(self, context: LayerContext) -> LayerContext:
+    def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
         """Returns the context with the scales of attention's norms, which the first layer lacks."""
+        del x
         shape = max(self.config.num_layers - 1, 0), self.config.d_model
         ones = nn.initializers.ones
         scales = self.param("attention_norms", ones, shape, self.execution.param_dtype)

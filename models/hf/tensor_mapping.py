@@ -104,6 +104,24 @@ class Layout:
         return matrix.T if self.transposed else matrix
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvolutionLayout(Layout):
+    """A kernel `[taps, inputs, outputs]` as torch's Conv1d, `[outputs, inputs, taps]`."""
+
+    def hf_shape(self, flax: Sequence[Shape]) -> Shape:
+        """Returns the shape of the tensor."""
+        return tuple(reversed(flax[0]))
+
+    def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
+        """Returns the kernel of a tensor, as a view."""
+        del part, flax
+        return tensor.T
+
+    def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor that holds the kernel."""
+        return params[0].T
+
+
 VECTOR = Layout(input_axes=0, flat=True)
 """A parameter of any shape as a vector: scales of norms, and biases, with or without heads."""
 ROW = Layout(input_axes=0, transposed=False)
@@ -118,6 +136,7 @@ BY_HEAD = Layout(by_head=True)
 """Kernels of queries, keys and values as one torch Linear, head by head."""
 BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
 """The biases of `BY_HEAD` kernels."""
+CONVOLUTION = ConvolutionLayout()
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
 """A kernel that reads heads, stored with inputs first."""
 

@@ -2,6 +2,8 @@
 
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
   of the scores for each head and bucket of distances, shared by the layers.
+- He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention", section 3.1:
+  vectors of distances; the authors' code for version 2 combines them in logarithmic buckets.
 - Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that decreases
   linearly with the distance, with one slope per head.
 """
@@ -56,6 +58,48 @@ def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.
     growth = growth / np.float32(math.log(max_distance / exact))
     growth = (growth * np.float32(num_buckets - exact)).astype(np.int32)
     return exact + np.searchsorted(growth, np.arange(1, num_buckets - exact))
+
+
+def logarithmic_buckets(
+    distance: Int[Array, "..."], num_buckets: int, max_distance: int
+) -> Int[Array, "..."]:
+    """Returns the bucket of each distance, with its sign (DeBERTa version 2, the authors' code).
+
+    Distances d up to m = `num_buckets` / 2 have one bucket each. A larger one has the bucket
+    m + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉, and distances from M share one. If M is at most
+    m + 1, distances from m share one.
+
+    Args:
+      distance: distances of either sign.
+      num_buckets: number of buckets in each direction.
+      max_distance: M, the smallest distance of the last bucket.
+    """
+    # NumPy computes the table, as in `_first_distances`, so that it is the same on every device.
+    middle = num_buckets // 2
+    known = np.arange(max(max_distance, middle) + 1)
+    last = max(max_distance - 1, middle + 1)
+    ratio = np.maximum(known, middle).astype(np.float32) / np.float32(middle)
+    growth = np.log(ratio.astype(np.float64)).astype(np.float32)
+    growth /= np.float32(math.log(np.float32(last / middle)))
+    far = middle + np.ceil(growth * np.float32(middle - 1)).astype(np.int32)
+    table = jnp.asarray(np.where(known <= middle, known, far), distance.dtype)
+    return jnp.sign(distance) * table[jnp.minimum(jnp.abs(distance), len(table) - 1)]
+
+
+def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
+    """Selects, in row i and column j, the product of row i with distance j - i.
+
+    A padded row is one element longer than R, so that reshaping shifts each row by one element
+    more than the row before: no gather is needed.
+
+    Args:
+      products: for each row, one product per distance -(T - 1) … T - 1, R = 2T - 1.
+    """
+    *batch, length, _ = products.shape
+    padded = jnp.pad(products, [*[(0, 0)] * len(batch), (0, 0), (0, 1)])
+    flat = padded.reshape(*batch, 2 * length * length)
+    flat = flat[..., length - 1 : length - 1 + length * (2 * length - 1)]
+    return flat.reshape(*batch, length, 2 * length - 1)[..., :length]
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:

@@ -11,6 +11,7 @@ from flaxzoo import models, train
 from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
+from flaxzoo.models.encoders.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.models.encoders.modernbert import ModernBertConfig
 from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
@@ -43,6 +44,14 @@ CONFIGS = {
     "XLM-R": XLMRobertaConfig(**SIZES),
     "ModernBERT": ModernBertConfig(
         **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
+    ),
+    "DeBERTa": DebertaConfig(**SIZES, d_ff=24, key_bias=False, position_distance=5),
+    "DeBERTa v2": DebertaConfig(
+        **SIZES,
+        position_buckets=6,
+        share_projections=True,
+        norm_distances=True,
+        convolution_size=3,
     ),
 }
 DRAW = np.random.default_rng(0)

@@ -77,6 +77,20 @@ DECODERS = {
 }
 
 
+# (V, L, D, N), and the number of parameters of transformers' DebertaModel and DebertaV2Model.
+DEBERTA = {
+    "deberta-base": (50265, 12, 768, 12, 138_601_728),
+    "deberta-large": (50265, 24, 1024, 16, 405_163_008),
+    "deberta-v2-xlarge": (128100, 24, 1536, 24, 884_593_152),
+    "deberta-v2-xxlarge": (128100, 48, 1536, 24, 1_564_549_632),
+    "deberta-v3-xsmall": (128100, 12, 384, 6, 70_682_112),
+    "deberta-v3-small": (128100, 6, 768, 12, 141_304_320),
+    "deberta-v3-base": (128100, 12, 768, 12, 183_831_552),
+    "deberta-v3-large": (128100, 24, 1024, 16, 434_012_160),
+    "mdeberta-v3-base": (251000, 12, 768, 12, 278_218_752),
+}
+
+
 # (V, L, D, N, F) of section 5.1 and table 3 of Vaswani et al. 2017.
 TRANSLATORS = {
     "transformer-base": (37000, 6, 512, 8, 2048),
@@ -114,7 +128,7 @@ def test_every_preset_is_checked_here():
     configs = {families()[name].config for name in ("gpt", "transformer", *ENCODER_FAMILIES)}
     presets = {name for name, p in models.presets().items() if type(p.config) in configs}
     variations = {f"transformer-{name}" for name in (*TABLE_3, "learned")}
-    encoders = ENCODERS.keys() | ELECTRA.keys() | COPIES.keys()
+    encoders = ENCODERS.keys() | ELECTRA.keys() | COPIES.keys() | DEBERTA.keys()
     assert presets == SIZES.keys() | encoders | TRANSLATORS.keys() | variations
 
 
@@ -204,6 +218,17 @@ def test_parameter_count_of_decoders(name):
     assert count(preset.config) == DECODERS[name]
     assert families()[registry.family_of_preset(name)].num_parameters[name] == DECODERS[name]
     check_printed(preset, DECODERS[name], bool(preset.note))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEBERTA)
+def test_parameter_count_of_deberta(name):
+    preset, (V, L, D, N, body) = models.presets()[name], DEBERTA[name]
+    config = preset.config
+    assert (config.vocab_size, config.num_layers, config.d_model, config.num_heads) == (V, L, D, N)
+    assert count(dataclasses.replace(config, head="none")) == body
+    assert count(config) == families()["deberta"].num_parameters[name]
+    check_printed(preset, body, name != "deberta-v3-base")
 
 
 def translator_size(V, layers, D, F, keys, values):

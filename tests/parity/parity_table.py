@@ -34,6 +34,8 @@ NAMES = {
     "xlm-roberta": "XLM-R",
     "camembert": "CamemBERT",
     "modernbert": "ModernBERT",
+    "deberta": "DeBERTa",
+    "deberta-v2": "DeBERTa v2, v3",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",

@@ -85,6 +85,31 @@ FAMILIES = {
         "qa_dropout": 0.0,
     },
 }
+DEBERTA = {
+    **USUAL,
+    "max_position_embeddings": P,
+    "layer_norm_eps": 1e-5,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+}
+FAMILIES |= {
+    "Deberta": {**DEBERTA, "hidden_act": "silu", "type_vocab_size": 2, "embedding_size": 12},
+    "DebertaV2": {
+        **DEBERTA,
+        "position_biased_input": False,
+        "share_att_key": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+    },
+    "DebertaV2 separate": {
+        **DEBERTA,
+        "type_vocab_size": 2,
+        "embedding_size": 12,
+        "max_relative_positions": 7,
+    },
+}
 HEADS = {  # our head: the end of their class's name
     "none": "Model",
     "pretraining": "ForPreTraining",
@@ -110,10 +135,19 @@ CASES = [
         if head not in (*ONLY_BERT, "causal_lm")
     ),
     *(("Electra", head) for head in OF_ELECTRA),
+    *(
+        (family, head)
+        for family in ("Deberta", "DebertaV2")
+        for head in HEADS
+        if head not in (*ONLY_BERT, "causal_lm")
+        and (family, head) != ("Deberta", "multiple_choice")
+    ),
+    *(("DebertaV2 separate", head) for head in ("masked_lm", "sequence_classification")),
 ]
 UNTIED = [
     *(("Bert", head) for head in ("masked_lm", "pretraining", "causal_lm")),
     *((family, "masked_lm") for family in ("Roberta", "DistilBert", "Electra", "ModernBert")),
+    *((family, "masked_lm") for family in ("Deberta", "DebertaV2")),
 ]
 """Cases with a vocabulary matrix of their own."""
 ALL = [*((*case, True) for case in CASES), *((*case, False) for case in UNTIED)]
@@ -121,8 +155,12 @@ UNUSED = {"cls.predictions.bias", "lm_head.bias"}
 """Biases of untied models, which transformers does not read: it adds the decoder's."""
 
 
+WITHOUT_POOLER = ("DistilBert", "Electra", "ModernBert", "Deberta", "DebertaV2")
+WITH_TYPES = ("Bert", "Electra", "Deberta", "DebertaV2 separate")
+
+
 def class_name(family, head):
-    name = family + (HEADS | OF_ELECTRA)[head]
+    name = family.split()[0] + (HEADS | OF_ELECTRA)[head]
     return "BertLMHeadModel" if name == "BertForCausalLM" else name
 
 
@@ -131,7 +169,7 @@ def make(family, head, tied=True):
     torch.manual_seed(0)
     cls = getattr(transformers, class_name(family, head))
     fields = {"is_decoder": True} if head == "causal_lm" else {}
-    config = getattr(transformers, f"{family}Config")(
+    config = getattr(transformers, f"{family.split()[0]}Config")(
         vocab_size=V,
         num_labels=2 if head == "question_answering" else len(LABELS),
         pad_token_id=1,
@@ -156,7 +194,7 @@ def inputs(family, head):
     mask = (np.arange(P) < np.broadcast_to(lengths, shape)).astype(np.int64)
     # RoBERTa's positions are counted by the padding id.
     given = {"input_ids": np.where(mask, ids, 1), "attention_mask": mask}
-    if family in ("Bert", "Electra"):
+    if family in WITH_TYPES:
         given["token_type_ids"] = rng.integers(0, 2, shape)
     return given
 
@@ -194,7 +232,7 @@ def test_answers(tmp_path, family, head, tied):
     hidden = expected.hidden_states[-1].numpy()[rows]
     np.testing.assert_allclose(output.last_hidden_state[rows], hidden, rtol=0, atol=1e-5)
     for name in NAMES.get(head, ("logits",)):
-        if name == "pooler_output" and family in ("DistilBert", "Electra", "ModernBert"):
+        if name == "pooler_output" and family in WITHOUT_POOLER:
             assert output.pooler_output is None
             continue
         wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
@@ -309,6 +347,35 @@ def test_a_window_of_modernbert_reaches_as_far_as_theirs(tmp_path, width):
     given = theirs.embeddings.tok_embeddings.weight.grad.abs().sum(dim=1)
     np.testing.assert_array_equal(seen, np.flatnonzero(given.numpy()) - 10)
     np.testing.assert_array_equal(seen, range(-2, 3))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"legacy": False},
+        {"pos_att_type": "c2p", "position_buckets": 6, "max_relative_positions": 12},
+        {"pos_att_type": ["p2c"], "share_att_key": True, "pooler_hidden_act": "tanh"},
+        {"relative_attention": False, "pos_att_type": None},
+    ],
+)
+def test_other_debertas(tmp_path, fields):
+    """Texts longer than all distances have; the head whose names differ is written as the usual."""
+    torch.manual_seed(0)
+    sizes = {**DEBERTA, "position_biased_input": False, **fields}
+    config = transformers.DebertaV2Config(vocab_size=V, **sizes)
+    theirs = transformers.DebertaV2ForMaskedLM(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model, params = ours_of(theirs, tmp_path)
+    ids = np.random.default_rng(0).integers(0, V, (2, 2 * P + 3))
+    (tmp_path / "ours").mkdir()
+    write_weights(tmp_path / "ours", model.config, params)
+    for torchs in (theirs, type(theirs).from_pretrained(tmp_path / "ours").eval()):
+        with torch.no_grad():
+            expected = torchs(torch.from_numpy(ids)).logits.numpy()
+        ours = model.apply({"params": params}, ids).logits
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_dropout_stands_where_the_original_has_it():

@@ -5,7 +5,7 @@ A family states its differences in an `EncoderForm`: fields, names of parts, cla
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -100,6 +100,14 @@ class EncoderForm(Form[Config]):
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """By head, the names of its pooler and linear maps, where they differ from BERT's names."""
+    own_rules: Callable[[Config, str], Sequence[TensorRule]] | None = None
+    """Returns the rules of further parameters. Arguments: the configuration, and the prefix of the
+    body's tensors."""
+    older_names: tuple[tuple[str, str], ...] = LEGACY_NAMES
+    """Parts of names and their replacements in older files."""
+    other_heads: tuple[str, ...] = ()
+    """Tensors of heads that published files contain although no class of transformers reads
+    them."""
     classifier_rates: Mapping[str, Rate]
     """The field with the dropout rate of the classifier's input, by head."""
 
@@ -165,6 +173,7 @@ class EncoderForm(Form[Config]):
         # The embeddings that this model has.
         absent = {"embedding_projection"} if config.d_embedding is None else set[str]()
         absent |= set() if config.num_token_types else {"token_type_embedding"}
+        absent |= set() if config.adds_positions else {"position_embedding"}
         rules: list[TensorRule] = []
         for path, name in self.embeddings.items():
             if path not in absent:
@@ -179,13 +188,14 @@ class EncoderForm(Form[Config]):
             attention_bias=config.attention_bias,
             norm_bias=config.norm_bias,
         )
+        rules += [] if self.own_rules is None else self.own_rules(config, prefix)
         # The pooler and the head; a family's names override BERT's.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
             rules += linear("pooler", renamed.get("pooler", f"{prefix}pooler.dense"))
         for part, name in config.head_spec.hf_tensors.items():
             rules += linear(f"head/{part}", renamed.get(part, name))
-        older = LEGACY_NAMES
+        older = self.older_names
         transforms = config.head_transform and config.head != "none"
         if transforms and not config.head_spec.has_token_logits:
             rules += self._transform_rules(config)
@@ -218,6 +228,7 @@ class EncoderForm(Form[Config]):
         """Returns old buffers, tied tensors, and tensors of heads that are not loaded."""
         buffers = "embeddings.position_ids", "embeddings.token_type_ids"
         ignored = [IgnoredTensor(self.prefix + name) for name in buffers]
+        ignored += map(IgnoredTensor, self.other_heads)
         if config.head_spec.has_token_logits:
             bias, matrix = self.token_logits.bias, self.token_logits.matrix
             tokens = self.prefix + self.embeddings["token_embedding"]

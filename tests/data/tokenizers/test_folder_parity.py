@@ -72,6 +72,13 @@ def pieces(name, **options):
 
 
 T5 = {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+DEBERTA_NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+DEBERTA = {
+    "model_type": "unigram",
+    **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+    **{f"{role}_piece": f"[{name}]" for role, name in (("pad", "PAD"), ("bos", "CLS"))},
+    **{f"{role}_piece": f"[{name}]" for role, name in (("eos", "SEP"), ("unk", "UNK"))},
+}
 LLAMA = {
     "model_type": "bpe",
     "vocab_size": 440,
@@ -91,6 +98,8 @@ FAMILIES = {
     "bert": ("wordpiece", "BertTokenizer"),
     "distilbert": ("wordpiece", "DistilBertTokenizer"),
     "electra": ("wordpiece", "ElectraTokenizer"),
+    "deberta": ("deberta", "DebertaTokenizer"),
+    "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
     "bart": ("roberta", "BartTokenizer"),
     "opt": ("roberta", "GPT2Tokenizer"),
@@ -121,6 +130,8 @@ FAMILIES = {
 JSON = {
     "bert": ("bert", "BertTokenizerFast"),
     "distilbert": ("distilbert", None),
+    "deberta": ("deberta", None),
+    "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
     "opt": ("opt", None),
     "gpt_neox": ("gpt_neox", "GPTNeoXTokenizer"),
@@ -152,6 +163,8 @@ def vocabularies(tmp_path_factory):
         "wordpiece": wordpieces(place()),
         "roberta": byte_pairs(place(), ROBERTA_NAMES),
         "gpt2": byte_pairs(place(), ["<|endoftext|>"]),
+        "deberta": byte_pairs(place(), DEBERTA_NAMES),
+        "deberta-v2": pieces("spm.model", **DEBERTA),
         "t5": pieces("spiece.model", **T5),
         "mbart": pieces("sentencepiece.bpe.model", model_type="unigram"),
         "llama": pieces("tokenizer.model", **LLAMA),
@@ -252,6 +265,7 @@ FILES = {
             "extra_ids": 7,
             "src_lang": "de_DE",
             "offset": 9,
+            "split_by_punct": True,
             "pad_token": typed("<ctrl>", lstrip=True),
             "image_token": "<tool>",
         }
@@ -569,12 +583,12 @@ def test_names_that_are_pieces_are_ordinary_text(kind, text, tmp_path):
     assert ids(NAMED, tmp_path / "named") == ids(others, tmp_path / "others")
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "mbart", "gemma"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "deberta", "mbart", "gemma"])
 @pytest.mark.parametrize("spaces", [{}, {"lstrip": True}, {"rstrip": True}])
 def test_masks_in_a_text(family, spaces, vocabularies, tmp_path):
     """The mask includes the spaces that its folder says; other names are ordinary text."""
     contents = contents_for(family, "class")
-    name = "[MASK]" if family == "bert" else "<mask>"
+    name = "[MASK]" if "bert" in family and family != "roberta" else "<mask>"
     contents["tokenizer_config"]["mask_token"] = typed(name, special=True, **spaces)
     folder = write(tmp_path, vocabularies[FAMILIES[family][0]], family, **contents)
     theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)

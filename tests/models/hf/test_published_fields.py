@@ -26,6 +26,8 @@ FAMILIES = (
         "XLMRoberta",
         "Camembert",
         "ModernBert",
+        "Deberta",
+        "DebertaV2",
     ),
 )
 OF_VERSION_4 = {

@@ -1,0 +1,69 @@
+"""A convolution over tokens that is added to the output of the first layer.
+
+The authors' code of DeBERTa version 2 (He et al. 2021) has it: with the embeddings x and the output
+y of the first layer, the second layer reads LayerNorm(y + activation(x ∗ W + b)). Padding and the
+tokens of other documents count as zeros.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+
+from ..config import Execution
+from ..nn.dropout import RowKeys, dropout
+from ..nn.layers import Linear, standardized
+from ..nn.masks import AttentionMask
+from ..nn.typing import Array, Float
+from .encoder import POOLERS, EncoderConfig
+
+
+@struct.dataclass
+class FirstLayerTerm:
+    """What is added to the output of the first layer, and the norm of the sum."""
+
+    added: Float[Array, "B T D"]
+    scale: Float[Array, " D"]
+    bias: Float[Array, " D"]
+
+    def to(self, x: Float[Array, "B T D"], eps: float) -> Float[Array, "B T D"]:
+        """Returns the normalized sum; `eps` is added to the variance."""
+        return (standardized(x + self.added, eps) * self.scale + self.bias).astype(x.dtype)
+
+
+class Convolution(nn.Module):
+    """A convolution over the tokens that each token sees.
+
+    Attributes:
+      config: width, initial standard deviation and dropout rate.
+      execution: precision.
+      size: odd number of tokens that a token reads, itself in the middle.
+      activation: non-linearity, a name in `POOLERS`.
+    """
+
+    config: EncoderConfig
+    execution: Execution
+    size: int
+    activation: str
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], mask: AttentionMask, rng: RowKeys | None
+    ) -> FirstLayerTerm:
+        """Returns the term of the first layer, given the embeddings."""
+        c, e = self.config, self.execution
+        half, (batch, length, _) = self.size // 2, x.shape
+        # A diagonal of the mask says whether a token sees the token at an offset.
+        visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
+        padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
+        taps: list[Array] = []
+        for offset in range(-half, half + 1):
+            seen = jnp.diagonal(visible, offset, axis1=1, axis2=2)  # [B, T - |offset|]
+            missing = length - seen.shape[1]
+            seen = jnp.pad(seen, ((0, 0), (missing, 0) if offset < 0 else (0, missing)))
+            taps.append(padded[:, half + offset :][:, :length] * seen[..., None])
+        stacked = jnp.stack(taps, axis=2).astype(e.dtype)  # [B, T, taps, D]
+        y = Linear((c.d_model,), c.init_std, 2, execution=e, name="taps")(stacked)
+        y = dropout(y, c.dropout_rate, rng, "convolution")
+        scale = self.param("scale", nn.initializers.ones, (c.d_model,), e.param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, (c.d_model,), e.param_dtype)
+        return FirstLayerTerm(POOLERS[self.activation](y), scale, bias)

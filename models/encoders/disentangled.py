@@ -1,0 +1,184 @@
+"""Disentangled attention: scores of contents and of distances (DeBERTa).
+
+He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention", section 3.1,
+equation 4. The score of query i and key j is
+
+    (q_i · k_j + q_i · k(i - j) + k_j · q(i - j)) / √(3H),
+
+where k(d) and q(d) are projections of the vector of distance d. All layers share the table of
+these vectors. Version 2 combines far distances in logarithmic buckets.
+
+Difference from the authors' code: the vectors of distances have no dropout.
+"""
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ...data.common.fields import Range, require, require_default
+from ..config import Execution, Size
+from ..nn.attention import Attended, AttentionContext, MultiHeadAttention
+from ..nn.cache import Cache, Keys
+from ..nn.layers import Embedding, LayerNorm, Linear
+from ..nn.masks import AnyArray
+from ..nn.masks import Size as Length
+from ..nn.positions import Positions, make_positions
+from ..nn.relative_positions import by_distance, logarithmic_buckets
+from ..nn.typing import Array, Float, Int
+from .encoder import EncoderConfig
+
+PROJECTIONS = {"c2p": "key", "p2c": "query"}
+"""The projection of the vectors of distances in each term of the scores."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DisentangledConfig(EncoderConfig):
+    """An encoder with disentangled attention, and its head.
+
+    Raises:
+      UserError: a size is out of range, options contradict each other, or the head needs labels and
+        has none.
+    """
+
+    position_options: ClassVar = {"position_base": (), "position_layout": ()}
+
+    positions: Literal["none", "learned"] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Positions besides distances. learned: vectors of a table, added to the embeddings."""
+    distance_terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
+    """The terms of the scores that depend on distances. c2p: the content of the query and the
+    distance. p2c: the distance and the content of the key. The scores are divided by √(3H) with
+    both terms, by √(2H) with one."""
+    position_distance: Size | None = None
+    """Distances from M on share one vector. If None, M is `max_length`."""
+    position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """If given, the number of buckets of distances in each direction, S: one for each distance up
+    to S / 2, and wider ones up to M. If None, each distance up to M has its own vector."""
+    share_projections: bool = False
+    """Whether a layer projects distances and tokens with the same matrices (version 3)."""
+    norm_distances: bool = False
+    """Whether the vectors of distances are normalized (versions 2 and 3)."""
+    key_bias: bool = True
+    """Whether the projections to keys have biases (not in version 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            len(set(self.distance_terms)) == len(self.distance_terms),
+            f"distance_terms {', '.join(self.distance_terms)} are not all different",
+        )
+        if not self.distance_terms:
+            names = "position_distance", "position_buckets", "share_projections", "norm_distances"
+            require_default(self, names, "describes distances, and distance_terms is empty")
+
+    @property
+    def farthest(self) -> int:
+        """The smallest distance that shares its vector with larger ones, M."""
+        return self.position_distance or self.max_length
+
+    @property
+    def scores_by_distance(self) -> bool:
+        """Whether scores of attention depend on the distance of query and key."""
+        return bool(self.distance_terms)
+
+    def with_max_length(self, max_length: int) -> "DisentangledConfig":
+        """Returns the configuration of the same model with another `max_length`."""
+        changed = cast(DisentangledConfig, super().with_max_length(max_length))
+        fixed = self.farthest if self.distance_terms else None
+        return dataclasses.replace(changed, position_distance=fixed)
+
+    def score_scale(self, layer: int | jax.Array) -> float:
+        """Returns 1 / √(H · number of terms)."""
+        del layer
+        return ((1 + len(self.distance_terms)) * self.key_dim) ** -0.5
+
+
+@struct.dataclass
+class DistancePositions(Positions):
+    """Positions with vectors of distances."""
+
+    distances: Float[Array, "R D"] | None = None
+    """The vectors of the distances -(T - 1) … T - 1 of query minus key, R = 2T - 1."""
+    projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
+    """In a layer, their projections by term."""
+
+
+def make_distance_positions(
+    config: DisentangledConfig,
+    execution: Execution,
+    position_ids: Int[AnyArray, "#B #T"],
+    length: Length,
+    *,
+    cache: Cache | None,
+    causal: bool,
+) -> DistancePositions:
+    """Returns the positions of tokens; see `make_positions` for the arguments.
+
+    Distances are differences of indices in a row, as in the authors' code. A document of a packed
+    row is contiguous, so its distances are the same as without packing.
+    """
+    c, e = config, execution
+    shared = make_positions(c, e, position_ids, length, cache=cache, causal=causal)
+    if not c.distance_terms:
+        return DistancePositions(**vars(shared))
+    rows = c.position_buckets or c.farthest
+    table = Embedding(2 * rows, c.d_model, execution=e, name="distance_embedding").embedding
+    if c.norm_distances:
+        table = LayerNorm(c, e, name="distance_norm")(table)
+    distance = jnp.arange(1 - length, length)
+    if c.position_buckets is not None:
+        distance = logarithmic_buckets(distance, c.position_buckets, c.farthest)
+    row = jnp.clip(distance + rows, 0, 2 * rows - 1)
+    return DistancePositions(**vars(shared), distances=table.astype(e.dtype)[row])
+
+
+class DisentangledAttention(MultiHeadAttention):
+    """Attention whose scores depend on contents and distances."""
+
+    config: DisentangledConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
+        """Attends from the tokens of `x` to all of them."""
+        c = self.config
+        maps = {name: self._map(name) for name in ("query", "key", "value")}
+        positions = cast(DistancePositions, context.positions)
+        projected: dict[str, Array] = {}
+        for term in c.distance_terms:
+            name, vectors = PROJECTIONS[term], positions.distances
+            assert vectors is not None
+            project = maps[name] if c.share_projections else self._map(f"position_{name}")
+            projected[term] = project(vectors)
+        positions = dataclasses.replace(positions, projected=projected)
+        query, key, value = (project(x) for project in maps.values())
+        return self.attend(query, key, value, dataclasses.replace(context, positions=positions))
+
+    def _map(self, name: str) -> Linear:
+        c = self.config
+        bias = c.key_bias or not name.endswith("key")
+        return Linear((c.num_heads, c.key_dim), c.init_std, 1, bias, self.execution, name=name)
+
+    def score_terms(
+        self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
+    ) -> Float[Array, "B N T T"] | None:
+        """Returns the terms of the scores that depend on distances, in float32."""
+        # Each distance of the row has a vector, and `by_distance` shifts: there is no gather.
+        vectors = cast(DistancePositions, context.positions).projected
+        terms: list[Array] = []
+        if "c2p" in vectors:
+            backwards = vectors["c2p"][::-1]  # by key minus query
+            products = jnp.einsum(
+                "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
+            )
+            terms.append(by_distance(products))
+        if "p2c" in vectors:
+            scaled = vectors["p2c"] * self.config.score_scale(context.layer)
+            scaled = scaled.astype(keys.key.dtype)
+            products = jnp.einsum(
+                "BNHS,RNH->BNSR", keys.key, scaled, preferred_element_type=jnp.float32
+            )
+            terms.append(jnp.swapaxes(by_distance(products), -1, -2))
+        return sum(terms[1:], terms[0]) if terms else None

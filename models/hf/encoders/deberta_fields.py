@@ -1,0 +1,127 @@
+"""The fields of DeBERTa's `config.json`, in both versions."""
+
+from typing import Any
+
+from ....data.common.json_text import JsonObject
+from ...encoders.deberta import DebertaConfig
+from ...encoders.disentangled import PROJECTIONS
+from ..config_mapping import ACTIVATIONS, Field, FixedField, Settings, typed_field, with_defaults
+from ..tensor_mapping import WeightsError
+from .encoder_form import BERT_FIELDS
+
+V1_WIDTH, V2_WIDTH = 768, 1536
+"""The defaults of `hidden_size`."""
+POOLERS = ACTIVATIONS | {"tanh": "tanh"}
+V1_FIELDS = (
+    *with_defaults(BERT_FIELDS, vocab_size=50265, type_vocab_size=0, layer_norm_eps=1e-7),
+    Field("pooler_hidden_act", "pooler_activation", "gelu", POOLERS),
+    # Dropout before the pooler; no published model has it.
+    FixedField("pooler_dropout", (0,)),
+    FixedField("talking_head", (False,)),
+)
+V2_FIELDS = (
+    *with_defaults(
+        V1_FIELDS[:-1],
+        **{"vocab_size": 128100, "hidden_size": V2_WIDTH, "intermediate_size": 6144},
+        **{"num_hidden_layers": 24, "num_attention_heads": 24},
+    ),
+    Field("share_att_key", "share_projections", False),
+    Field("conv_act", "convolution_activation", "tanh", POOLERS),
+    FixedField("conv_groups", (1,)),
+)
+V1_NUMBERS = {"max_relative_positions": ("position_distance", -1)}
+V2_ONLY = {
+    "position_buckets": ("position_buckets", -1),
+    "conv_kernel_size": ("convolution_size", 0),
+}
+"""Fields with a positive number: the name here, and the number that stands for None."""
+NORMS = {"none": False, "layer_norm": True}
+
+
+def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1_WIDTH) -> None:
+    """Reads the fields of version 1 that differ here; see `Form.own_settings`.
+
+    Args:
+      fields: all fields.
+      settings: gets the settings.
+      source: the path of the file, for messages.
+      width: the default of `hidden_size`.
+    """
+    # The terms of the scores, as text or as a list.
+    stated = fields.pop("pos_att_type", None) or []
+    words = stated.lower().replace(" ", "").split("|") if isinstance(stated, str) else stated
+    words = words if isinstance(words, list) else [words]
+    terms = tuple(term for term in PROJECTIONS if term in words)
+    _require(len(terms) == len(words), "pos_att_type", stated, f"{source}: only c2p and p2c")
+    relative, names = _take(fields, "relative_attention", False, source), " and ".join(terms)
+    supported = f"{source}: only {bool(terms)} with pos_att_type {names or None}"
+    _require(relative == bool(terms), "relative_attention", relative, supported)
+    # Sizes that equal those of the layers.
+    width = typed_field(fields, "hidden_size", width, source)
+    narrow = _take(fields, "embedding_size", width, source)
+    pooler = _take(fields, "pooler_hidden_size", width, source)
+    _require(pooler == width, "pooler_hidden_size", pooler, f"{source}: only hidden_size, {width}")
+    # The head of tokens with `legacy` false differs in its names, and has no matrix.
+    if not _take(fields, "legacy", True, source):
+        fields["tie_word_embeddings"] = True
+    settings |= {
+        "d_embedding": None if narrow == width else narrow,
+        "distance_terms": terms,
+        "positions": "learned" if _take(fields, "position_biased_input", True, source) else "none",
+        "key_bias": False,
+    }
+    _read_numbers(fields, settings, source, V1_NUMBERS)
+
+
+def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the fields of version 2 that differ here; see `Form.own_settings`."""
+    heads = typed_field(fields, "num_attention_heads", 24, source)
+    width = typed_field(fields, "hidden_size", V2_WIDTH, source)
+    size = _take(fields, "attention_head_size", None, source, int)
+    supported = f"{source}: only hidden_size / num_attention_heads"
+    _require(size is None or size * heads == width, "attention_head_size", size, supported)
+    norm = _take(fields, "norm_rel_ebd", "none", source)
+    _require(norm in NORMS, "norm_rel_ebd", norm, f"{source}: only {' or '.join(NORMS)}")
+    read_v1(fields, settings, source, V2_WIDTH)
+    settings |= {"key_bias": True, "norm_distances": NORMS[norm]}
+    _read_numbers(fields, settings, source, V2_ONLY)
+
+
+def _require(valid: bool, name: str, value: object, supported: str) -> None:
+    """Raises WeightsError if a field is not supported."""
+    if not valid:
+        source, _, only = supported.partition(": ")
+        raise WeightsError(f"{source}: {name} {value!r} is not supported: {only}")
+
+
+def _take(
+    fields: JsonObject, name: str, default: Any, source: str, kind: type | None = None
+) -> Any:
+    value = typed_field(fields, name, default, source, kind=kind)
+    fields.pop(name, None)
+    return value
+
+
+def _read_numbers(
+    fields: JsonObject, settings: Settings, source: str, numbers: dict[str, tuple[str, int]]
+) -> None:
+    for name, (ours, unused) in numbers.items():
+        number = _take(fields, name, unused, source)
+        settings[ours] = number if number > 0 else None
+
+
+def write_own(config: DebertaConfig) -> JsonObject:
+    """Returns the fields that `read_v1` and `read_v2` read."""
+    numbers = V1_NUMBERS | V2_ONLY if config.key_bias else V1_NUMBERS
+    fields: JsonObject = {
+        "relative_attention": bool(config.distance_terms),
+        "pos_att_type": list(config.distance_terms),
+        "position_biased_input": config.positions == "learned",
+        "legacy": True,
+        **{name: getattr(config, ours) or unused for name, (ours, unused) in numbers.items()},
+    }
+    if config.d_embedding is not None:
+        fields["embedding_size"] = config.d_embedding
+    if config.key_bias:
+        fields["norm_rel_ebd"] = "layer_norm" if config.norm_distances else "none"
+    return fields
