@@ -165,7 +165,7 @@ class DisentangledAttention(MultiHeadAttention):
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "B N T T"] | None:
         """Returns the terms of the scores that depend on distances, in float32."""
-        # Each distance of the row has a vector, and `by_distance` shifts: there is no gather.
+        # Each distance in the row has a vector, so `by_distance` only shifts products.
         vectors = cast(DistancePositions, context.positions).projected
         terms: list[Array] = []
         if "c2p" in vectors:
