@@ -47,6 +47,8 @@ SUPPORT_NAMES = {
     "electra": ("ELECTRA",),
     "xlm_roberta": ("XLM-R",),
     "camembert": ("CamemBERT",),
+    "roberta_prelayernorm": ("RoBERTa-PreLayerNorm",),
+    "mpnet": ("MPNet",),
     "modernbert": ("ModernBERT",),
     "deberta": ("DeBERTa", "DeBERTa v2, v3"),
     "transformer": ("Marian", "Pegasus"),

@@ -31,6 +31,8 @@ FAMILIES = {
     "electra": "encoders",
     "xlm_roberta": "encoders",
     "camembert": "encoders",
+    "roberta_prelayernorm": "encoders",
+    "mpnet": "encoders",
     "modernbert": "encoders",
     "deberta": "encoders",
     "transformer": "encoder_decoders",

@@ -144,6 +144,11 @@ def _roberta_template(
     )
 
 
+def _mpnet_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
+    usual = settings.changed(trim_offsets=True, add_prefix_space=False)
+    return _roberta_template(backend, usual)
+
+
 def _language_layout(languages: tuple[str, ...], single: str, pair: str) -> Template:
     """Makes a template with the language ``src_lang`` of a text."""
     known: object = Literal[languages]  # pyright: ignore
@@ -473,6 +478,15 @@ BERT = Family(
     ),
 )
 _BERT_ENDS = {**BERT.tokens, "bos_token": "[CLS]", "eos_token": "[SEP]"}
+MPNET = Family(
+    classes=("MPNetTokenizer",),
+    model_types=("mpnet",),
+    model="WordPiece",
+    files=("vocab.txt",),
+    tokens={**_ROBERTA, "unk_token": "[UNK]", "mask_token": _MASK},
+    backend=_bert,
+    template=_mpnet_template,
+)
 _END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), END_OF_TEXT)
 GPT2 = Family(
     classes=("GPT2Tokenizer",),
@@ -494,6 +508,7 @@ T5 = Family(
 )
 FAMILIES = (
     BERT,
+    MPNET,
     GPT2,
     T5,
     Family(
@@ -501,7 +516,7 @@ FAMILIES = (
             *("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer"),
             "MvpTokenizer",
         ),
-        model_types=("roberta", "bart"),
+        model_types=("roberta", "roberta-prelayernorm", "bart"),
         files=_BYTE_FILES,
         tokens={**_ROBERTA, "mask_token": "<mask>"},
         backend=_byte_level(),

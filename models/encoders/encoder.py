@@ -113,6 +113,8 @@ class EncoderConfig(TransformerConfig):
     """Non-linearity of the pooler: a name in `POOLERS`."""
     classifier_drops_twice: ClassVar[bool] = False
     """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
+    skips_padding: ClassVar[bool] = False
+    """Whether default positions count real tokens only (RoBERTa); else they count columns."""
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix, if not `activation`."""
     pooling_heads: ClassVar[tuple[str, ...]] = (POOLING_HEAD,)
@@ -254,7 +256,7 @@ class Encoder(nn.Module):
             to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
             Defaults to its index in the sequence, or in its document if packed; head
-            "causal_lm" counts real tokens only.
+            "causal_lm" and RoBERTa count real tokens only.
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all.
@@ -290,6 +292,8 @@ class Encoder(nn.Module):
 
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
+        # A mask per query does not determine positions, so columns count.
+        per_query = attention_mask is not None and attention_mask.ndim == 3
         position_ids, mask = prepare_inputs(
             c,
             input_ids,
@@ -298,7 +302,7 @@ class Encoder(nn.Module):
             segment_ids=segment_ids,
             cache=cache,
             causal=causal,
-            skip_padding=causal,
+            skip_padding=causal or (c.skips_padding and not per_query),
         )
         # Embeddings and layers.
         positions = self.make_positions(

@@ -23,6 +23,7 @@ class RobertaConfig(BertConfig):
     """
 
     classifier_drops_twice: ClassVar[bool] = True
+    skips_padding: ClassVar[bool] = True
     head_activation: ClassVar[Activation | None] = "gelu"
 
     norm_eps: Positive = 1e-5

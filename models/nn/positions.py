@@ -168,16 +168,30 @@ def make_positions(
     queries, keys, written = query_and_key_positions(position_ids, length, cache)
     if kind == "alibi":
         return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)
-    bias = RelativePositionBias(
+    bias = bucket_bias(config, execution, bidirectional=not causal, init_std=init_std)
+    return Positions(bias=bias(queries, keys), key_positions=written)
+
+
+def bucket_bias(
+    config: TransformerConfig, execution: Execution, *, bidirectional: bool, init_std: float = 0.02
+) -> RelativePositionBias:
+    """Returns the module `position_bias`; call it in the compact method of a module.
+
+    Args:
+      config: the number of heads and of buckets.
+      execution: precision.
+      bidirectional: whether queries attend to later keys.
+      init_std: standard deviation of the initial biases.
+    """
+    return RelativePositionBias(
         num_heads=config.num_heads,
         num_buckets=config.position_buckets,
         max_distance=config.position_distance or 128,
-        bidirectional=not causal,
+        bidirectional=bidirectional,
         init_std=init_std,
         execution=execution,
         name="position_bias",
     )
-    return Positions(bias=bias(queries, keys), key_positions=written)
 
 
 def computed_positions(

@@ -14,6 +14,8 @@ from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.encoders.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.models.encoders.modernbert import ModernBertConfig
+from flaxzoo.models.encoders.mpnet import MPNetConfig
+from flaxzoo.models.encoders.roberta_prelayernorm import RobertaPreLayerNormConfig
 from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
 
@@ -42,6 +44,8 @@ CONFIGS = {
     "BERT": BertConfig(**SIZES, head="masked_lm", d_ff=24),
     "ELECTRA": ElectraConfig(**SIZES, d_embedding=8),
     "XLM-R": XLMRobertaConfig(**SIZES),
+    "RoBERTa-PreLayerNorm": RobertaPreLayerNormConfig(**SIZES),
+    "MPNet": MPNetConfig(**SIZES),
     "ModernBERT": ModernBertConfig(
         **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
     ),

@@ -33,6 +33,8 @@ NAMES = {
     "electra": "ELECTRA",
     "xlm-roberta": "XLM-R",
     "camembert": "CamemBERT",
+    "roberta-prelayernorm": "RoBERTa-PreLayerNorm",
+    "mpnet": "MPNet",
     "modernbert": "ModernBERT",
     "deberta": "DeBERTa",
     "deberta-v2": "DeBERTa v2, v3",

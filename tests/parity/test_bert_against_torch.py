@@ -44,6 +44,8 @@ FAMILIES = {
     },
     "Roberta": {**LIKE_ROBERTA, "hidden_act": "gelu_new", "type_vocab_size": 1},
     "XLMRoberta": {**LIKE_ROBERTA, "hidden_act": "relu", "type_vocab_size": 1},
+    "RobertaPreLayerNorm": {**LIKE_ROBERTA, "hidden_act": "silu", "type_vocab_size": 2},
+    "MPNet": {**LIKE_ROBERTA, "hidden_act": "relu"},
     "Camembert": {**LIKE_ROBERTA, "hidden_act": "silu", "type_vocab_size": 2},
     "Electra": {
         **USUAL,
@@ -127,10 +129,15 @@ COPIES = ("XLMRoberta", "Camembert")
 """Families with the network of RoBERTa. One test suffices for most of their heads."""
 CASES = [
     *(("Bert", head) for head in HEADS),
-    *((family, head) for family in ("Roberta", *COPIES) for head in HEADS if head not in ONLY_BERT),
     *(
         (family, head)
-        for family in ("DistilBert", "Electra", "ModernBert")
+        for family in ("Roberta", *COPIES, "RobertaPreLayerNorm")
+        for head in HEADS
+        if head not in ONLY_BERT
+    ),
+    *(
+        (family, head)
+        for family in ("DistilBert", "Electra", "MPNet", "ModernBert")
         for head in HEADS
         if head not in (*ONLY_BERT, "causal_lm")
     ),
@@ -146,7 +153,10 @@ CASES = [
 ]
 UNTIED = [
     *(("Bert", head) for head in ("masked_lm", "pretraining", "causal_lm")),
-    *((family, "masked_lm") for family in ("Roberta", "DistilBert", "Electra", "ModernBert")),
+    *(
+        (family, "masked_lm")
+        for family in ("Roberta", "DistilBert", "Electra", "MPNet", "ModernBert")
+    ),
     *((family, "masked_lm") for family in ("Deberta", "DebertaV2")),
 ]
 """Cases with a vocabulary matrix of their own."""
@@ -242,6 +252,19 @@ def test_answers(tmp_path, family, head, tied):
             wanted, ours = wanted[real], ours[real]
         np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5, err_msg=name)
         note_answers(theirs, "import", ours, wanted)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "MPNet"])
+def test_padding_on_the_left_moves_positions(tmp_path, family):
+    """Positions of these families count real tokens."""
+    theirs, given = make(family, "none"), inputs(family, "none")
+    given = {name: np.ascontiguousarray(x[:, ::-1]) for name, x in given.items()}
+    with torch.no_grad():
+        wanted = theirs(**as_torch(given)).last_hidden_state.numpy()
+    model, params = ours_of(theirs, tmp_path)
+    hidden = jax.jit(model.apply)({"params": params}, **given).last_hidden_state
+    real = given["attention_mask"] == 1
+    np.testing.assert_allclose(hidden[real], wanted[real], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "head", "tied"), ALL)

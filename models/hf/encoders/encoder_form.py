@@ -256,6 +256,7 @@ def _later_norms(flax: str, hf: str, *, bias: bool) -> tuple[TensorRule, ...]:
 
 _RULES: Mapping[str, Callable[..., tuple[TensorRule, ...]]] = {
     "embedding": embedding,
+    "bias": embedding,
     "norm": norm,
     "norms": _later_norms,
     "projection": linear,

@@ -21,10 +21,14 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
             f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
             "from this id, so give the one that it was trained with (usually 1)"
         )
-    # Positions start after the padding id; the rows before are not counted in max_length.
-    settings["position_offset"] = pad_id + 1
+    take_offset(fields, settings, pad_id + 1)
+
+
+def take_offset(fields: JsonObject, settings: Settings, offset: int) -> None:
+    """Sets the first used row of the positions; the rows before do not count in `max_length`."""
+    settings["position_offset"] = offset
     rows = fields.get("max_position_embeddings", 512)
-    fields["max_position_embeddings"] = rows - pad_id - 1 if isinstance(rows, int) else rows
+    fields["max_position_embeddings"] = rows - offset if isinstance(rows, int) else rows
 
 
 def _own_fields(config: RobertaConfig) -> JsonObject:

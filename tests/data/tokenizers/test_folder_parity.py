@@ -67,6 +67,13 @@ def wordpieces(folder):
     return {"vocab.txt": (folder / "vocab.txt").read_bytes()}
 
 
+def renamed(vocabulary):
+    """Returns a vocabulary of BERT with the names that RoBERTa has."""
+    for old, new in (("[PAD]", "<pad>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>")):
+        vocabulary = vocabulary.replace(old.encode(), new.encode())
+    return vocabulary
+
+
 def pieces(name, **options):
     return {name: train_sentencepiece(CORPUS, **{"vocab_size": 200, **options})}
 
@@ -98,9 +105,11 @@ FAMILIES = {
     "bert": ("wordpiece", "BertTokenizer"),
     "distilbert": ("wordpiece", "DistilBertTokenizer"),
     "electra": ("wordpiece", "ElectraTokenizer"),
+    "mpnet": ("mpnet", "MPNetTokenizer"),
     "deberta": ("deberta", "DebertaTokenizer"),
     "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
+    "roberta-prelayernorm": ("roberta", "RobertaTokenizer"),
     "bart": ("roberta", "BartTokenizer"),
     "opt": ("roberta", "GPT2Tokenizer"),
     "gpt2": ("gpt2", "GPT2Tokenizer"),
@@ -133,6 +142,7 @@ JSON = {
     "deberta": ("deberta", None),
     "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
+    "mpnet": ("mpnet", "MPNetTokenizerFast"),
     "opt": ("opt", None),
     "gpt_neox": ("gpt_neox", "GPTNeoXTokenizer"),
     "modernbert": ("gpt_neox", "PreTrainedTokenizerFast"),
@@ -161,6 +171,7 @@ def vocabularies(tmp_path_factory):
 
     return {
         "wordpiece": wordpieces(place()),
+        "mpnet": {"vocab.txt": renamed(wordpieces(place())["vocab.txt"])},
         "roberta": byte_pairs(place(), ROBERTA_NAMES),
         "gpt2": byte_pairs(place(), ["<|endoftext|>"]),
         "deberta": byte_pairs(place(), DEBERTA_NAMES),
@@ -293,7 +304,10 @@ def contents_for(family, files):
     contents = json.loads(json.dumps(FILES[files]))
     if "tokenizer_config" in contents:
         contents["tokenizer_config"]["tokenizer_class"] = FAMILIES[family][1]
-        if FAMILIES[family][0] == "wordpiece":  # this one must be a piece of the vocabulary
+        if FAMILIES[family][0] in (
+            "wordpiece",
+            "mpnet",
+        ):  # this one must be a piece of the vocabulary
             contents["tokenizer_config"].pop("unk_token", None)
         if family in ("pegasus", "mbart", "mbart50"):  # these have no vocabulary without padding
             contents["tokenizer_config"].pop("pad_token", None)

@@ -87,6 +87,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "ForMaskedLM",
         {"dim": SIZE, "hidden_dim": SIZE, "n_layers": 2, "n_heads": 4},
     ),
+    "MPNet": ("ForMaskedLM", {**BODY, "max_position_embeddings": SIZE + 2}),
     "Electra": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
     "ModernBert": ("ForMaskedLM", BODY),
     "T5": ("ForConditionalGeneration", T5),
@@ -104,7 +105,7 @@ OF_TWO = ("T5", "MT5", "Bart", "MBart", "Marian", "Pegasus")
 def base_of(family, tied, **more):
     """A random model of transformers; all parameters count."""
     suffix, fields = FAMILIES[family]
-    fields = {**fields, **(LIKE_ROBERTA if family == "Roberta" else SPECIAL), **more}
+    fields = {**fields, **(LIKE_ROBERTA if family in ("Roberta", "MPNet") else SPECIAL), **more}
     if family in OF_TWO:
         fields["decoder_start_token_id"] = 0
     config = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(family, family) + "Config")
@@ -163,7 +164,7 @@ def modules_of(family, *kinds):
 
 def head_of(family):
     names = {"Bert": "decoder", "Roberta": "lm_head.decoder", "DistilBert": "vocab_projector"}
-    names["Electra"] = "generator_lm_head"
+    names |= {"Electra": "generator_lm_head", "MPNet": "lm_head.decoder"}
     return names.get(family, "lm_head")
 
 

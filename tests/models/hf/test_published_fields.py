@@ -25,6 +25,8 @@ FAMILIES = (
         "Electra",
         "XLMRoberta",
         "Camembert",
+        "RobertaPreLayerNorm",
+        "MPNet",
         "ModernBert",
         "Deberta",
         "DebertaV2",
