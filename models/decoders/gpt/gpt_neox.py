@@ -9,7 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from ....data.common.fields import Rate
+from ....data.common.fields import Rate, require
 from ...config import Activation, PositionKind, RotatedFraction, require_pairs
 from ...nn.layers import FeedForward, LayerNorm
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
@@ -53,11 +53,18 @@ class GPTNeoXConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
+        rotated, scaling = self.rotated_dim, self.rope_scaling
+        # An odd number is rounded up to pairs; only the wavelengths follow from the number itself.
+        require_pairs(rotated + rotated % 2, self.key_dim, f"rope_fraction {self.rope_fraction}")
+        require(
+            rotated % 2 == 0 or scaling is None or scaling.kind != "yarn",
+            f"rope_fraction {self.rope_fraction} rotates {rotated} of {self.key_dim} dimensions: "
+            "choose an even number of them for yarn",
+        )
 
     @property
     def rotated_dim(self) -> int:
-        """Number of dimensions of a head that are rotated, R."""
+        """Number of dimensions of a head that are rotated, R; if odd, one more is rotated."""
         return int(self.key_dim * self.rope_fraction)
 
 
