@@ -10,6 +10,7 @@ from typing import Any
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset
+from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 from .llama import LlamaLayer
 
@@ -44,6 +45,21 @@ def _preset(published: str, paper: str = "Abdin et al. 2024a", **fields: Any) ->
 
 
 _COMMON: Settings = {"vocab_size": 32_064, "max_length": 4096, "window": 2047}
+# fmt: off
+_MINI_SCALING = RotaryScaling(
+    kind="longrope",
+    original_length=4096,
+    short_factors=(1.0,) * 48,
+    long_factors=(
+        1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817,
+        2.187582649, 2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023,
+        4.785517845, 5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372,
+        10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807,
+        22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64,
+        32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+    ),
+)
+# fmt: on
 
 PRESETS: dict[str, Preset] = {
     "phi3-mini": _preset("3.8B", num_layers=32, d_model=3072, num_heads=32, d_ff=8192),
@@ -63,11 +79,27 @@ PRESETS: dict[str, Preset] = {
         rope_base=250_000.0,
         window=None,
     ),
+    "phi4-mini": _preset(
+        "3.8B",
+        "Abouelenin et al. 2025",
+        vocab_size=200_064,
+        max_length=131_072,
+        num_layers=32,
+        d_model=3072,
+        num_heads=24,
+        num_kv_heads=8,
+        d_ff=8192,
+        rope_fraction=0.75,
+        rope_scaling=_MINI_SCALING,
+        window=262_144,
+        tie_output=True,
+    ),
 }
 
 # fmt: off
 NUM_PARAMETERS = {
     "phi3-mini": 3_821_079_552, "phi3-medium": 13_960_238_080, "phi4": 14_659_507_200,
+    "phi4-mini": 3_836_021_760,
 }
 # fmt: on
 

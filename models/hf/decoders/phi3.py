@@ -33,10 +33,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 def _own_fields(config: Phi3Config) -> JsonObject:
     scaling = config.rope_scaling
     length = None if scaling is None else scaling.original_length
-    fields: JsonObject = {"original_max_position_embeddings": 4096 if length is None else length}
-    if config.vocab_size <= PADDING:  # transformers' default is outside the vocabulary
-        fields["pad_token_id"] = None
-    return fields
+    return {"original_max_position_embeddings": 4096 if length is None else length}
 
 
 FORM = DecoderForm(
