@@ -66,8 +66,13 @@ SUPPORT_NAMES = {
     "gpt_neox": ("GPT-NeoX",),
     "opt": ("OPT",),
     "bloom": ("BLOOM",),
+    "falcon": ("Falcon",),
     "qwen3_moe": ("Qwen3-MoE",),
     "olmo2": ("OLMo 2",),
+    "olmo3": ("OLMo 3",),
+    "smollm3": ("SmolLM3",),
+    "granite": ("Granite",),
+    "stablelm": ("StableLM",),
     "t5": ("T5", "mT5"),
     "bart": ("BART", "mBART"),
 }

@@ -46,6 +46,8 @@ NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
 """The part of the dimensions of a head that rotary positions rotate."""
 
+NormKind: TypeAlias = Literal["rms", "layer"]
+"""The normalization of the residual stream: RMSNorm, or LayerNorm."""
 QueryKeyNorm: TypeAlias = Literal["head", "projection", "layer"]
 """How queries and keys are normalized. head: RMSNorm of each head, with the same scales for all
 heads (Qwen3). projection: RMSNorm over all heads together (OLMo 2). layer: LayerNorm of each head

@@ -50,8 +50,13 @@ FAMILIES = {
     "gpt_neox": "decoders.gpt",
     "opt": "decoders.gpt",
     "bloom": "decoders.gpt",
+    "falcon": "decoders.gpt",
     "qwen3_moe": "decoders",
     "olmo2": "decoders",
+    "olmo3": "decoders",
+    "smollm3": "decoders",
+    "granite": "decoders",
+    "stablelm": "decoders",
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }

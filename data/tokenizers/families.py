@@ -641,7 +641,7 @@ FAMILIES = (
 _BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 _BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 # Models that use `tokenizer.json` or `tokenizer.model` unchanged, whatever class is stated.
-_GENERIC_TYPES = ("mistral", "mixtral", "phi3")
+_GENERIC_TYPES = ("mistral", "mixtral", "phi3", "olmo2", "olmo3", "granite", "stablelm")
 FIXED_TYPES = ("qwen2",)
 """Models whose class replaces the stated class, unless there is an ``auto_map``."""
 

@@ -31,7 +31,7 @@ _CLASSES = {
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
     **{"deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer"},
 }
-_IGNORED = ("mistral", "mixtral", "phi3", "qwen2")
+_IGNORED = ("mistral", "mixtral", "phi3", "qwen2", "olmo2", "olmo3", "granite", "stablelm")
 _TYPES = "token_type_ids"
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ...data.common.fields import Positive, PositiveInt, Rate, require, require_default
 from ..config import (
     Activation,
+    NormKind,
     PositionKind,
     RotatedFraction,
     Size,
@@ -22,7 +23,7 @@ from ..config import (
 )
 from ..nn.cache import Cache
 from ..nn.dropout import RowKeys, dropout
-from ..nn.layers import Embedding, RMSNorm
+from ..nn.layers import NORMS, Embedding
 from ..nn.masks import AnyArray
 from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions
@@ -112,8 +113,15 @@ class CausalDecoderConfig(CausalLMConfig):
 
     windowed_rope_base: ClassVar[float | None] = None
     """Base of the rotary wavelengths in windowed layers, if not `rope_base`; never scaled."""
+    norm_kind: ClassVar[NormKind] = "rms"
+    """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0
     """Factor of the token embeddings."""
+
+    @property
+    def unrotated_layers(self) -> tuple[bool, ...]:
+        """Whether each layer leaves queries and keys unrotated; empty if all layers rotate them."""
+        return ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +193,7 @@ class CausalDecoder(CausalLM):
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the normalized output of the last layer."""
-        return RMSNorm(self.config, self.execution, name="final_norm")(x)
+        return NORMS[self.config.norm_kind](self.config, self.execution, name="final_norm")(x)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, separately for windowed layers if needed."""
@@ -198,7 +206,8 @@ class CausalDecoder(CausalLM):
             scaling=c.rope_scaling,
             max_length=c.max_length,
         )
-        if c.windowed_rope_base is None or c.window is None:
-            return Positions(rotary=full)
-        windowed = rotary_positions(position_ids, c.rotated_dim, c.windowed_rope_base)
-        return Positions(rotary=full, windowed_rotary=windowed)
+        windowed = None
+        if c.windowed_rope_base is not None and c.window is not None:
+            windowed = rotary_positions(position_ids, c.rotated_dim, c.windowed_rope_base)
+        unrotated = c.unrotated_layers
+        return Positions(rotary=full, windowed_rotary=windowed, unrotated_layers=unrotated)

@@ -77,6 +77,8 @@ class CausalLMConfig(TransformerConfig):
     """Number of tokens that a token attends to in windowed layers, including itself, or None."""
     output_bias: ClassVar[bool] = False
     """Whether the logits have a bias (GPT-J)."""
+    logit_divisor: ClassVar[float] = 1.0
+    """The logits are divided by this number, before the cap (Granite)."""
     logit_cap: ClassVar[float | None] = None
     """If given, logits z become cap · tanh(z / cap)."""
 
@@ -211,7 +213,9 @@ class CausalLM(nn.Module):
         if c.output_bias:
             zeros = nn.initializers.zeros
             bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        projection = Projection(x, table.embedding.astype(e.dtype), bias, c.logit_cap)
+        # Dividing hidden states takes less time than dividing logits.
+        read = x if c.logit_divisor == 1 else x / c.logit_divisor
+        projection = Projection(read, table.embedding.astype(e.dtype), bias, c.logit_cap)
         values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 

@@ -17,7 +17,7 @@ import flax.linen as nn
 
 from ...data.common.fields import Positive
 from ..config import Settings, Size
-from ..nn.layers import GatedFeedForward, RMSNorm
+from ..nn.layers import NORMS, GatedFeedForward
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
@@ -66,15 +66,15 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the other outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        own, norm = context.self_attention(inputs), NORMS[c.norm_kind]
 
         # Attention reads a normalized copy; the residual stream itself stays without norms.
-        y = RMSNorm(c, e, name="attention_norm")(x)
+        y = norm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
         # Gated feed-forward, the same map for every token.
-        y = RMSNorm(c, e, name="feed_forward_norm")(x)
+        y = norm(c, e, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights)

@@ -142,6 +142,8 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             continue
         value = hf_config.get(field.hf, field.default)
         _check_type(field, value, source)
+        if type(value) is int and float in (field.kind, type(field.default)):
+            value = float(value)  # files may have whole numbers without a decimal point
         if field.values is not None:
             _check_supported(field.hf, value, field.values, source)
         settings[field.flax] = value if field.values is None else field.values[str(value)]

@@ -59,7 +59,8 @@ class Layout:
     """Whether the tensor is a vector, without an axis for the inputs."""
     by_head: bool = False
     """Whether parameters with outputs `[N, H]` are interleaved by head (queries, keys and values of
-    GPT-NeoX and BLOOM) instead of concatenated."""
+    GPT-NeoX and BLOOM) instead of concatenated. If the parameters have several numbers of heads,
+    each group of N / K query heads is followed by its key head and its value head (Falcon)."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor that holds parameters of the given shapes."""
@@ -70,7 +71,7 @@ class Layout:
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
-        """Returns one parameter of a tensor that holds several, as a view.
+        """Returns one parameter of a tensor that holds several, as a view if its order allows one.
 
         Args:
           tensor: A tensor of a Hugging Face file.
@@ -78,10 +79,12 @@ class Layout:
           flax: Shape of every parameter in the tensor.
         """
         if self.by_head:
-            num_heads, size = flax[part][self.input_axes :]
+            heads, size = [shape[self.input_axes] for shape in flax], flax[part][-1]
+            each = [number // min(heads) for number in heads]  # heads of a group
+            own = slice(sum(each[:part]), sum(each[: part + 1]))
             if self.flat:
-                return tensor.reshape(num_heads, len(flax), size)[:, part]
-            rows = tensor.reshape(num_heads, len(flax), size, -1)[:, part]  # [N, H, inputs]
+                return tensor.reshape(min(heads), sum(each), size)[:, own].reshape(flax[part])
+            rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]  # [K, ·, H, inputs]
             return np.moveaxis(rows, -1, 0).reshape(flax[part])
         widths = [math.prod(shape[self.input_axes :]) for shape in flax]
         start = sum(widths[:part])
@@ -95,7 +98,9 @@ class Layout:
         """Returns the tensor that holds the given parameters."""
         if self.by_head:
             inputs_last = [x if self.flat else np.moveaxis(x, 0, -1) for x in params]
-            joined = np.stack(inputs_last, axis=1)  # [N, parts, H, …]
+            groups = min(len(x) for x in inputs_last)
+            grouped = [x.reshape(groups, -1, *x.shape[1:]) for x in inputs_last]
+            joined = np.concatenate(grouped, axis=1)  # [K, heads of a group, H, …]
             return joined.reshape(-1) if self.flat else joined.reshape(-1, joined.shape[-1])
         inputs = math.prod(params[0].shape[: self.input_axes])
         matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)

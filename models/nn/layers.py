@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..config import Execution, TransformerConfig
+from ..config import Execution, NormKind, TransformerConfig
 from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
@@ -155,7 +155,7 @@ class LayerNorm(nn.Module):
         without `norm_bias` only the scale.
       execution: precision.
       use_bias: whether an affine norm has a bias.
-      num_scaled_axes: number of last axes over which scale and bias differ.
+      num_scaled_axes: number of last axes that scale and bias have.
     """
 
     config: TransformerConfig
@@ -200,6 +200,10 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.constant(1 - offset), shape, dtype)
         y = y * (scale if offset == 0 else offset + scale.astype(jnp.float32))
         return y.astype(self.execution.dtype)
+
+
+NORMS: dict[NormKind, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+"""The norm of the residual stream for each value of `norm_kind`."""
 
 
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -89,21 +89,24 @@ class Positions:
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
     """Rotations in the layers with an attention window, if they differ (Gemma 3)."""
+    unrotated_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
+    """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, none does."""
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     key_positions: Int[Array, "B S"] | None = None
     """The position of each slot of a cache, if attention uses distances to cached keys."""
 
-    def of_layer(self, windowed: bool | Bool[Array, ""]) -> "Positions":
+    def of_layer(
+        self, layer: int | Int[Array, ""], windowed: bool | Bool[Array, ""]
+    ) -> "Positions":
         """Returns the positions for a layer with or without an attention window."""
-        local, full = self.windowed_rotary, self.rotary
-        if local is None or full is None:
-            return self
-        if isinstance(windowed, bool):
-            chosen = local if windowed else full
-        else:
-            chosen = jax.tree.map(lambda x, y: jnp.where(windowed, x, y), local, full)
-        return dataclasses.replace(self, rotary=chosen, windowed_rotary=None)
+        chosen, local, flags = self.rotary, self.windowed_rotary, self.unrotated_layers
+        if chosen is not None and local is not None:
+            chosen = _select(windowed, local, chosen)
+        if chosen is not None and any(flags):
+            unrotated = flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
+            chosen = _select(unrotated, chosen.identity(), chosen)
+        return dataclasses.replace(self, rotary=chosen, windowed_rotary=None, unrotated_layers=())
 
     def of_keys(self, keys: Keys) -> "Positions":
         """Returns the positions for attention to selected slots of a cache."""
@@ -114,6 +117,13 @@ class Positions:
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""
         return x if self.vectors is None else x + self.vectors
+
+
+def _select(condition: bool | Bool[Array, ""], first: Rotary, second: Rotary) -> Rotary:
+    """Returns the first rotations if a condition, which may be traced, holds, else the second."""
+    if isinstance(condition, bool):
+        return first if condition else second
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), first, second)
 
 
 def make_positions(

@@ -26,6 +26,10 @@ class Rotary:
     interleaved: bool = struct.field(pytree_node=False, default=False)
     """Whether planes are pairs of neighboring dimensions (GPT-J)."""
 
+    def identity(self) -> "Rotary":
+        """Returns rotations of the same shape by the angle 0."""
+        return Rotary(jnp.ones_like(self.cos), jnp.zeros_like(self.sin), self.interleaved)
+
     def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Rotates the plane of dimensions (i, i + R/2), or (2i, 2i + 1), by its angle."""
         size = self.cos.shape[-1]
@@ -58,7 +62,8 @@ def rotary_positions(
 
     Args:
       position_ids: the position of each token.
-      size: R, the number of rotated dimensions of a head, which is even.
+      size: R, the number of rotated dimensions of a head. If it is odd, R + 1 dimensions are
+        rotated, as in transformers, and the exponents of the wavelengths are 2i/R.
       base: the base of the wavelengths.
       scaling: the scaling of the frequencies.
       max_length: the maximum sequence length, for scalings that depend on it.

@@ -205,7 +205,7 @@ class LayerContext:
             mask = select_mask(windowed, self.windowed_mask, mask)
         return AttentionContext(
             mask=mask,
-            positions=self.positions.of_layer(windowed),
+            positions=self.positions.of_layer(layer, windowed),
             layer=layer,
             cache=inputs.cache,
             cache_index=self.cache_index,

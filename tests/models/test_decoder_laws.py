@@ -9,19 +9,24 @@ from flaxzoo.models.decoders.gemma.gemma import GemmaConfig
 from flaxzoo.models.decoders.gemma.gemma2 import Gemma2Config
 from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoders.gpt.bloom import BloomConfig
+from flaxzoo.models.decoders.gpt.falcon import FalconConfig
 from flaxzoo.models.decoders.gpt.gpt import GPTConfig
 from flaxzoo.models.decoders.gpt.gpt_neo import GPTNeoConfig
 from flaxzoo.models.decoders.gpt.gpt_neox import GPTNeoXConfig
 from flaxzoo.models.decoders.gpt.gptj import GPTJConfig
 from flaxzoo.models.decoders.gpt.opt import OPTConfig
+from flaxzoo.models.decoders.granite import GraniteConfig
 from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.decoders.mistral import MistralConfig
 from flaxzoo.models.decoders.mixtral import MixtralConfig
 from flaxzoo.models.decoders.olmo2 import Olmo2Config
+from flaxzoo.models.decoders.olmo3 import Olmo3Config
 from flaxzoo.models.decoders.phi3 import Phi3Config
 from flaxzoo.models.decoders.qwen2 import Qwen2Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
 from flaxzoo.models.decoders.qwen3_moe import Qwen3MoeConfig
+from flaxzoo.models.decoders.smollm3 import SmolLM3Config
+from flaxzoo.models.decoders.stablelm import StableLMConfig
 from flaxzoo.models.rotary_scaling import RotaryScaling
 from flaxzoo.train.distributed import sharding
 from flaxzoo.train.distributed.expert_parallel import over_mesh
@@ -64,7 +69,22 @@ CONFIGS = {
     "GPT-NeoX": GPTNeoXConfig(**ALIKE, rope_fraction=0.5),
     "OPT": OPTConfig(**ALIKE, norm_position="post", d_embedding=8),
     "BLOOM": BloomConfig(**ALIKE),
+    "Falcon": FalconConfig(**SIZES, residual="two_norms"),
+    "Falcon, ALiBi": FalconConfig(**ALIKE, positions="alibi", residual="sequential"),
     "OLMo 2": Olmo2Config(**SIZES),
+    "OLMo 3": Olmo3Config(
+        **SIZES,
+        window=3,
+        full_layers=(1,),
+        rope_base=50.0,
+        rope_scaling=RotaryScaling(kind="yarn", factor=4.0, original_length=6),
+    ),
+    "SmolLM3": SmolLM3Config(**SIZES, layers_without_positions=(1,), window=4),
+    "Granite": GraniteConfig(**SIZES, attention_scale=0.3),
+    "StableLM": StableLMConfig(**SIZES, rope_fraction=0.5, normalize_heads=True),
+    "StableLM, parallel": StableLMConfig(
+        **SIZES, rope_fraction=0.5, parallel_residual=True, attention_bias=True
+    ),
     "Phi-3": Phi3Config(**SIZES, d_head=8, rope_fraction=0.5, rope_scaling=LONG),
 }
 BY_LENGTH = ("Llama, dynamic", "Phi-3")

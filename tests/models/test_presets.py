@@ -73,10 +73,24 @@ COPIES = {
 
 # Numbers of parameters of the published files.
 DECODERS = {
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "falcon-rw-1b": 1_311_625_216,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
     "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "phi4-mini": 3_836_021_760,
+    "smollm3-3b": 3_075_098_624,
+    "granite3.0-2b": 2_533_531_648,
+    "granite3.0-8b": 8_170_848_256,
+    "granite3.3-2b": 2_533_539_840,
+    "granite3.3-8b": 8_170_864_640,
+    "stablelm2-1.6b": 1_644_515_328,
+    "stablelm2-12b": 12_143_185_920,
+    "stablelm-3b": 2_795_443_200,
 }
 
 

@@ -31,7 +31,7 @@ from ..tensor_mapping import (
     lm_head,
     norm,
 )
-from .rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
+from .rotary import KINDS_OF_LAYERS, SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 
 Config = TypeVar("Config", bound=CausalDecoderConfig)
 Parts = Mapping[str | tuple[str, ...], str]
@@ -137,22 +137,30 @@ class DecoderForm(Form[Config]):
         fixed = {"rope_fraction": () if self.fractional else (1.0,)}
         fields = self.write_fields(config, head, fixed=fixed, explicit=explicit)
         rotary = rotary_to_hf(config.rope_base, config.rope_scaling)
-        if config.rope_fraction != 1:
+        if self.fractional:
             rotary["partial_rotary_factor"] = config.rope_fraction
         fields.setdefault("rope_parameters", rotary)
+        # transformers' default may be outside the vocabulary.
+        if self.generation_defaults.get("pad_token_id", 0) >= config.vocab_size:
+            fields["pad_token_id"] = None
         # Otherwise both default to 0.1.
         if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields
+
+    def parts_of(self, config: Config) -> Parts:
+        """Returns the transformers name of each part of a layer."""
+        del config
+        return self.layer
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
         # Embedding, layers and final norm; then the head.
         tokens = "model.embed_tokens"
         rules = [*embedding("token_embedding", tokens)]
-        for parts, name in self.layer.items():
+        for parts, name in self.parts_of(config).items():
             rules += self._rules(config, parts, f"model.layers.{{i}}.{name}")
-        rules += norm("final_norm", "model.norm", bias=False)
+        rules += norm("final_norm", "model.norm", bias=config.norm_kind == "layer")
         ignored: list[IgnoredTensor] = []
         if config.head in CLASSIFIERS:
             rules += linear("head/classifier", "score", bias=config.head == CLASSIFIERS[1])
@@ -172,7 +180,9 @@ class DecoderForm(Form[Config]):
                 TensorRule(tuple(f"layers/{p}/kernel" for p in parts), f"{name}.weight", LINEAR),
             )
         if parts.endswith("norm"):
-            return norm(f"layers/{parts}", name, bias=False)
+            of_stream = not parts.startswith("attention/")
+            bias = of_stream and config.norm_kind == "layer"
+            return norm(f"layers/{parts}", name, bias=bias)
         if parts.startswith("experts/"):
             return (TensorRule((f"layers/{parts}",), f"{name}.weight", LINEAR),)
         if parts == "attention/output":
@@ -193,6 +203,7 @@ def size_fields(
     head_dim: int | None = None,
     tie_word_embeddings: bool = False,
     rms_norm_eps: float = 1e-6,
+    epsilon: str = "rms_norm_eps",
     activation: Field | None = None,
     width: str = "intermediate_size",
 ) -> tuple[Field | FixedField, ...]:
@@ -207,7 +218,7 @@ def size_fields(
         Field("head_dim", "d_head", head_dim, kind=int),
         Field(width, "d_ff", intermediate_size),
         activation or Field("hidden_act", "activation", "silu", ACTIVATIONS),
-        Field("rms_norm_eps", "norm_eps", rms_norm_eps),
+        Field(epsilon, "norm_eps", rms_norm_eps),
         Field("tie_word_embeddings", "tie_output", tie_word_embeddings),
         Field("attention_dropout", "attention_dropout", 0.0),
     )
@@ -222,7 +233,7 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
     types = fields.pop("layer_types", None)
     if types is None:
         return None
-    known = {"full_attention": False, "sliding_attention": True}
+    known = KINDS_OF_LAYERS
     if not isinstance(types, list) or len(types) != num_layers or set(types) - set(known):
         raise WeightsError(
             f"{source}: layer_types {types!r} is not supported: only one of "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ....data.common.json_text import JsonObject, JsonValue
+from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
 from ..config_mapping import Settings
 from ..tensor_mapping import WeightsError
@@ -53,6 +54,51 @@ def _merge(rotary: JsonObject, more: JsonObject, name: str, source: str) -> None
                 f"{source}: {name} says {key} {value!r}, and elsewhere it is {rotary[key]!r}: take "
                 "the wrong one out"
             )
+
+
+KINDS_OF_LAYERS = {"full_attention": False, "sliding_attention": True}
+"""The kinds of layers in `layer_types`, and whether they have a window."""
+
+
+def take_windowed_base(
+    fields: JsonObject, local: JsonObject, source: str, *, default_base: float
+) -> JsonValue:
+    """Returns the rotary base of windowed layers, whose frequencies are never scaled.
+
+    Args:
+      fields: The content of the file. If `rope_parameters` has an object for each kind of layers,
+        the object of layers without a window replaces it.
+      local: The rotary fields of windowed layers that other fields state.
+      source: The path of the file, for messages.
+      default_base: The base that transformers uses if the file states none.
+
+    Raises:
+      WeightsError: The windowed layers have another kind of rotation, or fields contradict.
+    """
+    given = fields.get("rope_parameters")
+    if isinstance(given, dict) and given.keys() & KINDS_OF_LAYERS:
+        if unknown := sorted(given.keys() - KINDS_OF_LAYERS):
+            raise WeightsError(
+                f"{source}: rope_parameters {unknown[0]} is unknown: only "
+                f"{' and '.join(KINDS_OF_LAYERS)}"
+            )
+        fields["rope_parameters"] = given.get("full_attention")
+        local = {**local, "rope_parameters": given.get("sliding_attention")}
+    rotary = take_rotary(local, source, default_base=default_base)
+    if rotary.keys() != {"rope_type", "rope_theta"} or rotary["rope_type"] != "default":
+        raise WeightsError(
+            f"{source}: rotary scaling of sliding_attention, {rotary}, is not supported: only the "
+            "type 'default'"
+        )
+    return rotary["rope_theta"]
+
+
+def rotary_by_layers_to_hf(config: CausalDecoderConfig) -> JsonObject:
+    """Returns the object `rope_parameters` with an object for each kind of layers."""
+    return {
+        "full_attention": rotary_to_hf(config.rope_base, config.rope_scaling),
+        "sliding_attention": {"rope_type": "default", "rope_theta": config.windowed_rope_base},
+    }
 
 
 def rotary_settings(
@@ -109,6 +155,8 @@ def scaling_from_hf(
     Raises:
       WeightsError: A field is unknown or missing.
     """
+    if kind == "yarn":  # whether the model was trained further; nothing reads it
+        rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
             f"{source} has fields of rotary positions that nothing here honors: "

@@ -159,6 +159,11 @@ JSON = {
     "bloom": ("gpt2", "BloomTokenizerFast"),
     "mistral": ("mistral", "LlamaTokenizer"),
     "phi3": ("phi3", None),
+    "olmo2": ("gpt2", "GPT2Tokenizer"),
+    "smollm3": ("qwen3", "PreTrainedTokenizerFast"),
+    "granite": ("gpt2", "GPT2Tokenizer"),
+    "stablelm": ("gpt_neox", "GPTNeoXTokenizer"),
+    "falcon": ("gpt2", "PreTrainedTokenizerFast"),
     "gemma": ("gemma", "GemmaTokenizer"),
     "no model": ("llama", "PreTrainedTokenizerFast"),
 }

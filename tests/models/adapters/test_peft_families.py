@@ -80,7 +80,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2": ("ForCausalLM", {**HEADS_OF_8, "query_pre_attn_scalar": 8}),
     "Gemma3": ("ForCausalLM", {**HEADS_OF_8, "query_pre_attn_scalar": 8}),
     "Phi3": ("ForCausalLM", LLAMA),
+    "Falcon": (
+        "ForCausalLM",
+        {
+            **{"hidden_size": SIZE, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"new_decoder_architecture": True, "num_kv_heads": 2},
+        },
+    ),
     "Olmo2": ("ForCausalLM", LLAMA),
+    "Olmo3": ("ForCausalLM", LLAMA),
+    "SmolLM3": ("ForCausalLM", LLAMA),
+    "Granite": ("ForCausalLM", LLAMA),
+    "StableLm": ("ForCausalLM", LLAMA),
     "Bert": ("ForMaskedLM", BODY),
     "Roberta": ("ForMaskedLM", {**BODY, "max_position_embeddings": SIZE + 2}),
     "DistilBert": (

@@ -254,6 +254,7 @@ CLASS = {
     "OpenAIGPT": "OpenAIGPTLMHeadModel",
 }
 OTHER_SIZES = {
+    "Falcon": ("intermediate_size", "num_key_value_heads"),
     "GPT2": ("intermediate_size", "num_key_value_heads"),
     "OpenAIGPT": ("intermediate_size", "num_key_value_heads"),
     "GPTNeo": ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -293,6 +294,8 @@ def random_model(kind: str, suffix: str = "ForCausalLM", **more: Any) -> Any:
     sizes = {n: x for n, x in SIZES.items() if n not in OTHER_SIZES.get(family, ())}
     config = getattr(transformers, f"{family}Config")(**{**sizes, **fields, **more})
     config._attn_implementation = config._experts_implementation = "eager"
+    if family == "Falcon":
+        config._attn_implementation = "sdpa"  # its eager form adds the biases of ALiBi twice
     theirs = getattr(transformers, class_name(family, suffix))(config).eval()
     scale = 0.0 if "Gemma" in family else 0.7  # a Gemma adds 1
     for parameter in theirs.parameters():
@@ -539,6 +542,31 @@ REFUSED = {
             "rotary scaling of sliding_attention, .* is not supported",
         ),
     ],
+    "Olmo3": [
+        ({"rope_parameters": {"rope_theta": 50.0}}, "must have full_attention and sliding_attent"),
+    ],
+    "SmolLM3": [
+        ({"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\] is not supported"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval 0 must"),
+        ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window and sliding_window state"),
+    ],
+    "StableLm": [({"hidden_dropout": 0.1}, "hidden_dropout 0.1 is not supported")],
+    "Falcon": [
+        ({"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2 do not fit together"),
+        ({"multi_query": False, "num_kv_heads": 2}, "num_kv_heads 2 without new_decoder_arch"),
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    ],
+    "GPTNeoX": [
+        (
+            {
+                "rope_parameters": {
+                    **{"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.5},
+                }
+            },
+            "rotates 3 of 6 dimensions: choose an even number",
+        ),
+    ],
     "Phi3": [
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
@@ -554,7 +582,8 @@ REFUSED = {
 )
 def test_unsupported_options_are_refused_by_name(family, fields, message):
     model_type = getattr(transformers, f"{family}Config").model_type
-    config = {"model_type": model_type, **SIZES, **fields}
+    sizes = {n: x for n, x in SIZES.items() if n not in OTHER_SIZES.get(family, ())}
+    config = {"model_type": model_type, **sizes, **fields}
     with pytest.raises((WeightsError, ValueError), match=message):
         mapping_of_type(model_type, "config.json").config_from_hf(config, "config.json")
 
@@ -563,7 +592,8 @@ def test_unsupported_options_are_refused_by_name(family, fields, message):
     "preset",
     [
         *("llama3.1-8b", "mistral-7b", "qwen2-7b", "qwen3-0.6b", "gemma-2b", "gemma2-27b"),
-        *("gemma3-27b", "phi3-mini", "phi4"),
+        *("gemma3-27b", "phi3-mini", "phi4", "phi4-mini", "olmo2-32b", "olmo3-32b", "smollm3-3b"),
+        *("granite3.3-8b", "stablelm2-12b", "falcon-7b", "falcon-40b", "falcon-rw-1b"),
     ],
 )
 def test_a_published_size_survives_its_config_json(preset, tmp_path):

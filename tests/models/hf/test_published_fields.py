@@ -10,7 +10,7 @@ from flaxzoo.models.hf.tensor_mapping import WeightsError
 
 FAMILIES = (
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3Text"),
-    *("Olmo2",),
+    *("Olmo2", "SmolLM3", "Granite", "StableLm", "Falcon", "Olmo3"),
     *("Phi3", "GPTNeo", "GPTJ", "GPTNeoX", "OPT", "Bloom", "GPT2", "OpenAIGPT"),
     *(
         "T5",
@@ -95,3 +95,12 @@ PUBLISHED = {
 def test_what_published_files_say_besides_changes_nothing(name):
     fields = PUBLISHED[name]
     assert config_of(fields) == config_of({"model_type": fields["model_type"]})
+
+
+def test_a_model_with_yarn_may_be_one_that_was_trained_further():
+    scaling = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
+    plain, further = (
+        config_of({"model_type": "llama", "rope_scaling": {**scaling, **more}})
+        for more in ({}, {"finetuned": True})
+    )
+    assert plain == further

@@ -4,16 +4,14 @@ from .....data.common.json_text import JsonObject
 from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config
 from ...config_mapping import ConfigMapping, Field, FixedField, Settings
 from ...generation_config import NAMES
-from ...tensor_mapping import WeightsError
 from ..causal_decoder import (
     ATTENTION,
     FEED_FORWARD,
     QUERY_KEY_NORMS,
     DecoderForm,
-    rotary_to_hf,
     size_fields,
-    take_rotary,
 )
+from ..rotary import rotary_by_layers_to_hf, take_windowed_base
 from .gemma2 import ACTIVATION, FOUR_NORMS, own_fields, take_windows
 
 
@@ -21,34 +19,13 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the windows and the rotary base of windowed layers."""
     take_windows(fields, settings, source, num_layers=26, every=FULL_EVERY)
     # The base of windowed layers is a separate field, or a nested object in newer files.
-    local: JsonObject = {}
-    if (base := fields.pop("rope_local_base_freq", None)) is not None:
-        local["rope_theta"] = base
-    given = fields.get("rope_parameters")
-    if isinstance(given, dict) and given.keys() & {"sliding_attention", "full_attention"}:
-        if unknown := sorted(given.keys() - {"sliding_attention", "full_attention"}):
-            raise WeightsError(
-                f"{source}: rope_parameters {unknown[0]} is unknown: only full_attention and "
-                "sliding_attention"
-            )
-        fields["rope_parameters"] = given.get("full_attention")
-        local["rope_parameters"] = given.get("sliding_attention")
-    rotary = take_rotary(local, source, default_base=10_000.0)
-    if rotary.keys() != {"rope_type", "rope_theta"} or rotary["rope_type"] != "default":
-        raise WeightsError(
-            f"{source}: rotary scaling of sliding_attention, {rotary}, is not supported: only the "
-            "type 'default'"
-        )
-    settings["windowed_rope_base"] = rotary["rope_theta"]
+    local: JsonObject = {"rope_theta": fields.pop("rope_local_base_freq", None)}
+    base = take_windowed_base(fields, local, source, default_base=10_000.0)
+    settings["windowed_rope_base"] = base
 
 
 def _own_fields(config: Gemma3Config) -> JsonObject:
-    local: JsonObject = {"rope_type": "default", "rope_theta": config.windowed_rope_base}
-    rotary: JsonObject = {
-        "full_attention": rotary_to_hf(config.rope_base, config.rope_scaling),
-        "sliding_attention": local,
-    }
-    return {**own_fields(config), "rope_parameters": rotary}
+    return {**own_fields(config), "rope_parameters": rotary_by_layers_to_hf(config)}
 
 
 FORM = DecoderForm(

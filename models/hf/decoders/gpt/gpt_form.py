@@ -72,7 +72,7 @@ class GPTForm(Form[Config]):
             settings["output_bias"] = False
         # Leave out values that equal the default, so that configurations compare equal.
         for name in DROPOUTS:
-            if settings.get(name) == settings["dropout_rate"]:
+            if name in settings and settings[name] == settings["dropout_rate"]:
                 settings[name] = None
         if settings.get("d_ff") == 4 * settings["d_model"]:
             settings["d_ff"] = None
@@ -103,6 +103,11 @@ class GPTForm(Form[Config]):
         head = config.head if config.head in CLASSIFIERS else "causal_lm"
         return self.write_fields(config, head, fixed=fixed, explicit=explicit)
 
+    def parts_of(self, config: Config) -> Mapping[str, str]:
+        """Returns the name of each part of a layer."""
+        del config
+        return self.parts
+
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
         # The embeddings and maps around the layers, then the layers.
@@ -112,7 +117,7 @@ class GPTForm(Form[Config]):
             rules += self._rules(config, path, self.prefix + name)
         if self.joined is not None:
             rules += self._joined(config, f"{layers}.{self.joined}")
-        for part, name in self.parts.items():
+        for part, name in self.parts_of(config).items():
             rules += self._rules(config, f"layers/{part}", f"{layers}.{name}")
         # Buffers, the head and the output projection.
         ignored = [IgnoredTensor(self.prefix + name) for name in self.ignored]

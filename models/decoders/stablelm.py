@@ -1,0 +1,138 @@
+"""StableLM: a Llama with LayerNorm, whose heads are rotated in a quarter of their dimensions.
+
+Bellagente et al. 2024, "Stable LM 2 1.6B technical report", section 3.2: LayerNorm with biases,
+biases of queries, keys and values, rotary positions for the first 25 % of each head. The model of
+12 billion parameters runs both sublayers in parallel on one norm, and normalizes each head of
+queries and keys.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+
+from ...data.common.fields import require
+from ..config import NormKind, QueryKeyNorm, RotatedFraction, Settings
+from ..nn.layers import GatedFeedForward, LayerNorm
+from ..nn.parameter_axes import (
+    EMBEDDING_AXES,
+    FINAL_NORM_AXES,
+    HEAD_AXES,
+    LAYER_AXES,
+    NORM_OF_HEADS_AXES,
+)
+from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
+from ..nn.typing import Array, Float
+from ..registry import Family, Preset
+from .causal_decoder import CausalDecoder, CausalDecoderConfig
+from .llama import LlamaLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StableLMConfig(CausalDecoderConfig):
+    """A decoder-only transformer of the StableLM family.
+
+    Raises:
+      UserError: a size or a rate is out of range.
+    """
+
+    norm_kind: ClassVar[NormKind] = "layer"
+    attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    rope_fraction: RotatedFraction = 0.25
+    """The fraction of each head that is rotated: its first H · fraction dimensions."""
+    attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the projections to queries, keys and values have biases."""
+    normalize_heads: bool = False
+    """Whether each head of queries and keys is normalized before it is rotated."""
+    parallel_residual: bool = False
+    """Whether both sublayers read one norm of the residual stream; otherwise they run in
+    sequence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.num_heads * self.head_dim == self.d_model,
+            f"d_head {self.d_head} must be d_model / num_heads in this family",
+        )
+
+    @property
+    def query_key_norm(self) -> QueryKeyNorm | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How queries and keys are normalized, or None."""
+        return "layer" if self.normalize_heads else None
+
+
+class ParallelLayer(Layer[StableLMConfig]):
+    """x + attention(norm(x)) + feed-forward(norm(x)), with one norm and a gated feed-forward."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        """Returns the residual stream after the layer, and the other outputs."""
+        c, e = self.config, self.execution
+        own = context.self_attention(inputs)
+
+        # Both sublayers read the same normalized input.
+        normed = LayerNorm(c, e, name="attention_norm")(x)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(normed, own)
+        z = GatedFeedForward(c, e, c.init_std, name="feed_forward")(normed, own.rng)
+        x = self.add(self.add(x, y, "attention", own.rng), z, "feed_forward", own.rng)
+        return x, LayerOutputs(cache, weights)
+
+
+class StableLM(CausalDecoder):
+    """A StableLM with its head."""
+
+    config: StableLMConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def layer(self) -> type[Layer]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The class of one layer."""
+        return ParallelLayer if self.config.parallel_residual else LlamaLayer
+
+
+def _preset(published: str, sizes: tuple[int, int, int], paper: str, **fields: Any) -> Preset:
+    """Builds a preset of the sizes (layers, width, F)."""
+    names = "num_layers", "d_model", "d_ff"
+    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
+    return Preset(StableLMConfig(**settings), paper, published)
+
+
+_COMMON: Settings = {"vocab_size": 100_352, "max_length": 4096, "num_heads": 32}
+_SECOND = "Bellagente et al. 2024"
+
+PRESETS: dict[str, Preset] = {
+    "stablelm2-1.6b": _preset("1.64B", (24, 2048, 5632), _SECOND, attention_bias=True),
+    "stablelm2-12b": _preset(
+        "12.1B",
+        (40, 5120, 13_824),
+        _SECOND,
+        num_kv_heads=8,
+        normalize_heads=True,
+        parallel_residual=True,
+    ),
+    "stablelm-3b": _preset("2.8B", (32, 2560, 6912), "model card", vocab_size=50_304),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "stablelm2-1.6b": 1_644_515_328, "stablelm2-12b": 12_143_185_920,
+    "stablelm-3b": 2_795_443_200,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=StableLMConfig,
+    module=StableLM,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    parameter_axes={
+        **EMBEDDING_AXES,
+        **LAYER_AXES,
+        **NORM_OF_HEADS_AXES,
+        **FINAL_NORM_AXES,
+        **HEAD_AXES,
+    },
+    hf_module="decoders.stablelm",
+)

@@ -1,0 +1,147 @@
+"""Falcon in Hugging Face's format."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from .....data.common.json_text import JsonObject
+from ....decoders.gpt.falcon import FalconConfig
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
+from ...form import head_classes
+from ...generation_config import NAMES
+from ...tensor_mapping import WeightsError
+from ..rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
+from .gpt_form import GPTForm
+
+# new_decoder_architecture, parallel_attn and num_ln_in_parallel_attn → residual.
+RESIDUALS: dict[object, str] = {
+    **dict.fromkeys([(True, True, None), (True, True, 2)], "two_norms"),
+    **dict.fromkeys([(True, True, 1), (False, True, None), (False, True, 1)], "one_norm"),
+    **dict.fromkeys([(False, False, None), (False, False, 1), (False, False, 2)], "sequential"),
+}
+"""The combinations of fields that transformers can run."""
+FIRST, SECOND = "attention_norm", "feed_forward_norm"
+NORMS = {
+    "one_norm": {FIRST: "input_layernorm"},
+    "two_norms": {FIRST: "ln_attn", SECOND: "ln_mlp"},
+    "sequential": {FIRST: "input_layernorm", SECOND: "post_attention_layernorm"},
+}
+"""The names of the norms for each value of `residual`."""
+
+
+def _take(fields: JsonObject, name: str, default: object, source: str) -> object:
+    """Removes a field and returns its value after checking its type."""
+    value = typed_field(fields, name, default, source, kind=int if default is None else None)
+    fields.pop(name, None)
+    return value
+
+
+def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the order of the sublayers, and the number of key/value heads."""
+    names = "new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn"
+    defaults = (False, True, None)
+    form = tuple(_take(fields, *field, source) for field in zip(names, defaults, strict=True))
+    if form not in RESIDUALS:
+        stated = ", ".join(f"{name} {value}" for name, value in zip(names, form, strict=True))
+        raise WeightsError(f"{source}: {stated} do not fit together: correct one of them")
+    settings["residual"] = RESIDUALS[form]
+    # The newer form has groups of query heads; the older form has one key/value head, or all.
+    num_heads = typed_field(fields, "num_attention_heads", 71, source)
+    number = _take(fields, "num_kv_heads", None, source) or num_heads
+    is_single = _take(fields, "multi_query", True, source) and not form[0]
+    if number != num_heads and not (is_single or form[0]):
+        raise WeightsError(
+            f"{source}: num_kv_heads {number} without new_decoder_architecture is not supported: "
+            f"only num_attention_heads, {num_heads}"
+        )
+    number = 1 if is_single else number
+    settings["num_kv_heads"] = None if number == num_heads else number
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Reads the fields of positions, and those that determine the layer."""
+    _take_layer(fields, settings, source)
+    max_length = fields.get("max_position_embeddings", 2048)
+    rotary = take_rotary(fields, source, default_base=10_000.0)
+    rotary = rotary_settings(rotary, source, kinds=SCALINGS, max_length=max_length)
+    if (part := rotary.pop("rope_fraction", 1)) != 1:
+        raise WeightsError(f"{source}: partial_rotary_factor {part!r} is not supported: only 1.0")
+    rotary["position_base"] = float(rotary.pop("rope_base"))
+    # With ALiBi nothing reads the rotary fields.
+    is_alibi = _take(fields, "alibi", False, source)
+    settings |= {"positions": "alibi"} if is_alibi else rotary
+    if fields.get("classifier_dropout") is None:
+        fields["classifier_dropout"] = 0.0
+
+
+def _own_fields(config: FalconConfig) -> JsonObject:
+    is_parallel = config.residual != "sequential"
+    is_grouped = config.kv_heads not in (1, config.num_heads)
+    if is_grouped and not is_parallel:
+        raise WeightsError(
+            f"falcon has no residual 'sequential' with num_kv_heads {config.kv_heads}: only 1 or "
+            f"num_heads, {config.num_heads}"
+        )
+    return {
+        "alibi": config.positions == "alibi",
+        "new_decoder_architecture": is_grouped or config.residual == "two_norms",
+        "num_ln_in_parallel_attn": 2 if config.residual == "two_norms" else 1,
+        "parallel_attn": is_parallel,
+        "multi_query": config.kv_heads == 1,
+        "num_kv_heads": config.kv_heads,
+        "rope_parameters": rotary_to_hf(config.position_base, config.rope_scaling),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FalconForm(GPTForm[FalconConfig]):
+    """The form of Falcon, whose norms differ between models."""
+
+    def parts_of(self, config: FalconConfig) -> Mapping[str, str]:
+        """Returns the name of each part of a layer."""
+        return {**self.parts, **NORMS[config.residual]}
+
+
+FORM = FalconForm(
+    config=FalconConfig,
+    model_type="falcon",
+    classes=head_classes(FalconConfig, "Falcon"),
+    fields=ConfigMapping(
+        (
+            Field("vocab_size", "vocab_size", 65_024),
+            Field("max_position_embeddings", "max_length", 2048),
+            Field("num_hidden_layers", "num_layers", 32),
+            Field("hidden_size", "d_model", 4544),
+            Field("num_attention_heads", "num_heads", 71),
+            Field("ffn_hidden_size", "d_ff", None, kind=int),
+            Field("activation", "activation", "gelu", ACTIVATIONS),
+            Field("layer_norm_epsilon", "norm_eps", 1e-5),
+            Field("classifier_dropout", "classifier_dropout_rate", 0.0),
+            Field("bias", "use_bias", False),
+            Field("tie_word_embeddings", "tie_output", True),
+            # transformers drops the sum of both outputs, and here each output is dropped.
+            FixedField("hidden_dropout", (0.0,)),
+            FixedField("attention_dropout", (0.0,)),
+            FixedField("apply_residual_connection_post_layernorm", (False,)),
+        ),
+        ignored=NAMES | {"ff_factor"},
+        aliases={"n_embed": "hidden_size"},
+    ),
+    allowed={
+        **{"positions": ("rotary", "alibi"), "position_base": (), "use_bias": ()},
+        **{"dropout_rate": (0.0,), "attention_dropout_rate": (0.0,)},
+    },
+    prefix="transformer.",
+    tokens="word_embeddings",
+    layers="h.{i}",
+    joined="self_attention.query_key_value",
+    parts={
+        "attention/output": "self_attention.dense",
+        "feed_forward/up": "mlp.dense_h_to_4h",
+        "feed_forward/down": "mlp.dense_4h_to_h",
+    },
+    body={"final_norm": "ln_f"},
+    own_settings=_own_settings,
+    own_fields=_own_fields,
+    generation_defaults={"bos_token_id": 11, "eos_token_id": 11},
+)
+MAPPING = FORM.mapping()

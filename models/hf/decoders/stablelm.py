@@ -1,0 +1,66 @@
+"""StableLM in Hugging Face's format."""
+
+import dataclasses
+
+from ....data.common.json_text import JsonObject
+from ...decoders.stablelm import StableLMConfig
+from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..form import head_classes
+from ..generation_config import NAMES
+from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, Parts, size_fields
+
+NORMS_OF_HEADS: Parts = {
+    "attention/query_norm": "self_attn.q_layernorm.norms.{e}",
+    "attention/key_norm": "self_attn.k_layernorm.norms.{e}",
+}
+"""One tensor for each head."""
+
+
+def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
+    """Sets the default of the rotated fraction, a quarter."""
+    del fields, source
+    settings["rope_fraction"] = 0.25
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StableLMForm(DecoderForm[StableLMConfig]):
+    """The form of StableLM, where some models lack some norms."""
+
+    def parts_of(self, config: StableLMConfig) -> Parts:
+        """Returns the transformers name of each part of a layer."""
+        lacking = () if not config.parallel_residual else ("feed_forward_norm",)
+        more = NORMS_OF_HEADS if config.normalize_heads else {}
+        return {part: name for part, name in {**self.layer, **more}.items() if part not in lacking}
+
+
+FORM = StableLMForm(
+    config=StableLMConfig,
+    model_type="stablelm",
+    classes=head_classes(StableLMConfig, "StableLm"),
+    fields=ConfigMapping(
+        (
+            *size_fields(
+                vocab_size=50_304,
+                hidden_size=2560,
+                intermediate_size=6912,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=32,
+                max_position_embeddings=4096,
+                rms_norm_eps=1e-5,
+                epsilon="layer_norm_eps",
+            ),
+            Field("use_qkv_bias", "attention_bias", False),
+            Field("qk_layernorm", "normalize_heads", False),
+            Field("use_parallel_residual", "parallel_residual", False),
+            # transformers drops only the output of the feed-forward layer.
+            FixedField("hidden_dropout", (0.0,)),
+        ),
+        ignored=NAMES,
+    ),
+    layer={**ATTENTION, **FEED_FORWARD, **NORMS},
+    fractional=True,
+    own_settings=_own_settings,
+    generation_defaults={"bos_token_id": 0, "eos_token_id": 0},
+)
+MAPPING = FORM.mapping()
