@@ -71,6 +71,7 @@ from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
 from .sources.retrieval.collection import RetrievalData as RetrievalData
 from .sources.retrieval.collection import read_retrieval as read_retrieval
+from .sources.retrieval.documents import read_named_texts as read_named_texts
 from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
 from .sources.source_names import parse_source as parse_source

@@ -64,6 +64,7 @@ ORDER = {
         {"rewards"},
         {"runs"},
         {"evaluation"},
+        {"search"},
         {"engine"},
         {"convert", "plan"},
         {"cli"},

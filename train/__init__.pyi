@@ -83,6 +83,8 @@ from .runs.load_run import open_run as open_run
 from .runs.quality import QualityClassifier as QualityClassifier
 from .runs.reference import ReferenceModel as ReferenceModel
 from .runs.save_run import save_run as save_run
+from .search.index import Hit as Hit
+from .search.index import SearchIndex as SearchIndex
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters
 from .state import init_state as init_state

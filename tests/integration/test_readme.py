@@ -122,17 +122,19 @@ def folder(tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
     write_data(tmp_path)
-    write_model(tmp_path / "all-MiniLM-L6-v2")
+    write_model(tmp_path / "all-MiniLM-L6-v2", head="none")
+    cross_encoder = {"head": "sequence_classification", "labels": ("score",)}
+    write_model(tmp_path / "ms-marco-MiniLM-L6-v2", **cross_encoder)
     return tmp_path
 
 
-def write_model(folder):
+def write_model(folder, **fields):
     """A tiny model in the Hugging Face format."""
     folder.mkdir()
     pieces = [*WORDPIECE_SPECIALS, *sorted(set(WORDS))]
     wordpiece(pieces, lowercase=True).save(folder)
     sizes = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
-    config = models.BertConfig(vocab_size=len(pieces), head="none", **sizes)
+    config = models.BertConfig(vocab_size=len(pieces), **fields, **sizes)
     params = models.init_params(models.create(config), jax.random.key(0))
     write_weights(folder, config, params)
 

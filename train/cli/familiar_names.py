@@ -28,6 +28,7 @@ FAMILIAR_NAMES: dict[str, str] = {
         "stop-strings": "stop",
         "assistant-model": "draft draft-model",
         "num-assistant-tokens": "draft-tokens num-draft-tokens",
+        "run": "model",
         "init-from": "model-name-or-path model-name pretrained checkpoint",
         "resume": "resume-from-checkpoint",
         "preset": "config-name model-type",

@@ -26,6 +26,7 @@ from ..labelled_names import LabelledSource
 from ..source_names import parse_name
 from ..squad import read_questions
 
+CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 FORMS = {"beir": "beir:FOLDER", "squad": "squad:GLOB"}
 
 
@@ -75,7 +76,7 @@ class RetrievalData:
         Raises:
           DataError: The folder holds something, or cannot be written.
         """
-        texts = {"corpus.jsonl": self.documents, "queries.jsonl": self.queries}
+        texts = {CORPUS: self.documents, QUERIES: self.queries}
         judged = [
             f"{query}\t{document}\t{relevance:g}"
             for query in self.queries
@@ -108,8 +109,8 @@ def read_retrieval(name: str) -> RetrievalData:
         require(not part, f"source {name!r} has a part: write {FORMS['squad']}", DataError)
         return _from_questions(LabelledSource(name, kind, location, ()))
     folder = Path(location).expanduser()
-    documents = _texts(_file(folder, "corpus.jsonl"))
-    queries = _texts(_file(folder, "queries.jsonl"))
+    documents = read_texts(_file(folder, CORPUS))
+    queries = read_texts(_file(folder, QUERIES))
     judged = _judgements(_file(folder, f"qrels/{part or 'test'}.tsv"))
     # The judgements of other splits' queries, and of documents that are not in the corpus.
     known = {id: judged[id] for id in queries if id in judged}
@@ -134,10 +135,19 @@ def _file(folder: Path, name: str) -> Path:
     return found[0]
 
 
-def _texts(file: Path) -> dict[str, str]:
-    """Reads identifiers and texts; the title of a document precedes its text."""
+def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
+    """Reads identifiers and texts from JSON lines; the title of a document precedes its text.
+
+    Args:
+      file: The file.
+      numbered: Whether an object without ``_id`` has its number in the file, from 1, as identifier.
+
+    Raises:
+      DataError: A line is not a JSON object, lacks a field, or has the identifier of another.
+    """
     texts: dict[str, str] = {}
-    for location, row in parse_lines(file_lines(file)):
+    for number, (location, row) in enumerate(parse_lines(file_lines(file)), start=1):
+        row = {"_id": number, **row} if numbered else row
         id = str(pick(row, "_id", location))
         require(id not in texts, f"{location}: _id {id!r} occurs twice: rename one", DataError)
         # Queries have no title, and neither have the documents of some collections.

@@ -74,6 +74,8 @@ def embedded(
     for start in range(0, len(documents), AT_ONCE):
         part = documents[start : start + AT_ONCE]
         yield normalized(embedder(part, log, prompt_name=prompt))
+        if len(documents) > AT_ONCE:
+            log(f"embedded {start + len(part):,} of {len(documents):,} texts")
 
 
 def _indices(collection: RetrievalData, ids: Sequence[str]) -> list[dict[int, float | int]]:

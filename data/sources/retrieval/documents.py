@@ -1,0 +1,49 @@
+"""Documents of a search index, with identifiers that say where each of them is."""
+
+from pathlib import Path
+
+from ...common.errors import DataError
+from ...common.fields import require
+from ...common.files import read_lines
+from ..labelled_records import are_json_lines
+from ..source_names import documents_in, input_files
+from .collection import CORPUS, read_texts
+
+
+def read_named_texts(name: str) -> dict[str, str]:
+    """Reads the documents to search.
+
+    Args:
+      name: A text file, whose lines are the documents; a file of JSON lines with ``text``, and
+        optionally ``_id`` and ``title``; a folder with ``corpus.jsonl``; any other folder of text
+        files, whose paragraphs (separated by blank lines) are the documents; or a source of
+        text such as ``text:book.txt#block`` or ``builtin:python-docs``.
+
+    Returns:
+      Identifier → text, without blank documents. The identifier is ``_id``, or the file (in a
+      folder or a source) and the number of the document in it, from 1.
+
+    Raises:
+      DataError: A file is missing or not in its format, or all texts are blank.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / CORPUS).is_file():
+        texts = read_texts(path / CORPUS)
+    elif path.is_file() and are_json_lines(name):
+        texts = read_texts(path, numbered=True)
+    elif path.is_file():
+        texts = {str(i): line for i, line in enumerate(read_lines(name), start=1)}
+    else:
+        texts = _of_source(f"text:{path}/**/*#block" if path.is_dir() else name, path)
+    found = {id: text for id, text in texts.items() if text.strip()}
+    require(found, f"{name!r} has no text: give a file or a folder of texts", DataError)
+    return found
+
+
+def _of_source(name: str, folder: Path) -> dict[str, str]:
+    """Reads a source of documents. Identifiers have paths within the folder."""
+    return {
+        f"{source.location.removeprefix(f'{folder.resolve()}/')}:{i}": text
+        for source in input_files(name)
+        for i, text in enumerate(documents_in(source), start=1)
+    }

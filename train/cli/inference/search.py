@@ -1,0 +1,84 @@
+"""The commands `flaxzoo index` and `flaxzoo search`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from ....data.common.fields import NonNegativeInt, PositiveInt
+from ....data.common.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import Positional, log, parse
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexArguments:
+    """Embeds texts with a model, and writes an index for flaxzoo search."""
+
+    input: Annotated[str, Positional("FOLDER_OR_FILE")]
+    """A text file with one text per line; JSON lines with text, and optionally _id and title; a
+    folder of text files, whose paragraphs are the texts; or a source such as text:book.txt#block or
+    builtin:python-docs."""
+    output: Annotated[Path, Positional("OUTPUT")]
+    """The folder to write, which does not exist or is empty."""
+    run: str = "sentence-transformers/all-MiniLM-L6-v2"
+    """The model: a run folder, a folder in the Hugging Face format, or a name on the Hugging Face
+    hub."""
+    step: NonNegativeInt | None = None
+    """The checkpoint of a run. By default the newest."""
+
+
+def index_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo index FOLDER_OR_FILE OUTPUT --run RUN`."""
+    parsed = parse(IndexArguments, arguments, "flaxzoo index")
+    enable_compilation_cache()
+    from ....data.sources.retrieval.documents import read_named_texts
+    from ...search.index import SearchIndex
+
+    documents = read_named_texts(parsed.input)
+    SearchIndex.build(documents, parsed.output, parsed.run, step=parsed.step, log=log)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchArguments:
+    """Prints the texts of an index that are nearest to a query: rank, score, identifier, text."""
+
+    index: Annotated[Path, Positional("INDEX")]
+    """The folder that flaxzoo index has written."""
+    query: Annotated[str, Positional("QUERY")]
+    """The query."""
+    top_k: PositiveInt = 10
+    """The number of texts to print."""
+    rerank: str | None = None
+    """A cross-encoder that scores the nearest texts again: a run folder, a folder in the Hugging
+    Face format, or a name on the hub."""
+    candidates: PositiveInt = 50
+    """With --rerank: the number of nearest texts to score again, at least --top-k."""
+    run: str | None = None
+    """Where the model of the index is now. By default where it was when the index was built."""
+    json: bool = False
+    """Print one JSON object for each text, with the whole text."""
+
+
+def search_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo search INDEX QUERY`."""
+    parsed = parse(SearchArguments, arguments, "flaxzoo search")
+    enable_compilation_cache()
+    from ....models.text.pair_scorer import PairScorer
+    from ...search.index import SearchIndex
+
+    index = SearchIndex.open(parsed.index, run=parsed.run, log=log)
+    reranker = None if parsed.rerank is None else PairScorer.of_run(parsed.rerank, log=log)
+    (hits,) = index.search(
+        [parsed.query],
+        parsed.top_k,
+        reranker=reranker,
+        candidates=parsed.candidates,
+        log=log,
+    )
+    for rank, hit in enumerate(hits, start=1):
+        if parsed.json:
+            print(to_json({"rank": rank, **dataclasses.asdict(hit)}))
+            continue
+        text = " ".join(hit.text.split())
+        shown = text if len(text) <= 200 else f"{text[:200]}…"
+        print(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {shown}")

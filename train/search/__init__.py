@@ -1,0 +1,1 @@
+"""Search for texts by the vectors of a model."""

@@ -1,0 +1,259 @@
+"""An index of texts, which are found by the cosines of their vectors with a query's."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...data.common.atomic_io import new_folder
+from ...data.common.errors import RunError, counted
+from ...data.common.fields import require
+from ...data.common.json_text import JsonObject, parse_object, read_object, to_json
+from ...data.common.progress import LogFn
+from ...models.text.embed import TextEmbedder
+from ...models.text.pair_scorer import PairScorer
+from ..evaluation.vectors.nearest import nearest, normalized
+from ..evaluation.vectors.retrieval import embedded
+
+CONFIG, VECTORS, TEXTS, STARTS = "config.json", "vectors.npy", "texts.jsonl", "starts.npy"
+FORM = "flaxzoo search index"
+PROBE = "The quick brown fox jumps over the lazy dog."
+"""Its vector is the fingerprint of a model with its tokenizer, pooling and prompts."""
+SAME = 0.999
+"""The least cosine of two fingerprints of one model, on any device."""
+CANDIDATES = 50
+"""The number of documents that are scored again by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """A document that a search has found."""
+
+    id: str
+    """The identifier of the document."""
+    score: float
+    """The cosine with the query, or the score of the reranker; larger is better."""
+    text: str
+    """The text of the document."""
+
+
+class SearchIndex:
+    """Documents, their vectors in a memory-mapped file, and the model that embeds queries.
+
+    Example::
+
+        index = train.SearchIndex.build({"a": "A cat sat."}, "pets", "all-MiniLM-L6-v2")
+        index = train.SearchIndex.open("pets")
+        (hits,) = index.search(["Where is the cat?"], top_k=3)
+
+    Every search compares all vectors, in blocks on the device, so that results are exact.
+
+    Attributes:
+        vectors: float32 `[N, D]`, each of length 1, in the order of the documents.
+    """
+
+    def __init__(self, folder: Path, config: JsonObject, embedder: TextEmbedder) -> None:
+        """Opens the files of an index; see `open`."""
+        self._texts, self._embedder = folder / TEXTS, embedder
+        try:
+            self.vectors: np.ndarray = np.load(folder / VECTORS, mmap_mode="r")
+            # [N + 1], the first byte of each line of the texts, and the end of the last.
+            self._starts: np.ndarray = np.load(folder / STARTS, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise RunError(f"{folder} is damaged ({error}): build the index again") from None
+        number, size = len(self.vectors), self._texts.stat().st_size
+        is_whole = len(self._starts) == number + 1 and self._starts[-1] == size
+        problem = f"{folder} is damaged ({TEXTS} does not have {number:,} texts)"
+        require(is_whole, f"{problem}: build the index again", RunError)
+        self._check_model(folder, config)
+
+    def _check_model(self, folder: Path, config: JsonObject) -> None:
+        stored = np.array(config["fingerprint"], np.float32)
+        found = _fingerprint(self._embedder)
+        is_same = stored.shape == found.shape and float(stored @ found) >= SAME
+        require(
+            is_same,
+            f"{folder} was built with another model, which was at {config['model']}: name its "
+            "folder with --run, or build the index again",
+            RunError,
+        )
+
+    @classmethod
+    def build(
+        cls,
+        documents: Mapping[str, str] | Sequence[str],
+        folder: str | Path,
+        run: str | Path,
+        *,
+        step: int | None = None,
+        log: LogFn = print,
+    ) -> "SearchIndex":
+        """Embeds documents and writes an index.
+
+        Args:
+            documents: the texts by identifier, or a list, whose identifiers are the numbers from 0.
+              A text that is longer than the model reads is truncated.
+            folder: the folder of the index, which does not exist or is empty.
+            run: a run folder, a folder of sentence-transformers, or a name on the hub.
+            step: the checkpoint. Defaults to the newest.
+            log: called with the numbers of texts that were truncated.
+
+        Raises:
+            FileNotFoundError: `run` is not a model, or does not have the checkpoint.
+            UserError: `documents` is empty, the model does not embed texts, or `folder` holds
+              something.
+        """
+        named = documents if isinstance(documents, Mapping) else _numbered(documents)
+        require(named, "documents must not be empty: give at least one text")
+        folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
+        embedder = TextEmbedder.of_run(run, step=step, log=log)
+        # The absolute path of a local folder, because searches may start elsewhere.
+        name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
+        config: JsonObject = {
+            "form": FORM,
+            "model": str(name),
+            "step": step,
+            "fingerprint": _fingerprint(embedder).tolist(),
+        }
+        rows = (to_json({"_id": id, "text": text}).encode() + b"\n" for id, text in named.items())
+
+        def fill(made: Path) -> None:
+            blocks = embedded(embedder, texts, log)
+            _write_blocks(made / VECTORS, blocks, len(ids))
+            sizes = [0]
+            with (made / TEXTS).open("wb") as file:
+                sizes += map(file.write, rows)
+            np.save(made / STARTS, np.cumsum(sizes, dtype=np.int64))
+            (made / CONFIG).write_text(to_json(config), encoding="utf-8")
+
+        new_folder(folder, fill)
+        index = cls(folder, config, embedder)
+        log(f"{folder}: {counted(len(ids), 'vector')} of {index.vectors.shape[1]}")
+        return index
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        run: str | Path | None = None,
+        step: int | None = None,
+        log: LogFn = print,
+    ) -> "SearchIndex":
+        """Opens an index and its model.
+
+        Args:
+            folder: the folder of the index.
+            run: where the model is now, if it was moved. Defaults to the place that the index
+              names.
+            step: the checkpoint. Defaults to the one that the index was built with.
+            log: called with a line if the tokenizer may belong to another model.
+
+        Raises:
+            FileNotFoundError: the folder or the model does not exist.
+            RunError: the folder is not an index, a file is damaged, or the index was built with
+              another model.
+        """
+        folder = Path(folder)
+        if not (folder / CONFIG).is_file():
+            raise FileNotFoundError(f"{folder} is not an index: build it with flaxzoo index")
+        config = read_object(folder / CONFIG, RunError)
+        is_index = config.get("form") == FORM and {"model", "step", "fingerprint"} <= config.keys()
+        problem = f"{folder} is not an index ({CONFIG} describes another thing)"
+        require(is_index, f"{problem}: build it with flaxzoo index", RunError)
+        stored = config["step"] if run is None and step is None else step
+        step = stored if isinstance(stored, int) else None
+        name = config["model"] if run is None else run
+        try:
+            embedder = TextEmbedder.of_run(str(name), step=step, log=log)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"the model of {folder} is missing ({error}): name its folder with --run"
+            ) from None
+        return cls(folder, config, embedder)
+
+    @property
+    def ids(self) -> list[str]:
+        """The identifiers of all documents, in order."""
+        with self._texts.open("rb") as file:
+            return [self._parsed(line)["id"] for line in file]
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.vectors)
+
+    def search(
+        self,
+        queries: Sequence[str],
+        top_k: int = 10,
+        *,
+        reranker: PairScorer | None = None,
+        candidates: int = CANDIDATES,
+        log: LogFn = print,
+    ) -> list[list[Hit]]:
+        """Finds the documents whose vectors have the largest cosines with each query.
+
+        Args:
+            queries: the queries. They have the model's prompt `query` before them, if it has one.
+            top_k: the number of documents to find.
+            reranker: a cross-encoder that scores the first `candidates` documents again. If None,
+              documents are ordered by cosine.
+            candidates: the number of documents to score again, at least `top_k`.
+            log: called with the number of queries that were truncated.
+
+        Returns:
+            For each query the best documents, best first. Equal scores are ordered by index.
+
+        Raises:
+            UserError: `queries` is empty, `top_k` is below 1, or the reranker has several labels.
+        """
+        asked = self._embedder(queries, log, prompt_name=self._embedder.settings.query_prompt)
+        number = top_k if reranker is None else max(top_k, candidates)
+        found = nearest(normalized(asked), self.vectors, number)
+        hits = [
+            [Hit(score=score, **self._row(i)) for score, i in zip(*lists, strict=True)]
+            for lists in zip(*map(np.ndarray.tolist, found), strict=True)
+        ]
+        if reranker is None:
+            return hits
+        return [
+            [
+                dataclasses.replace(of_one[ranked.index], score=ranked.score)
+                for ranked in reranker.rank(query, [x.text for x in of_one], top_k=top_k, log=log)
+            ]
+            for query, of_one in zip(queries, hits, strict=True)
+        ]
+
+    def _row(self, index: int) -> dict[str, str]:
+        """Returns the identifier and the text of a document."""
+        start, end = self._starts[index : index + 2].tolist()
+        with self._texts.open("rb") as file:
+            file.seek(start)
+            return self._parsed(file.read(end - start))
+
+    def _parsed(self, line: bytes) -> dict[str, str]:
+        row = parse_object(line.decode(), str(self._texts), "build the index again", RunError)
+        return {"id": str(row["_id"]), "text": str(row["text"])}
+
+
+def _numbered(texts: Sequence[str]) -> dict[str, str]:
+    return {str(i): text for i, text in enumerate(texts)}
+
+
+def _fingerprint(embedder: TextEmbedder) -> np.ndarray:
+    """Returns the vector of a fixed text as a document, of length 1: float32 `[D]`."""
+    return normalized(embedder([PROBE], prompt_name=embedder.settings.document_prompt))[0]
+
+
+def _write_blocks(file: Path, blocks: Iterator[np.ndarray], number: int) -> None:
+    """Writes arrays `[n, D]` with `number` rows in all to one file in numpy's format."""
+    first = next(blocks)
+    shape = number, first.shape[1]
+    array = np.lib.format.open_memmap(file, "w+", first.dtype, shape)
+    end = len(first)
+    array[:end] = first
+    for block in blocks:
+        array[end : end + len(block)] = block
+        end += len(block)
+    array.flush()
