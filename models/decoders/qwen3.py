@@ -2,6 +2,9 @@
 
 Yang et al. 2025, "Qwen3 technical report", section 2: RMSNorm over each head of queries and keys
 before they are rotated, in place of Qwen2's biases; heads of size 128 whatever the width.
+
+Zhang et al. 2025, "Qwen3 Embedding": models of the same network whose last hidden state is the
+vector of a text, and rerankers that answer "yes" or "no" (`models.PairScorer.of_yes_and_no`).
 """
 
 import dataclasses
@@ -46,6 +49,12 @@ def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> 
     return Preset(Qwen3Config(**settings), "Yang et al. 2025", published)
 
 
+def _embedder(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
+    """Builds a preset of Qwen3-Embedding, which has no output matrix."""
+    preset = _preset(published, sizes, tie_output=True, **fields)
+    return dataclasses.replace(preset, paper="Zhang et al. 2025")
+
+
 _COMMON: Settings = {
     "vocab_size": 151_936,
     "max_length": 40_960,
@@ -60,12 +69,19 @@ PRESETS: dict[str, Preset] = {
     "qwen3-8b": _preset("8.2B", (36, 4096, 32, 12_288)),
     "qwen3-14b": _preset("14.8B", (40, 5120, 40, 17_408)),
     "qwen3-32b": _preset("32.8B", (64, 5120, 64, 25_600)),
+    "qwen3-embedding-0.6b": _embedder(
+        "0.6B", (28, 1024, 16, 3072), vocab_size=151_669, max_length=32_768
+    ),
+    "qwen3-embedding-4b": _embedder("4B", (36, 2560, 32, 9728), vocab_size=151_665),
+    "qwen3-embedding-8b": _embedder("8B", (36, 4096, 32, 12_288), vocab_size=151_665),
 }
 
 # fmt: off
 NUM_PARAMETERS = {
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "qwen3-embedding-0.6b": 595_776_512, "qwen3-embedding-4b": 4_021_774_336,
+    "qwen3-embedding-8b": 7_567_295_488,
 }
 # fmt: on
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.bert import BertConfig
@@ -46,6 +47,9 @@ CONFIGS = {
     "XLM-R": XLMRobertaConfig(**SIZES),
     "RoBERTa-PreLayerNorm": RobertaPreLayerNormConfig(**SIZES),
     "MPNet": MPNetConfig(**SIZES),
+    "EmbeddingGemma": Gemma3Config(
+        **SIZES, num_kv_heads=2, window=3, full_layers=(1,), causal=False
+    ),
     "ModernBERT": ModernBertConfig(
         **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
     ),

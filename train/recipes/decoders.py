@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ...data.common.fields import require
 from ...data.tasks.causal_lm import CausalLMData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
@@ -12,8 +13,14 @@ from ..optimizer_config import OptimizerConfig
 
 def of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's text."""
+    model = registry.preset(preset)
+    require(
+        model.causal,
+        f"preset {preset!r} sees later tokens and cannot learn to predict them: "
+        f"flaxzoo train embed --preset {preset}",
+    )
     # The vocabulary grows to the size of the tokenizer.
-    model = dataclasses.replace(registry.preset(preset), vocab_size=1)
+    model = dataclasses.replace(model, vocab_size=1)
     return TrainConfig(
         model=model,
         data=CausalLMData(

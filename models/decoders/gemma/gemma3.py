@@ -4,6 +4,10 @@ Gemma Team 2025, "Gemma 3 technical report", section 2: five windowed layers for
 attends to all tokens. The rotary base is 10,000 in windowed layers and 1,000,000 in the others,
 scaled for longer contexts. Norms of queries and keys replace capped scores. The vision encoder of
 the larger models is not implemented.
+
+Vera et al. 2025, "EmbeddingGemma: powerful and lightweight text representations", section 2: a
+Gemma 3 whose tokens attend to later tokens too. Its folder has two linear maps of the pooled vector
+(`models/hf/sentence_embedding.py`).
 """
 
 import dataclasses
@@ -32,6 +36,10 @@ class Gemma3Config(Gemma2Config):
     query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
     score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether a token attends only to itself and earlier tokens. If False, it attends to all
+    tokens, or in windowed layers to those at a distance below `window` (EmbeddingGemma). Such a
+    model embeds texts and cannot generate."""
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,12 +102,29 @@ PRESETS: dict[str, Preset] = {
         d_ff=21_504,
         score_divisor=168,
     ),
+    "embeddinggemma-300m": Preset(
+        Gemma3Config(
+            vocab_size=262_144,
+            max_length=2048,
+            num_layers=24,
+            d_model=768,
+            num_heads=3,
+            num_kv_heads=1,
+            d_ff=1152,
+            # 256 tokens on either side.
+            window=257,
+            causal=False,
+        ),
+        "Vera et al. 2025",
+        "308M",
+        "303M, and 5M in the linear maps of its folder",
+    ),
 }
 
 # fmt: off
 NUM_PARAMETERS = {
     "gemma3-1b": 999_885_952, "gemma3-4b": 3_880_263_168, "gemma3-12b": 11_766_034_176,
-    "gemma3-27b": 27_009_346_304,
+    "gemma3-27b": 27_009_346_304, "embeddinggemma-300m": 302_863_104,
 }
 # fmt: on
 

@@ -148,6 +148,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 2.0,
         },
     ),
+    "Gemma3, two sides": (
+        "Gemma3Text",
+        {"head_dim": 10, "sliding_window": 7, "use_bidirectional_attention": True},
+    ),
     "Phi3": ("Phi3", {"sliding_window": 5, "hidden_size": 32}),
     "Phi3, longrope": (
         "Phi3",
@@ -265,6 +269,8 @@ OTHER_SIZES = {
 }
 """The sizes that a family lacks, or has under another name."""
 FAMILIES = {family for family, _ in KINDS.values()}
+WRITING = [kind for kind in KINDS if kind != "Gemma3, two sides"]
+"""The kinds that see no later tokens."""
 OTHER_HEADS = [
     (kind, suffix)
     for kind in (
@@ -276,6 +282,7 @@ OTHER_HEADS = [
     if suffix != "ForTokenClassification"
     or kind not in ("Gemma3", "GPT-2", "GPT", "GPT-J", "OPT, after the sum")
 ]
+OTHER_HEADS += [("Gemma3, two sides", suffix) for suffix in ("ForSequenceClassification", "Model")]
 OTHER_HEADS += [(kind, suffix) for kind, all in later_decoders.HEADS.items() for suffix in all]
 OTHER_CLASSES = {KINDS[kind][0] + suffix for kind, suffix in OTHER_HEADS}
 RNG = np.random.default_rng(0)
@@ -340,7 +347,7 @@ FIRST = {family: kind for kind, (family, _) in reversed(KINDS.items())}
 @pytest.mark.parametrize(
     ("pair", "asked"),
     [
-        *((kind, {"num_beams": 1}) for kind in KINDS),
+        *((kind, {"num_beams": 1}) for kind in WRITING),
         *((kind, {"num_beams": 3, "num_return_sequences": 2}) for kind in FIRST.values()),
     ],
     indirect=["pair"],
@@ -449,6 +456,30 @@ def test_other_heads(kind, suffix, tmp_path, assert_close):
     written = getattr(again(torch.tensor(ids), attention_mask=torch.tensor(mask)), name).detach()
     written = written[torch.tensor(mask) == 1] if written.shape[:2] == mask.shape else written
     note_answers(again, "export", jnp.asarray(ours), written)
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_a_window_with_two_sides_reaches_as_far_as_theirs(width, tmp_path):
+    """What a token sees are the rows of the embedding that its hidden state has a gradient for."""
+    options = {
+        "sliding_window": width,
+        "num_hidden_layers": 1,
+        "layer_types": ["sliding_attention"],
+    }
+    theirs = random_model("Gemma3, two sides", "Model", **options)
+    theirs.save_pretrained(tmp_path)
+    ids, place = np.arange(3, 16)[None], 6
+    theirs(torch.tensor(ids)).last_hidden_state[0, place].sum().backward()
+    table = theirs.get_input_embeddings().weight.grad
+    model, params = models.load(tmp_path)
+
+    def answer(params):
+        return model.apply({"params": params}, ids).last_hidden_state[0, place].sum()
+
+    gradient = jax.grad(answer)(params)["token_embedding"]["embedding"]
+    seen = [np.flatnonzero(np.abs(x).sum(axis=1)) for x in (gradient, table.numpy())]
+    np.testing.assert_array_equal(*seen)
+    np.testing.assert_array_equal(seen[0] - 3 - place, np.arange(-(width // 2), width // 2 + 1))
 
 
 EARLIER_FILES: list[tuple[str, dict[str, Any]]] = [
@@ -592,7 +623,16 @@ def test_unsupported_options_are_refused_by_name(family, fields, message):
     "preset",
     [
         *("llama3.1-8b", "mistral-7b", "qwen2-7b", "qwen3-0.6b", "gemma-2b", "gemma2-27b"),
-        *("gemma3-27b", "phi3-mini", "phi4", "phi4-mini", "olmo2-32b", "olmo3-32b", "smollm3-3b"),
+        *(
+            "gemma3-27b",
+            "embeddinggemma-300m",
+            "phi3-mini",
+            "phi4",
+            "phi4-mini",
+            "olmo2-32b",
+            "olmo3-32b",
+            "smollm3-3b",
+        ),
         *("granite3.3-8b", "stablelm2-12b", "falcon-7b", "falcon-40b", "falcon-rw-1b"),
     ],
 )

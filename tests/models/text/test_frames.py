@@ -222,7 +222,12 @@ def test_targets(family, forced, tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("roberta", "RobertaModel"), ("qwen3 embedding", "Qwen3Model"), ("gpt2", "GPT2Model")],
+    [
+        ("roberta", "RobertaModel"),
+        ("roberta", "MPNetModel"),
+        ("qwen3 embedding", "Qwen3Model"),
+        ("gpt2", "GPT2Model"),
+    ],
 )
 def test_vectors(family, name, tmp_path):
     model, tokenizer = folder_of(family, name, tmp_path)

@@ -2,7 +2,7 @@
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config
-from ...config_mapping import ConfigMapping, Field, FixedField, Settings
+from ...config_mapping import ConfigMapping, Field, FixedField, Settings, typed_field
 from ...generation_config import NAMES
 from ..causal_decoder import (
     ATTENTION,
@@ -18,6 +18,12 @@ from .gemma2 import ACTIVATION, FOUR_NORMS, own_fields, take_windows
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the windows and the rotary base of windowed layers."""
     take_windows(fields, settings, source, num_layers=26, every=FULL_EVERY)
+    bidirectional = "use_bidirectional_attention"
+    settings["causal"] = not typed_field(fields, bidirectional, None, source, kind=bool)
+    fields.pop(bidirectional, None)
+    # Files state the width of a window with two sides, and it covers half of it on either side.
+    if not settings["causal"] and "window" in settings:
+        settings["window"] = settings["window"] // 2 + 1
     # The base of windowed layers is a separate field, or a nested object in newer files.
     local: JsonObject = {"rope_theta": fields.pop("rope_local_base_freq", None)}
     base = take_windowed_base(fields, local, source, default_base=10_000.0)
@@ -25,7 +31,12 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _own_fields(config: Gemma3Config) -> JsonObject:
-    return {**own_fields(config), "rope_parameters": rotary_by_layers_to_hf(config)}
+    fields = {**own_fields(config), "rope_parameters": rotary_by_layers_to_hf(config)}
+    if not config.causal:
+        fields["use_bidirectional_attention"] = True
+    if not config.causal and config.window is not None:
+        fields["sliding_window"] = 2 * (config.window - 1)
+    return fields
 
 
 FORM = DecoderForm(
@@ -54,7 +65,6 @@ FORM = DecoderForm(
             Field("query_pre_attn_scalar", "score_divisor", 256),
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
             FixedField("attn_logit_softcapping", (None,)),
-            FixedField("use_bidirectional_attention", (False, None)),
         ),
         ignored=NAMES | {"cache_implementation"},
     ),
