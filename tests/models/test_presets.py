@@ -73,6 +73,10 @@ COPIES = {
 
 # Numbers of parameters of the published files.
 DECODERS = {
+    "embeddinggemma-300m": 302_863_104,
+    "qwen3-embedding-0.6b": 595_776_512,
+    "qwen3-embedding-4b": 4_021_774_336,
+    "qwen3-embedding-8b": 7_567_295_488,
     "falcon-7b": 6_921_720_704,
     "falcon-40b": 41_303_293_952,
     "falcon-rw-1b": 1_311_625_216,
