@@ -153,7 +153,8 @@ def _with_code(text: str) -> str:
 
 def _configurations() -> Iterator[Page]:
     """Yields the pages of all fields of a run's configuration, with their ranges."""
-    kinds = [getattr(data, name) for name in sorted(data.__all__) if name.endswith("Data")]
+    public = [getattr(data, name) for name in sorted(data.__all__) if name.endswith("Data")]
+    kinds = [cls for cls in public if issubclass(cls, data.DataConfig)]
     run: dict[str, type] = {
         "The run": train.TrainConfig,
         "optimizer": train.OptimizerConfig,
