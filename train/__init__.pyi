@@ -28,6 +28,7 @@ from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run
 from .evaluation.predict import predict as predict
 from .evaluation.vectors.bm25 import bm25 as bm25
+from .evaluation.vectors.mteb_encoder import MTEBEncoder as MTEBEncoder
 from .evaluation.vectors.nearest import nearest as nearest
 from .evaluation.vectors.pairs import bitext_scores as bitext_scores
 from .evaluation.vectors.pairs import pair_classification_scores as pair_classification_scores

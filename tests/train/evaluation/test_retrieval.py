@@ -48,19 +48,27 @@ def scores_of(capsys, *arguments):
     return json.loads(line), log
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, monkeypatch):
+def prompted_model(folder, path):
+    """A model of sentence-transformers with prompts for queries and documents; writes a folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import sentence_transformers as st
-        from sentence_transformers.sentence_transformer import evaluation, modules
+        from sentence_transformers.sentence_transformer import modules
     parts = [modules.Transformer(str(folder), max_seq_length=12), modules.Pooling(16, "mean")]
     prompts = {"query": "query : ", "document": "passage : "}
     model = st.SentenceTransformer(
         modules=parts, device="cpu", prompts=prompts, default_prompt_name="query"
     )
-    model.save(str(tmp_path / "model"))
+    model.save(str(path))
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, monkeypatch):
+    model = prompted_model(folder, tmp_path / "model")
+    from sentence_transformers.sentence_transformer import evaluation
+
     given = collection()
     given.save(tmp_path / "beir")
     evaluator = evaluation.InformationRetrievalEvaluator(
@@ -74,6 +82,33 @@ def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, mon
     further = {"graded_ndcg@10", "bm25_ndcg@10", "bm25_graded_ndcg@10"}
     assert ours.keys() == {name.removeprefix("cosine_") for name in theirs} | further
     assert "data: 40 documents, 20 queries, 39 relevant pairs" in log
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_scores_in_tasks_of_mteb_are_those_of_sentence_transformers(folder, tmp_path):
+    mteb = pytest.importorskip("mteb")
+    from mteb.mocks import mock_tasks
+
+    model = prompted_model(folder, tmp_path / "model")
+    encoder = train.MTEBEncoder(tmp_path / "model", log=lambda _: None)
+    assert isinstance(encoder, mteb.EncoderProtocol)
+    options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+    kinds = ("Retrieval", "STS", "BitextMining", "Summarization", "Reranking")
+    for kind in kinds:
+        task = getattr(mock_tasks, f"Mock{kind}Task")
+        found = [mteb.evaluate(one, task(), **options) for one in (encoder, model)]
+        ours, theirs = (result.task_results[0].scores["test"][0] for result in found)
+        for name, value in theirs.items():
+            if isinstance(value, float):
+                assert ours[name] == pytest.approx(value, abs=1e-5, nan_ok=True), (kind, name)
+    assert encoder.mteb_model_meta.name == "flaxzoo/model"
+
+
+def test_a_missing_package_mteb_is_reported(folder, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(data.UserError, match="mteb is not installed: pip install"):
+        train.MTEBEncoder(folder)
 
 
 def test_a_missing_bm25_is_reported(folder, tmp_path, capsys, monkeypatch):

@@ -1,0 +1,94 @@
+"""Runs the tasks of MTEB, the benchmark of text embeddings, on a model.
+
+The benchmark is the package `mteb` (the extra `mteb`), imported on first use. Muennighoff et al.
+2022, "MTEB: Massive Text Embedding Benchmark".
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....data.common.fields import require
+from ....data.common.progress import LogFn
+from ....models.text.embed import TextEmbedder
+from .nearest import normalized
+from .pairs import cosines
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
+
+
+class MTEBEncoder:
+    """A model that embeds texts, in the form that `mteb.evaluate` takes.
+
+    Queries and documents have the model's prompts before them, as in `evaluate_retrieval`. Other
+    texts have its default prompt, if any. Vectors are compared by cosine.
+
+    Example::
+
+        tasks = mteb.get_tasks(tasks=["STS13", "SciFact"])
+        results = mteb.evaluate(train.MTEBEncoder("runs/search"), tasks)
+
+    Args:
+        folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
+          name on the hub.
+        step: the checkpoint. Defaults to the newest.
+        log: called with the numbers of texts that were truncated.
+
+    Raises:
+        FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
+        UserError: the package mteb is missing, or the model does not embed texts.
+    """
+
+    def __init__(self, folder: str | Path, *, step: int | None = None, log: LogFn = print) -> None:
+        require(
+            importlib.util.find_spec("mteb") is not None,
+            "mteb is not installed: pip install 'flaxzoo[mteb]', or use flaxzoo evaluate --data "
+            "beir:FOLDER",
+        )
+        self._folder, self._log = folder, log
+        self._embedder = TextEmbedder.of_run(folder, step=step, log=log)
+
+    def encode(
+        self, inputs: Iterable[dict[str, list[str]]], *, prompt_type: object = None, **_: object
+    ) -> np.ndarray:
+        """Returns the vectors of texts: float32 `[N, D]`.
+
+        Args:
+            inputs: batches of texts under the key `text`.
+            prompt_type: `query` or `document` of mteb's `PromptType`. If None, the default prompt.
+            **_: the task, which does not matter.
+        """
+        settings = self._embedder.settings
+        kind = getattr(prompt_type, "value", None)
+        prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
+        texts = [text for batch in inputs for text in batch["text"]]
+        return self._embedder(texts, self._log, prompt_name=prompts.get(str(kind)))
+
+    def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Returns the cosine of each vector `[N, D]` with each other one `[M, D]`: `[N, M]`.
+
+        A single vector `[D]` has no dimension in the result.
+        """
+        return normalized(first) @ normalized(second).T
+
+    def similarity_pairwise(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Returns the cosines of pairs of vectors, two arrays `[N, D]`: `[N]`."""
+        return cosines(first, second)
+
+    @cached_property
+    def mteb_model_meta(self) -> "ModelMeta":
+        """The description that mteb stores with the results."""
+        from mteb.models import ModelMeta
+
+        known = {
+            "name": f"flaxzoo/{Path(self._folder).name}",
+            "framework": ["JAX"],
+            "max_tokens": self._embedder.max_length,
+            "similarity_fn_name": "cosine",
+        }
+        return ModelMeta.create_empty(known)
