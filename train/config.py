@@ -72,7 +72,8 @@ class TrainConfig(Checked):
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
-    """Number of checkpoints with the lowest validation loss to keep."""
+    """Number of checkpoints with the lowest validation loss to keep, or the highest nDCG@10 for
+    vectors."""
     skip_bad_steps: NonNegativeInt = 3
     """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None

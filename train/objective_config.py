@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -72,6 +72,10 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def score(self, evaluation: Evaluation, split: DataSplit, data: D) -> dict[str, Any]:
         """Returns `loss` and the metrics, as plain numbers."""
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
+
+    def to_minimize(self, scores: Scores) -> float:
+        """Returns the number that is lowest for the best checkpoint, by default the loss."""
+        return cast(float, scores["loss"])
 
     def heads(self, data: D) -> tuple[str, ...]:
         """Returns the names in `HEADS` of the supported heads, the default first."""

@@ -14,6 +14,7 @@ from typing import Any
 from ..common.errors import DataError
 from ..common.fields import require
 from ..sources.labelled_names import Record
+from ..sources.retrieval.collection import RetrievalData
 from ..sources.tables import ColumnRoles
 
 ANCHORS = frozenset("anchor query question sentence1 text1 text_a premise source".split())
@@ -34,13 +35,14 @@ class EmbeddingExample:
     """An anchor with its documents.
 
     Attributes:
-      anchor: The text of the first column, such as a query.
+      anchor: The text of the first column, such as a query; None for a further document of a
+        collection.
       documents: The positive, then the negatives; or the second text of a scored pair.
       score: The score of the pair, or of each document; None if the record has none.
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 
-    anchor: str
+    anchor: str | None
     documents: tuple[str, ...]
     score: float | tuple[float, ...] | None
     location: str = field(repr=False)
@@ -48,7 +50,7 @@ class EmbeddingExample:
     @property
     def texts(self) -> tuple[str, ...]:
         """The anchor and the documents."""
-        return (self.anchor, *self.documents)
+        return tuple(filter(None, (self.anchor, *self.documents)))
 
     @property
     def group(self) -> str:
@@ -141,6 +143,28 @@ def _score(value: Any, location: str) -> float | tuple[float, ...]:
         error=DataError,
     )
     return tuple(map(float, value)) if isinstance(value, list) else float(value)
+
+
+def examples_of_collection(
+    collection: RetrievalData, source: str, *, whole: bool
+) -> list[EmbeddingExample]:
+    """Makes an example of each query and each of its relevant documents.
+
+    Args:
+      collection: The collection.
+      source: Its name, for messages.
+      whole: Whether each other document is an example without an anchor.
+    """
+    documents, examples, seen = collection.documents, list[EmbeddingExample](), set[str]()
+    for query, text in collection.queries.items():
+        for id in filter(documents.__contains__, collection.relevant[query]):
+            seen.add(id)
+            location = f"{source} query {query}"
+            examples.append(EmbeddingExample(text, (documents[id],), None, location))
+    others = [id for id in documents if whole and id not in seen]
+    return examples + [
+        EmbeddingExample(None, (documents[id],), None, f"{source} document {id}") for id in others
+    ]
 
 
 def limited(example: EmbeddingExample, number: int) -> EmbeddingExample:

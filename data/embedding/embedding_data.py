@@ -18,15 +18,25 @@ from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
 from ..distinct_order import ABSENT
 from ..features.bert_inputs import BertInputs, Template, encode_texts
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource
+from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import names_of_fields
+from ..sources.retrieval.collection import read_retrieval
 from ..sources.tables import ColumnRoles
 from ..sources.tfds_records import PublishedRecords
 from ..tasks.base import SourceField
 from ..tasks.labelled import LabelledLength, RecordData
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer
-from .columns import COLUMNS, NEGATIVES, EmbeddingExample, examples_of, find_fields, limited
+from .columns import (
+    COLUMNS,
+    NEGATIVES,
+    EmbeddingExample,
+    examples_of,
+    examples_of_collection,
+    find_fields,
+    limited,
+)
+from .paragraphs import paragraph_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +45,19 @@ class EmbeddingData(RecordData[EmbeddingExample]):
 
     kind: ClassVar[str] = "embedding"
     # Without named fields, the names of the columns decide.
-    forms: ClassVar[dict[str, str]] = dict.fromkeys(("jsonl", "csv", "tsv", "tfds", "memory"), "")
+    forms: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("jsonl", "csv", "tsv", "tfds", "memory", "beir", "squad"), ""),
+        "builtin": "anchor,positive",
+    }
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = COLUMNS
 
     source: SourceField
     """jsonl:GLOB, csv:GLOB, tsv:GLOB or tfds:NAME, with the columns anchor and positive, then
     negative, negative_1 … or negatives (a list), or score. #question,paragraph names other columns,
-    in this order. In Python also the examples themselves."""
+    in this order. builtin:python-docs has the first sentence of each paragraph, and the rest of it;
+    beir:FOLDER#train and squad:GLOB have queries and their documents. In Python also the examples
+    themselves."""
     length: LabelledLength = 128
     """Tokens in the sequence of a document, T. Longer texts are truncated."""
     query_length: LabelledLength | None = None
@@ -69,10 +84,19 @@ class EmbeddingData(RecordData[EmbeddingExample]):
         """The number of tokens in the sequence of an anchor, Q."""
         return self.query_length or self.length
 
+    def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
+        """See ``RecordData``."""
+        return paragraph_records(source, split)
+
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[EmbeddingExample]:
         """See ``RecordData``."""
+        if source.kind in ("beir", "squad"):
+            collection = read_retrieval(source.name)
+            whole = split == "validation"
+            examples = examples_of_collection(collection, source.name, whole=whole)
+            return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
         names = source.fields
         if not names:
             known = names_of_fields(source) if published is None else published.field_names
@@ -122,13 +146,14 @@ class EmbeddingData(RecordData[EmbeddingExample]):
         queries, documents, texts = _Table(), _Table(), _Table()
         rows, keys = np.full((2, len(examples), 1 + number), ABSENT, np.int32)
         for i, example in enumerate(examples):
-            rows[i, 0] = queries.add(example.anchor, example.location)
+            if example.anchor is not None:
+                rows[i, 0] = queries.add(example.anchor, example.location)
+            for j, text in enumerate(example.documents, start=1):
+                rows[i, j] = documents.add(text, example.location)
             for j, text in enumerate(example.texts):
                 keys[i, j] = texts.add(text, example.location)
-                if j:
-                    rows[i, j] = documents.add(text, example.location)
         queries_in, cut_queries = self._encoded(
-            queries, tokenizer, "query", self.query_prompt, self.anchor_length
+            queries, tokenizer, "anchor", self.query_prompt, self.anchor_length
         )
         documents_in, cut_documents = self._encoded(
             documents, tokenizer, "document", self.document_prompt, self.length
@@ -204,7 +229,7 @@ class EmbeddingExamples(PickledByFields):
     Attributes:
       queries: The different anchors.
       documents: The different documents.
-      rows: The number of the anchor, and of each document or -1, int32 [n, 1 + C].
+      rows: The number of the anchor and of each document, or -1, int32 [n, 1 + C].
       scores: float32 [n] or [n, C], or None.
       text_keys: See ``dataset.DistinctExamples``, int32 [n, 1 + C] or None.
       notes: Remarks for the log.
@@ -225,7 +250,9 @@ class EmbeddingExamples(PickledByFields):
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch."""
         anchor, *documents = self.rows[index].tolist()
-        query = self.queries.example(anchor)
+        query = self.queries.example(max(anchor, 0))
+        # A document without an anchor is only a candidate in an evaluation.
+        present = int(anchor != ABSENT)
         arrays = {
             name: np.zeros((len(documents), self.documents.template.length), np.int32)
             for name in ("input_ids", "attention_mask")
@@ -237,5 +264,8 @@ class EmbeddingExamples(PickledByFields):
                 for name, array in arrays.items():
                     array[place] = row[name]
         scores = {} if self.scores is None else {"scores": self.scores[index]}
-        anchors = {"anchor_ids": query["input_ids"], "anchor_mask": query["attention_mask"]}
+        anchors = {
+            "anchor_ids": query["input_ids"] * present,
+            "anchor_mask": query["attention_mask"] * present,
+        }
         return {**anchors, **arrays, **scores}

@@ -7,6 +7,7 @@ r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
+``beir:FOLDER``                queries and their documents, see ``retrieval``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
 ``builtin:reviews``            reviews made from templates, see ``builtin.reviews``
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
@@ -34,6 +35,7 @@ FORMS = {
     "jsonl": "jsonl:GLOB#fields",
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",
+    "beir": "beir:FOLDER",
     "tfds": "tfds:NAME/CONFIG#fields",
     "builtin": "builtin:reviews",
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",

@@ -49,7 +49,8 @@ class Checkpoints:
     """The `checkpoints` folder of a run, saved to in the background.
 
     A checkpoint appears complete, with its checksums, or not at all. The newest `keep_last`
-    checkpoints and the `keep_best` with the lowest validation loss are kept.
+    checkpoints and the `keep_best` with the lowest measure, by default the validation loss, are
+    kept.
     """
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
@@ -121,13 +122,13 @@ class Checkpoints:
         """The step of the newest checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, data: DataState, validation_loss: float | None) -> None:
+    def save(self, state: TrainState, data: DataState, measure: float | None) -> None:
         """Starts writing a state, unless a checkpoint of its step exists.
 
         Args:
             state: The state in its global form.
             data: The data iterator's state.
-            validation_loss: The loss, if it was measured at this step.
+            measure: The number that is lowest for the best checkpoint, if this step was evaluated.
 
         Raises:
             RunError: This checkpoint or the previous one cannot be written.
@@ -142,19 +143,19 @@ class Checkpoints:
         self._check_room(state)
         arrays = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
         items = {**arrays, DATA: ocp.args.JsonSave(data)}
-        metrics = {} if validation_loss is None else {"loss": validation_loss}
+        metrics = {} if measure is None else {"loss": measure}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         # A daemon thread does not keep the process alive: the next process removes the rest.
         self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
         self._removing.start()
 
-    def add_loss(self, step: int, validation_loss: float) -> None:
-        """Adds the validation loss to a checkpoint that was written without one.
+    def add_measure(self, step: int, measure: float) -> None:
+        """Adds the measure to a checkpoint that was written without one.
 
         Args:
             step: The step of the checkpoint.
-            validation_loss: The loss.
+            measure: The number that is lowest for the best checkpoint.
 
         Raises:
             DataError: It cannot be written.
@@ -162,7 +163,7 @@ class Checkpoints:
         self.wait()
         checkpoint = self._folder / str(step)
         if jax.process_index() == 0:
-            content = json.dumps({"loss": validation_loss}).encode()
+            content = json.dumps({"loss": measure}).encode()
             replace_file(checkpoint, f"{METRICS}/{METRICS}", content)
         # Orbax caches metrics: read them again, so that the best checkpoints are known.
         self._manager.reload()
@@ -256,7 +257,7 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining one is intact.
 
     Checkpoints are checked completely from the newest on, until one is intact. In older ones only
-    the validation loss is checked, because Orbax reads it from each.
+    the measure is checked, because Orbax reads it from each.
 
     Args:
         run: The run folder.

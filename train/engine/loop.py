@@ -13,6 +13,7 @@ from ...data.common.progress import Progress
 from ...models.run_files import CHECKPOINTS
 from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices
+from ..evaluation.vectors.held_out import vector_scores
 from ..losses.eval_step import Evaluation, evaluate
 from ..optim.schedules import make_schedule
 from ..runs.kept_folder import KeptFolder
@@ -139,7 +140,7 @@ class Loop:
         """Repeats an interrupted evaluation; evaluates a model to compare the trained one with."""
         if self.evaluation_due:
             validation = self._evaluate()
-            self.checkpoints.add_loss(self.step, validation["loss"])
+            self.checkpoints.add_measure(self.step, self._measure(validation))
             return
         compared = self.config.objective.compares_with_start and self.config.init_from is not None
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
@@ -206,7 +207,13 @@ class Loop:
         # so a custom objective is scored by its means alone.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
-        return self.config.objective.score(evaluation, self.run.validation, self.config.data)
+        scores = self.config.objective.score(evaluation, self.run.validation, self.config.data)
+        return {**scores, **vector_scores(evaluation, self.run.validation)}
+
+    def _measure(self, scores: Scores) -> float:
+        """Returns the number that is lowest for the best checkpoint."""
+        own = bool(self.run.custom.names)
+        return scores["loss"] if own else self.config.objective.to_minimize(scores)
 
     def _check_folder(self) -> None:
         """Raises RunError if the run folder or its newest checkpoint was deleted."""
@@ -214,7 +221,7 @@ class Loop:
             self.kept.check(self.checkpoints.written)
 
     def _save(self) -> None:
-        """Starts writing a checkpoint, with the validation loss if this step was evaluated."""
+        """Starts writing a checkpoint, with its measure if this step was evaluated."""
         self._check_folder()
         measured = self.validation if self.validated_step == self.step else None
         position = position_to_save(
@@ -223,7 +230,8 @@ class Loop:
         state = self.state
         if self.config.lora is not None:  # the base is read from its source
             state = dataclasses.replace(state, frozen=None)
-        self.checkpoints.save(state, position, None if measured is None else measured["loss"])
+        measure = None if measured is None else self._measure(measured)
+        self.checkpoints.save(state, position, measure)
         if self.callbacks:
             self.checkpoints.wait()
             step, folder = self.step, self.run.folder / CHECKPOINTS / str(self.step)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from ...data.chat.records import Demonstration, Preference
 from ...data.common.errors import UserError, counted
 from ...data.common.progress import Progress
 from ...models.nn.heads import CAUSAL_HEADS
@@ -225,6 +226,10 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
+    changes = _changes(run)
+    for name, (before, after) in changes.items():
+        progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")
+    summary.update({f"{name} before training": f"{x:.4f}" for name, (x, _) in changes.items()})
     samples = read_samples(run.folder) or _compared(run)
     log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
@@ -236,10 +241,23 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     return sample
 
 
+def _changes(run: Run) -> dict[str, tuple[float, float]]:
+    """Returns the loss and the main metrics before and after training, if both are known."""
+    logged = read_metrics(run.folder, "validation")
+    if run.custom.names or len(logged) < 2 or logged[0]["step"] > 0:
+        return {}
+    names = ("loss", *run.config.objective.progress_metrics)
+    first, last = logged[0], logged[-1]
+    return {name: (first[name], last[name]) for name in names if name in first and name in last}
+
+
 def _compared(run: Run) -> Rows:
     """Returns answers of the initial and of the trained model, or rewards of a reward model."""
     config, start = run.config, run.config.init_from
     if run.custom.names or start is None or not config.objective.compares_with_start:
+        return []
+    # Only conversations have answers.
+    if not isinstance(run.validation.content[0], Demonstration | Preference):
         return []
     # A reward model has no answers, and its head was random before training.
     if config.model.head not in CAUSAL_HEADS:

@@ -31,6 +31,7 @@ from ..runs.load_run import open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from ..runs.reference import prepared_data
 from .score_policy import score_policy
+from .vectors.held_out import vector_scores
 
 
 def score_run(
@@ -56,7 +57,8 @@ def score_run(
 
     Returns:
         `loss` (nats) and the metrics of this kind of data: perplexity and bits per byte, accuracy,
-        F1, exact match, BLEU …. For a policy, the mean reward.
+        F1, exact match, BLEU …. For vectors, the scores of a search, nDCG@10 …. For a policy, the
+        mean reward.
 
     Raises:
         RunError: `num_beams` is given for a model that does not translate.
@@ -99,7 +101,11 @@ def score_run(
     )
     check_outputs({"loss": evaluation.loss, **evaluation.means})
     check_outputs(evaluation.predictions)
-    scores = {**objective.score(evaluation, split, config.data), **written}
+    scores = {
+        **objective.score(evaluation, split, config.data),
+        **vector_scores(evaluation, split),
+        **written,
+    }
     check_outputs(scores)
     return scores
 

@@ -6,7 +6,7 @@ depends on the vectors alone.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import jax.numpy as jnp
 
@@ -38,7 +38,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     data_kinds = (EmbeddingData,)
     head_names = ("none", "causal_lm")
-    progress_metrics = ("accuracy",)
+    progress_metrics = ("accuracy", "ndcg@10", "spearman")
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
 
@@ -61,8 +61,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         normalize = "Normalize" in kinds if self.normalize is None else self.normalize
         pooling = self.pooling or settings.pooling
         prompts = {
-            "query_prompt": _prompt(settings, "query"),
-            "document_prompt": _prompt(settings, "document"),
+            "query_prompt": settings.prompt(settings.query_prompt),
+            "document_prompt": settings.prompt(settings.document_prompt),
             "lowercase": settings.lowercase,
         }
         unset = {name: x for name, x in prompts.items() if getattr(data, name) is None}
@@ -106,15 +106,17 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         return forward
 
+    def to_minimize(self, scores: Scores) -> float:
+        """Returns the negative of nDCG@10 or of the rank correlation."""
+        for name in ("ndcg@10", "spearman"):
+            if name in scores:
+                return -float(cast(float, scores[name]))
+        return super().to_minimize(scores)
+
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: EmbeddingData) -> Scores:
         """Returns the measures, and the number of examples."""
         del data
         return {**evaluation.means, "examples": split.examples.num_examples}
-
-
-def _prompt(settings: "EmbeddingSettings", name: str) -> str:
-    """Returns the prompt of a name, or else the default prompt, which may be empty."""
-    return settings.prompts[name] if name in settings.prompts else settings.prompt(None)
 
 
 def embedding_inputs(batch: Batch) -> tuple[Inputs, Inputs]:
@@ -142,5 +144,5 @@ def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
 
 
 def vector_predictions(outputs: Outputs) -> dict[str, Array]:
-    """Returns the vectors of the anchors and of the positives."""
-    return {"anchors": outputs.anchors, "positives": outputs.documents[:, 0]}
+    """Returns the vectors, which an evaluation keeps."""
+    return {"anchors": outputs.anchors, "documents": outputs.documents}

@@ -15,6 +15,7 @@ from .embedding import (
     document_mask,
     embedding_inputs,
     unit,
+    vector_predictions,
 )
 
 
@@ -77,6 +78,7 @@ def multiple_negatives(settings: MultipleNegativesConfig = MultipleNegativesConf
         inputs=embedding_inputs,
         counts=counts,
         terms=terms,
+        predictions=vector_predictions,
         forward=settings.vectors(),
         whole_batch=True,
     )

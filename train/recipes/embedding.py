@@ -23,9 +23,10 @@ EMBED = TrainConfig(
         init_std=0.08,
     ),
     data=EmbeddingData(
-        source="jsonl:pairs.jsonl",
+        source="builtin:python-docs",
         length=64,
-        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+        query_length=32,
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=2048),
     ),
     optimizer=OptimizerConfig(
         peak_learning_rate=1e-3,
@@ -35,8 +36,8 @@ EMBED = TrainConfig(
         beta2=0.999,
         weight_decay=0.01,
     ),
-    epochs=1.0,
-    batch_size=64,
+    epochs=10.0,
+    batch_size=32,
 )
 
 
@@ -45,10 +46,12 @@ def of_model(model: TransformerConfig) -> TrainConfig:
     return dataclasses.replace(
         EMBED,
         model=dataclasses.replace(model, dropout_rate=0.0),
-        data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128)),
+        data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128), query_length=None),
         # The learning rate of sentence-transformers' examples, for models of a width of 768.
         optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=2e-5),
         execution=Execution(remat="dots"),
+        epochs=1.0,
+        batch_size=64,
     )
 
 
@@ -58,6 +61,7 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train embed --init-from sentence-transformers/all-MiniLM-L6-v2 "
             "--data.source jsonl:pairs.jsonl\n"
+            "Or: flaxzoo train embed, a small model of Python's documentation, without a download\n"
             "Each line has an anchor and a positive, such as a question and its answer, and "
             "perhaps negatives; the other positives of a batch are negatives as well. flaxzoo "
             "embed uses the run, and flaxzoo export writes it for sentence-transformers."

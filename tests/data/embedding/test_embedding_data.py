@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flaxzoo import data
 from flaxzoo.data import DataError, EmbeddingData, TokenizerConfig
+from flaxzoo.data.embedding.columns import examples_of_collection
 
 ROWS = [
     {"id": 1, "anchor": "a cat sat", "positive": "the cat was sitting", "negative": "a dog ran"},
@@ -151,3 +152,36 @@ def test_an_absent_document_is_all_zeros():
     assert not row["input_ids"][1].any()
     assert not row["attention_mask"][1].any()
     assert row["input_ids"].dtype == np.int32
+
+
+def test_a_collection_has_queries_with_their_documents_and_all_others_in_an_evaluation():
+    rows = {"documents": {"1": "a b", "2": "c d", "3": "e"}, "queries": {"x": "a", "y": "d"}}
+    collection = data.RetrievalData(**rows, relevant={"x": {"1": 1}, "y": {"2": 2, "1": 1}})
+    found = examples_of_collection(collection, "beir:x", whole=True)
+    assert [(one.anchor, *one.documents) for one in found] == [
+        ("a", "a b"), ("d", "c d"), ("d", "a b"), (None, "e")
+    ]  # fmt: skip
+    assert len(examples_of_collection(collection, "beir:x", whole=False)) == 3
+
+
+def test_a_folder_of_a_collection_is_a_source(tmp_path):
+    texts = {"documents": {"1": "a b", "2": "c d", "3": "e"}, "queries": {"x": "a", "y": "d"}}
+    relevant = {"x": {"1": 1}, "y": {"2": 1}}
+    data.RetrievalData(**texts, relevant=relevant).save(tmp_path / "x")
+    source = f"beir:{tmp_path / 'x'}"
+    config = EmbeddingData(source=source, validation=source, length=8, tokenizer=WORDS)
+    tokenizer = config.make_tokenizer()
+    assert config.train_split(tokenizer, (), 0).examples.num_examples == 2
+    whole = config.validation_split(tokenizer, ()).examples
+    assert whole.num_examples == 3
+    last = whole.example(0, 2)
+    assert not last["anchor_mask"].any()
+    assert last["attention_mask"].any()
+
+
+def test_paragraphs_make_pairs_without_a_download():
+    config = EmbeddingData(source="builtin:python-docs", length=8, tokenizer=WORDS)
+    pairs = [set(config._part(split).examples) for split in ("train", "validation")]
+    assert [len(one) > 50 for one in pairs] == [True, True]
+    with pytest.raises(DataError, match="the built-in pairs"):
+        split_of("builtin:reviews")

@@ -59,7 +59,11 @@ def test_a_run_keeps_the_settings_of_its_model_and_learns_the_loss_of_the_packag
     )
     assert embedder.settings == expected
     # The loss of the first step, before the update.
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    before, first, after = lines
+    assert (before["step"], after["step"]) == (0, 1)
+    assert after["ndcg@10"] > 0
+    assert "| ndcg@10 before training |" in (tmp_path / "run" / "report.md").read_text()
     theirs = sentence_transformers.SentenceTransformer(str(published), device="cpu")
     loss = MultipleNegativesRankingLoss(theirs)
     columns = [[f"it saw {a}" for a, _ in PAIRS], [b for _, b in PAIRS]]
@@ -78,11 +82,25 @@ def test_a_run_keeps_the_settings_of_its_model_and_learns_the_loss_of_the_packag
 
 
 def test_settings_of_the_run_replace_those_of_the_model(published, tmp_path):
+    # Half of the examples lack a negative.
+    rows = [
+        {"anchor": a, "positive": b, "negatives": [f"red {WORDS[i]}"] * (i % 2)}
+        for i, (a, b) in enumerate(PAIRS)
+    ]
     config = config_of(published, objective=train.MultipleNegativesConfig(pooling=("mean",)))
     config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, query_prompt="", document_prompt="red ")
+        config,
+        data=dataclasses.replace(
+            config.data,
+            source=data.Examples.of(rows),
+            query_prompt="",
+            document_prompt="red ",
+        ),
     )
     train.train(config, tmp_path / "run", quiet=True)
+    _, first, _ = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert np.isfinite([first["loss"], first["gradient_norm"]]).all()
+    assert not first["skipped_steps"]
     settings = models.TextEmbedder.of_run(tmp_path / "run").settings
     assert (settings.pooling, settings.layers) == (("mean",), (Normalize(),))
     assert settings.prompts["document"] == "red "

@@ -1,0 +1,43 @@
+"""Scores of vectors during training: search among the documents of the validation data."""
+
+from typing import Any
+
+import numpy as np
+
+from ....data.dataset import DataSplit
+from ....data.embedding.embedding_data import EmbeddingExamples
+from ...losses.eval_step import Evaluation
+from .pairs import similarity_scores
+from .ranking import retrieval_scores
+
+
+def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
+    """Returns the scores of the vectors that an evaluation kept, or nothing if it kept none.
+
+    Pairs without scores are a search: the different documents of the split are ranked by cosine
+    for each different anchor, and the positives of an anchor are relevant. For scored pairs the
+    cosines are compared with the scores.
+
+    Args:
+        evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
+        split: The data, with N examples.
+    """
+    examples, found = split.examples, evaluation.predictions
+    if not isinstance(examples, EmbeddingExamples) or "documents" not in found:
+        return {}
+    anchors, documents = found["anchors"], found["documents"]
+    if examples.scores is not None:
+        is_varied = examples.scores.ndim == 1 and len(np.unique(examples.scores)) > 1
+        pairs = anchors, documents[:, 0], examples.scores
+        return similarity_scores(*pairs) if is_varied else {}
+    # Each different text counts once, and absent texts (-1) do not.
+    queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
+    asked, first_query = np.unique(queries, return_index=True)
+    stored, first = np.unique(numbers, return_index=True)
+    corpus = documents.reshape(numbers.size, -1)[first[stored >= 0]]
+    # Texts are numbered from 0, so the number of a text is its index here.
+    relevant: list[dict[int, float]] = [{} for _ in range(int(asked[-1]) + 1)]
+    for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
+        if query >= 0:
+            relevant[query][document] = 1.0
+    return retrieval_scores(anchors[first_query[asked >= 0]], corpus, relevant)
