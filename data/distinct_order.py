@@ -1,4 +1,4 @@
-"""An order of examples in which no text occurs twice in a batch.
+"""An order of examples that never puts a text twice into a batch.
 
 With in-batch negatives, a second example with the same text would be a wrong negative. The order of
 an epoch depends only on the seed, the epoch and the batch size.

@@ -203,7 +203,7 @@ class _Table:
 
 
 def _spread(documents: np.ndarray) -> np.ndarray:
-    """Returns an order in which each document occurs once before any occurs twice."""
+    """Returns an order that has each document once before it has any twice."""
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
     turns = np.concatenate([np.arange(count) for count in counts])
