@@ -217,6 +217,10 @@ class PeftAdapter:
             found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
             if not any(found) and params.keys() >= {*rule.flax}:
                 continue
+            if rule.layers is not None:
+                raise WeightsError(
+                    f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}"
+                )
             # Edit each tensor in Hugging Face's form, and split it into the parameters again.
             tensors: list[np.ndarray] = []
             for (name, shape), key in zip(rule.tensors(flax), found, strict=True):

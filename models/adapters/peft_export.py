@@ -130,6 +130,11 @@ def _adapter_of(
     adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
     if not adapted:
         return None
+    if rule.layers is not None:
+        raise WeightsError(
+            f"{rule.hf} is in some layers only, whose adapters cannot be exported: merge them, or "
+            "train with other lora.targets"
+        )
     # The factors of each part, layers first, with A as [L, r, in] as peft stores it.
     factors: list[tuple[int, np.ndarray, np.ndarray]] = []
     for part, m in enumerate(parts):

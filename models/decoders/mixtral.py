@@ -12,11 +12,12 @@ import flax.linen as nn
 
 from ...data.common.fields import NonNegative, Positive
 from ..config import Depth, MixtureConfig, Settings
-from ..nn.experts import Experts
+from ..nn.dropout import RowKeys
+from ..nn.experts import Experts, RouterStatistics
 from ..nn.layers import RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
-from ..nn.typing import Array, Float
+from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
 from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 
@@ -65,9 +66,21 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
 
         # Each token goes through a few of the experts; the statistics are for the router's losses.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
-        y, router = Experts(c, e, c.init_std, name="experts")(y, context.real, own.rng)
+        y, router = self.feed_forward(y, inputs.index, context, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         return x, LayerOutputs(cache, weights, router=router)
+
+    def feed_forward(
+        self,
+        y: Float[Array, "B T D"],
+        layer: int | Int[Array, ""],
+        context: LayerContext,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
+        """Returns the output of the experts, and the statistics of the router."""
+        del layer
+        c = self.config
+        return Experts(c, self.execution, c.init_std, name="experts")(y, context.real, rng)
 
 
 class Mixtral(CausalDecoder):

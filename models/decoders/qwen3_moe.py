@@ -1,15 +1,24 @@
 """Qwen3-MoE: a Qwen3 whose feed-forward layers are mixtures of many small experts.
 
 Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight per token, none
-shared. Queries and keys are normalized, as in Qwen3.
+shared. Queries and keys are normalized, as in Qwen3. Some layers may have one feed-forward layer
+instead of experts; no published model has such layers.
 """
 
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
+
 from ...data.common.fields import Positive
-from ..config import Depth, QueryKeyNorm, Settings, Size
+from ..config import Depth, QueryKeyNorm, Settings, Size, require_layers
+from ..nn.dropout import RowKeys
+from ..nn.experts import Experts, RouterStatistics
+from ..nn.layers import GatedFeedForward
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
+from ..nn.stack import LayerContext
+from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset
 from .causal_decoder import CausalDecoder
 from .mixtral import MixtureDecoderConfig, MixtureLayer
@@ -37,12 +46,52 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Qwen3 has them."""
+    dense_layers: tuple[int, ...] = ()
+    """Indices, from 0, of the layers with one feed-forward layer instead of experts. If there are
+    any, every layer stores both, because layers are stacked; the unused ones take no part."""
+    d_ff_dense: Size | None = None
+    """Width of the feed-forward layer in `dense_layers`. If None, 4 D."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_layers("dense_layers", self.dense_layers, self.num_layers)
+
+    @property
+    def dense_dim(self) -> int:
+        """Width of the feed-forward layer in `dense_layers`."""
+        return 4 * self.d_model if self.d_ff_dense is None else self.d_ff_dense
+
+
+class Qwen3MoeLayer(MixtureLayer):
+    """The layer of Mixtral, with a feed-forward layer instead of experts in some layers."""
+
+    config: Qwen3MoeConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def feed_forward(
+        self,
+        y: Float[Array, "B T D"],
+        layer: int | Int[Array, ""],
+        context: LayerContext,
+        rng: RowKeys | None,
+    ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
+        """Returns the output of the experts or of the feed-forward layer, and the statistics."""
+        c, e = self.config, self.execution
+        sparse, router = Experts(c, e, c.init_std, name="experts")(y, context.real, rng)
+        if not c.dense_layers:
+            return sparse, router
+        # The index of a scanned layer is traced, so compute both and select one.
+        of_dense = dataclasses.replace(c, d_ff=c.dense_dim)
+        dense = GatedFeedForward(of_dense, e, c.init_std, name="feed_forward")(y, rng)
+        flags = jnp.asarray([i in c.dense_layers for i in range(c.num_layers)])
+        # Layers without experts have no tokens in the statistics.
+        router = jax.tree.map(lambda x: jnp.where(flags[layer], 0, x), router)
+        return jnp.where(flags[layer], dense, sparse), router
 
 
 class Qwen3Moe(CausalDecoder):
     """A Qwen3-MoE with its head: the layers of Mixtral, with norms of queries and keys."""
 
-    layer = MixtureLayer
+    layer = Qwen3MoeLayer
 
 
 def _preset(published: str, sizes: tuple[int, int, int, int], d_ff: int) -> Preset:

@@ -157,6 +157,8 @@ class TensorRule:
     layout: Layout
     first: int = 0
     """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
+    layers: tuple[int, ...] | None = None
+    """The stacked layers that have the tensor; in the others the parameter is 0. If None, all."""
 
     @property
     def num_stacked(self) -> int:
@@ -165,7 +167,9 @@ class TensorRule:
 
     def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
         """Yields the index of each tensor in the parameters, in the order of `tensors`."""
-        yield from np.ndindex(*flax[0][: self.num_stacked])
+        for index in np.ndindex(*flax[0][: self.num_stacked]):
+            if self.layers is None or index[0] in self.layers:
+                yield index
 
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
         """Yields name and shape of each tensor, given the shapes of the parameters."""
@@ -507,12 +511,17 @@ def read_parameter(
 
     names, targets = location.names, [result]
     if stacked := rule.num_stacked:  # the first axes count tensors
-        counts = shapes[location.part][:stacked]
-        names = np.reshape(names, counts)[index[:stacked]].ravel().tolist()
+        every = np.full(shapes[location.part][:stacked], None, object)
+        for position, name in zip(rule.indices(shapes), names, strict=True):
+            every[position] = name
+        names = every[index[:stacked]].ravel().tolist()
         targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
         shapes = [shape[stacked:] for shape in shapes]
     # Copy block by block; the conversion to `dtype` happens in the assignment.
     for name, target in zip(names, targets, strict=True):
+        if name is None:  # a layer without the tensor
+            target[...] = 0
+            continue
         tensor = tensors.read(name)
         if not jnp.issubdtype(tensor.dtype, jnp.floating):
             raise WeightsError(

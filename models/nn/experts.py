@@ -102,7 +102,7 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
     """
     tokens = jnp.maximum(statistics.tokens, 1)[..., None]
     product = statistics.assigned / tokens * (statistics.probability / tokens)
-    return statistics.assigned.shape[-1] * jnp.mean(jnp.sum(product, axis=-1), axis=0)
+    return statistics.assigned.shape[-1] * _layer_mean(jnp.sum(product, axis=-1), statistics)
 
 
 def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
@@ -122,7 +122,12 @@ def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
 def router_z_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
     """Returns the z-loss of each sequence: the mean over its tokens and over the layers."""
     tokens = jnp.maximum(statistics.tokens, 1)
-    return jnp.mean(statistics.squared_log_normalizer / tokens, axis=0)
+    return _layer_mean(statistics.squared_log_normalizer / tokens, statistics)
+
+
+def _layer_mean(x: Float[Array, "L B"], statistics: RouterStatistics) -> Float[Array, " B"]:
+    """Returns the mean over the layers with experts; the others have no tokens and x = 0."""
+    return jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(statistics.tokens > 0, axis=0), 1)
 
 
 class Kernels(NamedTuple):

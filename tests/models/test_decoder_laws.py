@@ -63,6 +63,9 @@ CONFIGS = {
         **SIZES, num_experts=4, experts_per_token=2, expert_capacity=2.0
     ),
     "Qwen3-MoE": Qwen3MoeConfig(**SIZES, num_experts=6, experts_per_token=3),
+    "Qwen3-MoE, dense layers": Qwen3MoeConfig(
+        **SIZES, num_experts=6, experts_per_token=3, dense_layers=(1,), d_ff_dense=20
+    ),
     "GPT of experts": GPTConfig(**ALIKE, num_experts=4, num_shared_experts=1),
     "GPT-Neo": GPTNeoConfig(**ALIKE, local_window=3, local_layers=(0, 1)),
     "GPT-J": GPTJConfig(**ALIKE, rotary_dim=2),

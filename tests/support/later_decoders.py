@@ -57,6 +57,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "Qwen3 MoE, experts in every second layer": (
+        "Qwen3Moe",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 10},
+            **{"head_dim": 8, "norm_topk_prob": True, "decoder_sparse_step": 2},
+        },
+    ),
+    "Qwen3 MoE, layers without experts": (
+        "Qwen3Moe",
+        {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10},
+            **{"head_dim": 6, "mlp_only_layers": [0, 7], "tie_word_embeddings": True},
+        },
+    ),
     "SmolLM3": ("SmolLM3", {"num_hidden_layers": 5, "mlp_bias": True, "attention_bias": True}),
     "SmolLM3, windows": (
         "SmolLM3",

@@ -153,13 +153,20 @@ class DecoderForm(Form[Config]):
         del config
         return self.layer
 
+    def layers_of(self, config: Config, part: str | tuple[str, ...]) -> tuple[int, ...] | None:
+        """Returns the layers that have a part, or None if all have it."""
+        del config, part
+        return None
+
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the tensors of a model with its head."""
         # Embedding, layers and final norm; then the head.
         tokens = "model.embed_tokens"
         rules = [*embedding("token_embedding", tokens)]
         for parts, name in self.parts_of(config).items():
-            rules += self._rules(config, parts, f"model.layers.{{i}}.{name}")
+            of_part = self._rules(config, parts, f"model.layers.{{i}}.{name}")
+            layers = self.layers_of(config, parts)
+            rules += (dataclasses.replace(rule, layers=layers) for rule in of_part)
         rules += norm("final_norm", "model.norm", bias=config.norm_kind == "layer")
         ignored: list[IgnoredTensor] = []
         if config.head in CLASSIFIERS:

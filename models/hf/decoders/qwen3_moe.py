@@ -1,26 +1,72 @@
 """Qwen3-MoE in Hugging Face's format."""
 
-from ....data.common.json_text import JsonObject
+import dataclasses
+
+from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.qwen3_moe import Qwen3MoeConfig
-from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..config_mapping import ConfigMapping, Field, Settings, typed_field
 from ..form import head_classes
 from ..generation_config import NAMES
-from .causal_decoder import ATTENTION, NORMS, QUERY_KEY_NORMS, DecoderForm, size_fields
+from ..tensor_mapping import WeightsError
+from .causal_decoder import (
+    ATTENTION,
+    FEED_FORWARD,
+    NORMS,
+    QUERY_KEY_NORMS,
+    DecoderForm,
+    Parts,
+    size_fields,
+)
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window, which either all layers have or none."""
-    del settings, source
+    """Reads the window, which all layers have or none, and the layers without experts."""
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
     fields["sliding_window"] = window if used is True else None
+    # Experts are in every so many layers, without the listed ones.
+    number = typed_field(fields, "num_hidden_layers", 24, source)
+    every = typed_field(fields, "decoder_sparse_step", 1, source)
+    listed = typed_field(fields, "mlp_only_layers", None, source, kind=list) or []
+    width = typed_field(fields, "intermediate_size", 6144, source)
+    for name in ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"):
+        fields.pop(name, None)
+    if every < 1:
+        raise WeightsError(f"{source}: decoder_sparse_step {every} must be at least 1")
+    dense = tuple(i for i in range(number) if i in listed or (i + 1) % every)
+    if dense:
+        settings |= {"dense_layers": dense, "d_ff_dense": width}
 
 
 def _own_fields(config: Qwen3MoeConfig) -> JsonObject:
-    return {"use_sliding_window": config.window is not None}
+    window: JsonObject = {"use_sliding_window": config.window is not None}
+    if not config.dense_layers:
+        return window
+    dense: list[JsonValue] = list(config.dense_layers)
+    return {**window, "mlp_only_layers": dense, "intermediate_size": config.dense_dim}
 
 
-FORM = DecoderForm(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeForm(DecoderForm[Qwen3MoeConfig]):
+    """The form of Qwen3-MoE, where some layers may have no experts."""
+
+    def parts_of(self, config: Qwen3MoeConfig) -> Parts:
+        """Returns the transformers name of each part of a layer."""
+        return {**self.layer, **FEED_FORWARD} if config.dense_layers else self.layer
+
+    def layers_of(
+        self, config: Qwen3MoeConfig, part: str | tuple[str, ...]
+    ) -> tuple[int, ...] | None:
+        """Returns the layers that have a part, or None if all have it."""
+        kind = str(part).partition("/")[0]
+        if not config.dense_layers or kind not in ("experts", "feed_forward"):
+            return None
+        is_dense = kind == "feed_forward"
+        layers = range(config.num_layers)
+        return tuple(i for i in layers if (i in config.dense_layers) == is_dense)
+
+
+FORM = Qwen3MoeForm(
     config=Qwen3MoeConfig,
     model_type="qwen3_moe",
     classes=head_classes(Qwen3MoeConfig, "Qwen3Moe"),
@@ -42,11 +88,8 @@ FORM = DecoderForm(
             Field("num_experts_per_tok", "experts_per_token", 8),
             Field("norm_topk_prob", "normalize_experts", False),
             Field("router_aux_loss_coef", "router_balance", 0.001),
-            # Every layer must be a mixture; models with some dense layers are not supported.
-            FixedField("decoder_sparse_step", (1,)),
-            FixedField("mlp_only_layers", ([], None)),
         ),
-        ignored=NAMES | {"output_router_logits", "intermediate_size", "max_window_layers"},
+        ignored=NAMES | {"output_router_logits", "max_window_layers"},
         aliases={"num_local_experts": "num_experts"},
     ),
     layer={

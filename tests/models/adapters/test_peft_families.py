@@ -170,7 +170,8 @@ def saved(family, tied, folder, **fields):
 
 def modules_of(family, *kinds):
     named = base_of(family, True).named_modules()
-    return {name.split(".")[-1] for name, x in named if type(x).__name__ in kinds}
+    kind = {name: type(x).__name__.removeprefix("Falcon") for name, x in named}
+    return {name.split(".")[-1] for name, x in kind.items() if x in kinds}
 
 
 def head_of(family):
