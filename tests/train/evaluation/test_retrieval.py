@@ -28,17 +28,20 @@ def collection(seed=0, number=40):
     return data.RetrievalData({f"d{i}": x for i, x in enumerate(texts)}, queries, relevant)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random BERT in Hugging Face's form."""
-    folder = tmp_path_factory.mktemp("bert")
+def random_bert(folder, head, **fields):
+    """Writes a random BERT in Hugging Face's form."""
+    folder.mkdir()
     pieces = [*WORDPIECE_SPECIALS, *WORDS]
-    config = models.BertConfig(
-        vocab_size=len(pieces), max_length=32, num_layers=2, d_model=16, num_heads=2, head="none"
-    )
+    sizes = {"max_length": 32, "num_layers": 2, "d_model": 16, "num_heads": 2}
+    config = models.BertConfig(vocab_size=len(pieces), head=head, **sizes, **fields)
     write_weights(folder, config, models.init_params(models.create(config), jax.random.key(0)))
     wordpiece(pieces, lowercase=True).save(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_bert(tmp_path_factory.mktemp("bert") / "body", "none")
 
 
 def scores_of(capsys, *arguments):
@@ -109,6 +112,25 @@ def test_a_missing_package_mteb_is_reported(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(data.UserError, match="mteb is not installed: pip install"):
         train.MTEBEncoder(folder)
+
+
+def test_a_cross_encoder_ranks_the_documents_of_bm25_again(tmp_path, capsys, monkeypatch):
+    reranker = random_bert(tmp_path / "cross", "sequence_classification", labels=("score",))
+    given = collection(number=20)
+    given.save(tmp_path / "beir")
+    monkeypatch.setattr(retrieval, "RERANKED", 5)
+    ours, log = scores_of(capsys, reranker, "--data", f"beir:{tmp_path}/beir")
+    assert "it ranks the first 5 documents of BM25 again" in log
+    ids = sorted(given.documents)
+    documents = [given.documents[id] for id in ids]
+    scorer, right = models.PairScorer.of_run(reranker), []
+    for id, query in given.queries.items():
+        found = train.bm25([query], documents, 5)[1][0]
+        ranked = scorer.rank(query, [documents[i] for i in found])
+        names = [ids[found[one.index]] for one in ranked]
+        right.append(next((1 / k for k, x in enumerate(names, 1) if x in given.relevant[id]), 0))
+    assert ours["mrr@10"] == pytest.approx(np.mean(right))
+    assert ours["bm25_ndcg@10"] != ours["ndcg@10"]
 
 
 def test_a_missing_bm25_is_reported(folder, tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Evaluates the search for documents by the vectors of a model."""
+"""Evaluates the search for documents by vectors, and by a cross-encoder after BM25."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,12 +8,17 @@ import numpy as np
 from ....data.common.progress import LogFn
 from ....data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ....models.text.embed import TextEmbedder
+from ....models.text.folder import open_folder
+from ....models.text.pair_scorer import PairScorer
 from .bm25 import INSTALL, bm25, has_bm25
 from .nearest import nearest, normalized
 from .ranking import DEPTH, ranking_scores
 
 AT_ONCE = 16_384
 """The number of documents whose vectors are in memory at once."""
+
+RERANKED = 20
+"""The number of documents of BM25 that a cross-encoder ranks again."""
 
 
 def evaluate_retrieval(
@@ -23,10 +28,12 @@ def evaluate_retrieval(
     step: int | None = None,
     log: LogFn = print,
 ) -> dict[str, float]:
-    """Evaluates a model that embeds texts on a collection, and BM25 for comparison.
+    """Evaluates a model on a collection for retrieval, and BM25 for comparison.
 
-    Documents are ranked by cosine. Queries have the model's prompt `query` before them, if it has
-    one, and documents the first of its prompts `document`, `passage` and `corpus`.
+    A model that embeds texts ranks all documents by cosine. Queries have the model's prompt `query`
+    before them, if it has one, and documents the first of its prompts `document`, `passage` and
+    `corpus`. A cross-encoder (a sequence classifier with one label) ranks the first 20 documents of
+    BM25 again.
 
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
@@ -38,13 +45,13 @@ def evaluate_retrieval(
     Returns:
         `ndcg@10`, `mrr@10`, `map@100`, and `accuracy@k`, `precision@k` and `recall@k` for k = 1, 3,
         5, 10, as InformationRetrievalEvaluator of sentence-transformers computes them; with graded
-        relevance also `graded_ndcg@10`, as trec_eval does. The same scores of BM25 begin with
-        `bm25_`; only nDCG is included. Without the package bm25s (the extra `retrieval`) it is
-        left out.
+        relevance also `graded_ndcg@10`, as trec_eval does. nDCG of BM25 is in `bm25_ndcg@10`;
+        without the package bm25s (the extra `retrieval`) it is left out.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
-        UserError: the model does not embed texts, or the collection cannot be read.
+        UserError: the model does not embed texts, the collection cannot be read, or bm25s is
+          missing for a cross-encoder.
     """
     collection = source if isinstance(source, RetrievalData) else read_retrieval(source)
     for line in (collection.summary, *collection.notes):
@@ -54,16 +61,36 @@ def evaluate_retrieval(
     documents = [collection.documents[id] for id in ids]
     queries = list(collection.queries.values())
     relevant = _indices(collection, ids)
-    embedder = TextEmbedder.of_run(folder, step=step, log=log)
-    asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
-    vectors = embedded(embedder, documents, log)
-    scores = ranking_scores(nearest(normalized(asked), vectors, DEPTH)[1], relevant)
+    model, _ = open_folder(folder)
+    if model.head == "sequence_classification" and len(model.labels) == 1:
+        log(f"the model scores pairs: it ranks the first {RERANKED} documents of BM25 again")
+        scorer = PairScorer.of_run(folder, step=step, log=log)
+        ranked = _reranked(scorer, queries, documents, log)
+    else:
+        embedder = TextEmbedder.of_run(folder, step=step, log=log)
+        asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
+        ranked = nearest(normalized(asked), embedded(embedder, documents, log), DEPTH)[1]
+    scores = ranking_scores(ranked, relevant)
     if has_bm25():
         lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
         scores |= {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
     else:
         log(f"bm25_ndcg@10 is left out, because bm25s is not installed: {INSTALL}")
     return scores
+
+
+def _reranked(
+    scorer: PairScorer, queries: Sequence[str], documents: Sequence[str], log: LogFn
+) -> np.ndarray:
+    """Returns the first documents of BM25 for each query, ranked by a cross-encoder."""
+    first = bm25(queries, documents, RERANKED)[1]  # [Q, K], and −1 where fewer are found
+    rows, columns = np.nonzero(first >= 0)
+    found = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
+    pairs = [(queries[int(i)], documents[int(j)]) for i, j in found]
+    scores = np.full(first.shape, -np.inf)
+    scores[rows, columns] = scorer.score(pairs, log)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(first, order, axis=1)
 
 
 def embedded(
