@@ -39,7 +39,7 @@ ORDER = {
         {"adapters"},
         {"run_files"},
         {"loading", "token_log_probs"},
-        {"finite"},
+        {"finite", "greatest_logits"},
         {"text"},
     ],
     "data": [

@@ -1,0 +1,100 @@
+"""The greatest logit of each token over the positions of a sequence, for sparse vectors (SPLADE).
+
+As in `token_log_probs`, the logits of a chunk of positions are freed before the next chunk begins,
+so that `[B, T, V]` is never materialized: neither forward nor backward.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from .nn.heads import Projection
+from .nn.masks import AnyArray
+from .nn.typing import Array, Float, Int, PyTree
+from .token_log_probs import as_projection, chunk_length, gradients_of_chunk
+
+Residuals = tuple[Projection, Array, Array]
+"""The projection, and the position and the value of each maximum."""
+NEVER = -1e30
+"""The greatest logit of a sequence without real tokens."""
+
+
+def greatest_logits(projection: Projection, mask: Int[AnyArray, "B T"]) -> Float[Array, "B V"]:
+    """Returns max_t logits[t] of each sequence over its real tokens, without logits `[B, T, V]`.
+
+    The gradient of a maximum goes to the first position that has it, as in PyTorch. The backward
+    pass needs no logits: only the position of each maximum is kept, int32 `[B, V]`.
+
+    Args:
+        projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
+        mask: 1 for real tokens.
+
+    Returns:
+        The logits in float32; `NEVER` for a sequence without real tokens.
+    """
+    return _greatest(projection, jnp.asarray(mask != 0))
+
+
+@jax.custom_vjp
+def _greatest(projection: Projection, real: Array) -> Array:
+    return _forward(projection, real)[0]
+
+
+def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
+    rows, vocabulary = projection.hidden.shape[0], projection.kernel.shape[0]
+
+    def add(best: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[PyTree, None]:
+        hidden, is_real, first = chunk
+        logits = _with_hidden(projection, hidden).logits()  # [B, T / chunks, V]
+        logits = jnp.where(is_real[..., None], logits, NEVER)
+        values, places = jnp.max(logits, axis=1), jnp.argmax(logits, axis=1) + first
+        # An equal value of an earlier chunk stays.
+        is_greater = values > best[0]
+        merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, places, best[1])
+        return merged, None
+
+    none = jnp.full((rows, vocabulary), NEVER), jnp.zeros((rows, vocabulary), jnp.int32)
+    (values, places), _ = jax.lax.scan(add, none, _chunks(projection.hidden, real))
+    return values, (projection, places, values)
+
+
+def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
+    projection, places, values = residuals
+    # A sequence without real tokens has no gradient.
+    gradient = jnp.where(values > NEVER, projection.uncapped(gradient, values), 0.0)
+    length = projection.hidden.shape[1]
+
+    def add(total: PyTree, chunk: tuple[Array, ...]) -> tuple[PyTree, Array]:
+        hidden, first = chunk
+        positions = first + jnp.arange(hidden.shape[1])
+        exact = jnp.where(positions[:, None] == places[:, None], gradient[:, None], 0.0)
+        of_hidden, *others = gradients_of_chunk(exact, _with_hidden(projection, hidden))
+        return jax.tree.map(jnp.add, total, tuple(others)), of_hidden
+
+    bias = projection.bias
+    zeros = (
+        jnp.zeros(projection.kernel.shape[::-1], jnp.float32),
+        None if bias is None else jnp.zeros(bias.shape, jnp.float32),
+    )
+    gradients, of_hidden = jax.lax.scan(add, zeros, _chunks(projection.hidden))
+    of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(len(places), -1, of_hidden.shape[-1])
+    return as_projection(of_hidden[:, :length], gradients, projection), None
+
+
+_greatest.defvjp(_forward, _backward)
+
+
+def _with_hidden(projection: Projection, hidden: Array) -> Projection:
+    return Projection(hidden, projection.kernel, projection.bias, projection.cap)
+
+
+def _chunks(*arrays: Array) -> tuple[Array, ...]:
+    """Splits arrays `[B, T, …]` into chunks of positions; the last is the first of each chunk."""
+    rows, length = arrays[0].shape[:2]
+    chunk = chunk_length(rows, length)
+    number = -(-length // chunk)
+
+    def split(x: Array) -> Array:  # [B, T, …] to [number, B, chunk, …]
+        padding = ((0, 0), (0, number * chunk - length), *((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(rows, number, chunk, *x.shape[2:]), 1, 0)
+
+    return (*map(split, arrays), jnp.arange(number) * chunk)

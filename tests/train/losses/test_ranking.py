@@ -1,0 +1,130 @@
+"""Losses of rerankers equal those of sentence-transformers, in value and gradient."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flaxzoo.train.losses import ranking
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sentence_transformers.cross_encoder import CrossEncoder, losses
+
+B, C = 4, 5
+RNG = np.random.default_rng(0)
+SCORES = RNG.normal(size=(B, C)).astype(np.float32)
+LABELS = RNG.integers(0, 3, size=(B, C)).astype(np.float32)
+NUMBERS = (5, 3, 4, 2)
+"""The documents of each query; further ones are missing."""
+REAL = np.arange(C) < np.array(NUMBERS)[:, None]
+GIVEN = (jnp.asarray(LABELS), jnp.asarray(REAL))
+
+
+class Scores(CrossEncoder):
+    """A model that returns a parameter for each pair (query, document), named by indices."""
+
+    def __init__(self, table):
+        torch.nn.Module.__init__(self)
+        self.table = torch.nn.Parameter(torch.tensor(table))
+
+    num_labels = property(lambda self: 1)
+    device = property(lambda self: torch.device("cpu"))
+
+    def preprocess(self, pairs, **_):
+        return {"pairs": torch.tensor([[int(query), int(document)] for query, document in pairs])}
+
+    def forward(self, features):
+        query, document = features["pairs"].T
+        return {"scores": self.table[query, document][:, None]}
+
+
+def theirs(loss_class, documents, labels, table=SCORES, **options):
+    """The loss of the package and its gradient; `documents` are columns, or a list for each."""
+    model = Scores(table)
+    queries = [str(i) for i in range(len(table))]
+    loss = loss_class(model, **options)([queries, *documents], labels)
+    loss.backward()
+    return loss.item(), model.table.grad.numpy()
+
+
+def compare(ours, expected, assert_close, table=SCORES):
+    value, gradient = jax.value_and_grad(ours)(jnp.asarray(table))
+    assert_close(value, expected[0])
+    assert_close(gradient, expected[1])
+
+
+LISTS = {
+    "list_net": (losses.ListNetLoss, {}),
+    "rank_net": (losses.RankNetLoss, {"sigma": 2.0}),
+    "lambda_rank": (losses.LambdaLoss, {"weighting_scheme": losses.LambdaRankScheme()}),
+    "ndcg_loss_2": (losses.LambdaLoss, {"weighting_scheme": losses.NDCGLoss2Scheme()}),
+    "ndcg_loss_2pp": (losses.LambdaLoss, {}),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_losses_of_lists_equal_the_package(name, assert_close):
+    loss_class, options = LISTS[name]
+    documents = [[str(c) for c in range(number)] for number in NUMBERS]
+    labels = [torch.tensor(row[:n]) for row, n in zip(LABELS, NUMBERS, strict=True)]
+    expected = theirs(loss_class, [documents], labels, **options)
+
+    def ours(scores):
+        if name == "list_net":
+            return jnp.mean(ranking.list_net(scores, *GIVEN))
+        sigma = options.get("sigma", 1.0)
+        weighting = "none" if name == "rank_net" else name
+        sums = ranking.lambda_loss(scores, *GIVEN, weighting=weighting, sigma=sigma)
+        return jnp.sum(sums) / jnp.sum(ranking.ordered_pairs(*GIVEN))
+
+    compare(ours, expected, assert_close)
+
+
+def test_contrast_equals_the_package(assert_close):
+    """With all in-batch negatives of two columns, a positive and a hard negative."""
+    table = RNG.normal(size=(B, 2 * B)).astype(np.float32)
+    columns = [[str(i) for i in range(B)], [str(B + i) for i in range(B)]]
+    loss = losses.MultipleNegativesRankingLoss
+    expected = theirs(loss, columns, None, table, num_negatives=None)
+    # The positive of each query first.
+    order = np.stack([np.roll(np.arange(2 * B), -i) for i in range(B)])
+
+    def ours(scores):
+        scores = jnp.take_along_axis(scores, order, axis=1)
+        return jnp.mean(ranking.contrast(scores, jnp.ones(scores.shape, bool)))
+
+    compare(ours, expected, assert_close, table)
+
+
+def test_margin_error_equals_the_package(assert_close):
+    columns = [[str(c)] * B for c in range(C)]
+    expected = theirs(losses.MarginMSELoss, columns, torch.tensor(LABELS))
+    compare(lambda s: jnp.mean(ranking.margin_error(s, GIVEN[0])), expected, assert_close)
+
+
+def test_measures_equal_those_of_rankings(assert_close):
+    from flaxzoo.train.evaluation.vectors.ranking import reranking_scores
+
+    measures = ranking.ranking_measures(jnp.asarray(SCORES), *GIVEN)
+    counted = np.asarray(ranking.can_be_ranked(*GIVEN))
+    expected = reranking_scores(
+        [row[:n] for row, n in zip(SCORES, NUMBERS, strict=True)],
+        [row[:n] > 0 for row, n in zip(LABELS, NUMBERS, strict=True)],
+    )
+    assert 0 < counted.sum() < B or counted.all()
+    for name, values in measures.items():
+        assert_close(np.asarray(values)[counted].mean(), expected[name])
+
+
+def test_filler_has_no_loss_that_is_not_finite():
+    """A row without documents has a finite gradient, so that a weight of 0 removes it."""
+    missing = jnp.zeros((B, C), bool)
+    for loss in (
+        lambda s: ranking.contrast(s, missing),
+        lambda s: ranking.list_net(s, GIVEN[0], missing),
+        lambda s: ranking.lambda_loss(s, GIVEN[0], missing),
+    ):
+        assert np.isfinite(jax.grad(lambda s, f=loss: jnp.sum(f(s)))(jnp.zeros((B, C)))).all()

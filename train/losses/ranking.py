@@ -1,0 +1,154 @@
+"""Losses and measures of the scores that a model gives to the documents of a query.
+
+All arrays are `[B, C]`: C documents for each of B queries. Missing documents count for nothing.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ...models.nn.typing import Array, Bool, Float
+
+Weighting: TypeAlias = Literal["none", "lambda_rank", "ndcg_loss_2", "ndcg_loss_2pp"]
+MASKED = -1e30
+"""The logit of a missing document: its exp is 0, and its gradient is finite."""
+CUTOFF = 10
+"""The rank from which on a document does not count in the measures."""
+
+
+def contrast(
+    scores: Float[Array, "B C"], real: Bool[Array, "B C"], *, scale: float = 10.0
+) -> Float[Array, " B"]:
+    """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
+
+    Args:
+        scores: those of the positive, then of the negatives.
+        real: missing documents are no candidates.
+        scale: the factor of σ(score), a number from 0 to 1.
+    """
+    logits = scale * jax.nn.sigmoid(scores)
+    return jax.nn.logsumexp(jnp.where(real, logits, MASKED), axis=1) - logits[:, 0]
+
+
+def list_net(
+    scores: Float[Array, "B C"], labels: Float[Array, "B C"], real: Bool[Array, "B C"]
+) -> Float[Array, " B"]:
+    """Returns -Σ softmax(labels) log softmax(scores) (Cao et al. 2007, "ListNet", equation 6)."""
+    wanted = jax.nn.softmax(jnp.where(real, labels, MASKED), axis=1)
+    log_probs = jax.nn.log_softmax(jnp.where(real, scores, MASKED), axis=1)
+    return -jnp.sum(jnp.where(real, wanted * log_probs, 0.0), axis=1)
+
+
+def ordered_pairs(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, "B C C"]:
+    """Returns whether the first of two documents has the larger label."""
+    return (labels[:, :, None] > labels[:, None]) & real[:, :, None] & real[:, None]
+
+
+def lambda_loss(
+    scores: Float[Array, "B C"],
+    labels: Float[Array, "B C"],
+    real: Bool[Array, "B C"],
+    *,
+    weighting: Weighting = "ndcg_loss_2pp",
+    sigma: float = 1.0,
+) -> Float[Array, " B"]:
+    """Returns -Σ w_ij log₂ σ(sigma · (s_i - s_j)) over the pairs with a larger label of i.
+
+    The documents are sorted by their scores. With G_i the gain (2^label - 1) over the ideal DCG,
+    and D_i = log₂(1 + i) the discount of rank i, the weights w_ij are
+
+    - `none`: 1 (Burges et al. 2005, "RankNet");
+    - `lambda_rank`: |1 / D_i - 1 / D_j| · |G_i - G_j| (Burges et al. 2006);
+    - `ndcg_loss_2`: |1 / D_|i-j| - 1 / D_(|i-j|+1)| · |G_i - G_j| (Wang et al. 2018, "LambdaLoss",
+      equation 16);
+    - `ndcg_loss_2pp`: 10 times the second plus the first of them (section 4.4.2).
+
+    Args:
+        scores: of the documents.
+        labels: the relevance of each document, at least 0.
+        real: missing documents have no pairs.
+        weighting: of the pairs.
+        sigma: the factor of the difference of scores.
+
+    Returns:
+        The sum over the pairs of each query. `ordered_pairs` counts the pairs.
+    """
+    number = scores.shape[1]
+    order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
+    s, y, is_real = (jnp.take_along_axis(x, order, axis=1) for x in (scores, labels, real))
+    # Gains over those of the ideal order, [B, C].
+    inverse_discount = 1 / jnp.log2(2.0 + jnp.arange(number))
+    gains = jnp.where(is_real, 2 ** jnp.maximum(y, 0) - 1, 0)
+    ideal = jnp.sum(-jnp.sort(-gains, axis=1) * inverse_discount, axis=1, keepdims=True)
+    gains = gains / jnp.maximum(ideal, 1e-10)
+    weights = WEIGHTINGS[weighting](gains, inverse_discount)
+    losses = -weights * jax.nn.log_sigmoid(sigma * (s[:, :, None] - s[:, None])) / math.log(2)
+    return jnp.sum(jnp.where(ordered_pairs(y, is_real), losses, 0.0), axis=(1, 2))
+
+
+def _apart(x: Array) -> Array:
+    """Returns |x_i - x_j|."""
+    return jnp.abs(x[..., :, None] - x[..., None, :])
+
+
+def _ndcg_loss_2(gains: Array, inverse_discount: Array) -> Array:
+    number = len(inverse_discount)
+    between = jnp.abs(jnp.arange(number)[:, None] - jnp.arange(number))  # |i - j|
+    steps = jnp.abs(inverse_discount[between - 1] - inverse_discount[between])
+    return jnp.where(between == 0, 0.0, steps) * _apart(gains)
+
+
+def _lambda_rank(gains: Array, inverse_discount: Array) -> Array:
+    return _apart(inverse_discount) * _apart(gains)
+
+
+# Each function maps gains [B, C] by rank, and the inverse discounts [C], to weights [B, C, C].
+WEIGHTINGS: Mapping[Weighting, Callable[[Array, Array], Array]] = {
+    "none": lambda gains, inverse_discount: jnp.ones_like(_apart(gains)),
+    "lambda_rank": _lambda_rank,
+    "ndcg_loss_2": _ndcg_loss_2,
+    "ndcg_loss_2pp": lambda gains, inverse_discount: (
+        10 * _ndcg_loss_2(gains, inverse_discount) + _lambda_rank(gains, inverse_discount)
+    ),
+}
+rank_net = functools.partial(lambda_loss, weighting="none")
+"""`lambda_loss` without weights."""
+
+
+def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Float[Array, "B N"]:
+    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n, y a teacher's scores (MarginMSE).
+
+    Hofstätter et al. 2020, "Improving efficient neural ranking models with cross-architecture
+    knowledge distillation", equation 5.
+    """
+    return jnp.square(scores[:, :1] - scores[:, 1:] - (labels[:, :1] - labels[:, 1:]))
+
+
+def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
+    """Returns whether a query has a document with a label above 0, and another one."""
+    relevant = (labels > 0) & real
+    return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
+
+
+def ranking_measures(
+    scores: Float[Array, "B C"], labels: Float[Array, "B C"], real: Bool[Array, "B C"]
+) -> dict[str, Float[Array, " B"]]:
+    """Returns `ndcg@10` and `mrr@10` of each query; a label above 0 means that it is relevant.
+
+    Documents with equal scores are ranked by index. `can_be_ranked` says which queries count.
+    """
+    order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
+    hits = jnp.take_along_axis((labels > 0) & real, order, axis=1)
+    ranks = jnp.arange(1, hits.shape[1] + 1)
+    discounts = jnp.where(ranks <= CUTOFF, 1 / jnp.log2(1.0 + ranks), 0.0)
+    ideal = jnp.sum(-jnp.sort(-hits.astype(jnp.float32), axis=1) * discounts, axis=1)
+    first = jnp.argmax(hits, axis=1) + 1
+    found = jnp.any(hits, axis=1) & (first <= CUTOFF)
+    return {
+        "ndcg@10": jnp.sum(hits * discounts, axis=1) / jnp.maximum(ideal, 1e-10),
+        "mrr@10": jnp.where(found, 1 / first, 0.0),
+    }
