@@ -46,6 +46,8 @@ from .dataset import ExampleSource as ExampleSource
 from .dataset import Values as Values
 from .embedding.embedding_data import EmbeddingData as EmbeddingData
 from .embedding.embedding_data import EmbeddingExamples as EmbeddingExamples
+from .embedding.rerank_data import RerankData as RerankData
+from .embedding.rerank_data import RerankExamples as RerankExamples
 from .features.masking import Masking as Masking
 from .features.segment_pairs import Segments as Segments
 from .filters.selection import Selector as Selector

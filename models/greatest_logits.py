@@ -60,7 +60,8 @@ def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
 def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
     projection, places, values = residuals
     # A sequence without real tokens has no gradient.
-    gradient = jnp.where(values > NEVER, projection.uncapped(gradient, values), 0.0)
+    uncapped = projection.uncapped(gradient[:, None], values[:, None])[:, 0]
+    gradient = jnp.where(values > NEVER, uncapped, 0.0)
     length = projection.hidden.shape[1]
 
     def add(total: PyTree, chunk: tuple[Array, ...]) -> tuple[PyTree, Array]:

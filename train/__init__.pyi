@@ -62,6 +62,8 @@ from .objectives.ppo import ppo as ppo
 from .objectives.ppo import ppo_targets as ppo_targets
 from .objectives.question_answering import SPAN as SPAN
 from .objectives.question_answering import QuestionAnsweringConfig as QuestionAnsweringConfig
+from .objectives.rerank import RerankConfig as RerankConfig
+from .objectives.rerank import rerank as rerank
 from .objectives.reward import RewardConfig as RewardConfig
 from .objectives.reward import reward as reward
 from .objectives.rloo import RLOOConfig as RLOOConfig

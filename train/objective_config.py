@@ -55,6 +55,8 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     """The supported heads of `HEADS`, the default first. Defaults to the kind of data."""
     needs_init_from: ClassVar[bool] = False
     """Whether the loss compares the model with the model of `init_from`."""
+    scores_pairs: ClassVar[bool] = False
+    """Whether the model is a cross-encoder. Its only label may have any name in `init_from`."""
     compares_with_start: ClassVar[bool] = False
     """Whether a run with `init_from` is evaluated before its first step, and its report shows
     answers of both models."""

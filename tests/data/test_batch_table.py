@@ -37,7 +37,11 @@ def test_the_table_has_the_arrays_of_every_kind_of_data(name):
     config = getattr(data, name)(source="text:a", length=32, tokenizer=TokenizerConfig())
     spec = config.batch_spec(SIZES["L"], SIZES["C"])
     # Sizes that follow from other settings: gaps are short, and negatives are not known before.
-    derived = {"SpanCorruptionData": {"T": 8}, "EmbeddingData": {"Q": 32, "C": 1}}
+    derived = {
+        "SpanCorruptionData": {"T": 8},
+        "EmbeddingData": {"Q": 32, "C": 1},
+        "RerankData": {"C": 5},
+    }
     sizes = SIZES | derived.get(name, {})
     stated = {
         array: (tuple(sizes[axis] for axis in shape.split(", ")), dtype)

@@ -42,4 +42,5 @@ def test_value_and_gradient_equal_torch(chunk, cap, monkeypatch, assert_close):
     assert_close(values[:2], expected.detach().numpy())
     assert (np.asarray(values[2]) == np.float32(NEVER)).all()
     for ours, theirs in zip(gradients, given, strict=True):
+        assert theirs.grad is not None
         assert_close(ours, theirs.grad.numpy())

@@ -23,6 +23,7 @@ OBJECTIVES = {
     "question_answering": "question_answering.QuestionAnsweringConfig",
     "multiple_choice": "classification.MultipleChoiceConfig",
     "seq2seq": "seq2seq.Seq2SeqConfig",
+    "rerank": "rerank.RerankConfig",
     "multiple_negatives": "multiple_negatives.MultipleNegativesConfig",
 }
 """Objective → file and class. Files are imported on demand, so that help appears at once."""

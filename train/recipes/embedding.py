@@ -1,12 +1,14 @@
-"""Recipes of models of sentence vectors."""
+"""Recipes of models for search: vectors of texts, and rerankers."""
 
 import dataclasses
 
 from ...data.embedding.embedding_data import EmbeddingData
+from ...data.embedding.rerank_data import RerankData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution, TransformerConfig
 from ...models.encoders.bert import BertConfig
 from ..config import Recipe, TrainConfig
+from ..objectives.rerank import RerankConfig
 from ..optimizer_config import OptimizerConfig
 
 EMBED = TrainConfig(
@@ -55,7 +57,48 @@ def of_model(model: TransformerConfig) -> TrainConfig:
     )
 
 
+RERANK = dataclasses.replace(
+    EMBED,
+    data=RerankData(
+        source="builtin:python-docs",
+        length=128,
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+    ),
+    objective=RerankConfig(),
+    epochs=8.0,
+    batch_size=16,
+)
+
+
+def rerank_of_model(model: TransformerConfig) -> TrainConfig:
+    """Returns the settings of a reranker that begins with a published model."""
+    rate = round(2e-5 * 768 / model.d_model, 6)
+    return dataclasses.replace(
+        RERANK,
+        model=dataclasses.replace(model, dropout_rate=0.1),
+        data=dataclasses.replace(RERANK.data, length=min(model.max_length, 256)),
+        # 2e-5 is the rate for a width of 768; narrower models need a larger one.
+        optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=rate),
+        execution=Execution(remat="dots"),
+        epochs=1.0,
+    )
+
+
 RECIPES: dict[str, Recipe] = {
+    "rerank": Recipe(
+        summary="A reranker, which scores a query and a document at once: minutes on two cores.",
+        details=(
+            "Run: flaxzoo train rerank --init-from sentence-transformers/all-MiniLM-L6-v2 "
+            "--data.source jsonl:pairs.jsonl\n"
+            "Each line has a query and a positive, and perhaps negatives, or documents with "
+            "scores.\n"
+            "Four documents of other queries are negatives as well. Without options a small model "
+            "learns which paragraph of Python's documentation a sentence is from. flaxzoo predict "
+            "and models.PairScorer use the run, and flaxzoo export writes it for CrossEncoder."
+        ),
+        config=RERANK,
+        of_model=rerank_of_model,
+    ),
     "embed": Recipe(
         summary="Vectors of texts for search and comparison, from pairs that belong together.",
         details=(

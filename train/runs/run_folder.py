@@ -19,6 +19,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
+from ...models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
 from ...models.hf.sentence_embedding import (
     IN_RUN,
     EmbeddingSettings,
@@ -281,6 +282,8 @@ def fit_model(
         f"{', '.join(model.heads)}): choose a recipe of such data (flaxzoo list)",
         error=RunError,
     )
+    if config.objective.scores_pairs and model.head == heads[0] and len(model.labels) == 1:
+        labels = model.labels
     model = dataclasses.replace(model.with_head(heads[0], labels), vocab_size=size)
     return dataclasses.replace(config, model=model)
 
@@ -321,6 +324,11 @@ def create_folder(run: Run) -> None:
             write_embedding_settings(
                 folder / IN_RUN, embedding, d_model=model.d_model, max_length=model.max_length
             )
+        if run.stated.objective.scores_pairs:
+            known = None if source is None else read_pair_scoring(local_folder(source))
+            # Training lowercases nothing that the tokenizer does not.
+            scoring = dataclasses.replace(known or PairScoring(), lowercase=False)
+            write_pair_scoring(folder / IN_RUN, scoring, max_length=model.max_length)
         if (base := run.base) is not None:
             content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ retrieval for weakly supervised open domain question answering", section 4: the 
 """
 
 import re
+from collections import Counter
 from itertools import groupby
 
 from ...common.errors import DataError
@@ -34,13 +35,16 @@ def cloze_records(source: LabelledSource, split: Split) -> list[Record]:
     """
     require_one_of(f"{source.name}: the pairs", source.location, NAMES, error=DataError)
     records: list[Record] = []
-    for paragraph in _paragraphs():
+    paragraphs = _paragraphs()
+    # A sentence of several paragraphs does not say which one it is from.
+    number = Counter(x for text in paragraphs for x in _BETWEEN_SENTENCES.split(text))
+    for paragraph in paragraphs:
         is_held_out = text_digest(paragraph)[0] < _HELD_OUT_BELOW
         if is_held_out != (split == "validation"):
             continue
         sentences = _BETWEEN_SENTENCES.split(paragraph)
         for i, sentence in enumerate(sentences):
-            if len(sentence.split()) >= _FEWEST_WORDS:
+            if number[sentence] == 1 and len(sentence.split()) >= _FEWEST_WORDS:
                 rest = " ".join(sentences[:i] + sentences[i + 1 :])
                 location = f"{source.name} pair {len(records) + 1}"
                 records.append(Record(location, (sentence, rest)))

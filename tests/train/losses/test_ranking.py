@@ -30,14 +30,19 @@ class Scores(CrossEncoder):
         torch.nn.Module.__init__(self)
         self.table = torch.nn.Parameter(torch.tensor(table))
 
-    num_labels = property(lambda self: 1)
-    device = property(lambda self: torch.device("cpu"))
+    @property
+    def num_labels(self):
+        return 1
 
-    def preprocess(self, pairs, **_):
-        return {"pairs": torch.tensor([[int(query), int(document)] for query, document in pairs])}
+    @property
+    def device(self):
+        return torch.device("cpu")
 
-    def forward(self, features):
-        query, document = features["pairs"].T
+    def preprocess(self, inputs, prompt=None, **kwargs):
+        return {"pairs": torch.tensor([[int(query), int(document)] for query, document in inputs])}
+
+    def forward(self, input, **kwargs):
+        query, document = input["pairs"].T
         return {"scores": self.table[query, document][:, None]}
 
 
@@ -47,6 +52,7 @@ def theirs(loss_class, documents, labels, table=SCORES, **options):
     queries = [str(i) for i in range(len(table))]
     loss = loss_class(model, **options)([queries, *documents], labels)
     loss.backward()
+    assert model.table.grad is not None
     return loss.item(), model.table.grad.numpy()
 
 

@@ -1,0 +1,90 @@
+"""The base class of data by columns: anchors, positives, negatives and scores."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..common.errors import DataError
+from ..common.fields import NonNegativeInt, require
+from ..sources.builtin.spelled_numbers import NumberWords
+from ..sources.hash_split import Split
+from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_records import names_of_fields
+from ..sources.retrieval.collection import read_retrieval
+from ..sources.tables import ColumnRoles
+from ..sources.tfds_records import PublishedRecords
+from ..tasks.base import SourceField
+from ..tasks.labelled import RecordData
+from ..tasks.labelled_examples import ExampleSet
+from .columns import (
+    COLUMNS,
+    NEGATIVES,
+    EmbeddingExample,
+    examples_of,
+    examples_of_collection,
+    find_fields,
+    limited,
+)
+from .paragraphs import BUILTIN, paragraph_records
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsData(RecordData[EmbeddingExample]):
+    """Texts with their counterparts, from the columns of records."""
+
+    # Without named fields, the names of the columns decide.
+    forms: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("jsonl", "csv", "tsv", "tfds", "memory", "beir", "squad"), ""),
+        "builtin": "anchor,positive",
+    }
+    noun: ClassVar[str] = "examples"
+    columns: ClassVar[ColumnRoles] = COLUMNS
+
+    source: SourceField
+    """jsonl:GLOB, csv:GLOB, tsv:GLOB or tfds:NAME, with the columns anchor and positive, then
+    negative, negative_1 … or negatives (a list), or score. #question,paragraph names other columns,
+    in this order. builtin:python-docs has the first sentence of each paragraph, and the rest of it;
+    builtin:numbers-en-fr has numbers in two languages; beir:FOLDER#train and squad:GLOB have
+    queries and their documents. In Python also the examples themselves."""
+    num_negatives: NonNegativeInt | None = None
+    """Negatives of an example; further ones are not read. Defaults to the most that one has."""
+
+    def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
+        """See ``RecordData``."""
+        words = None if source.name == BUILTIN else NumberWords.parse(source.name)
+        if words is None:
+            return paragraph_records(source, split)
+        pairs = words.vocabulary if split == "train" else words.validation
+        return [Record(pair.location, (pair.source, pair.target)) for pair in pairs]
+
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> ExampleSet[EmbeddingExample]:
+        """See ``RecordData``."""
+        if source.kind in ("beir", "squad"):
+            collection = read_retrieval(source.name)
+            whole = split == "validation"
+            examples = examples_of_collection(collection, source.name, whole=whole)
+            return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
+        names = source.fields
+        if not names:
+            known = names_of_fields(source) if published is None else published.field_names
+            names = find_fields(known, source.name)
+        require(
+            len(names) > 1,
+            f"{source.name!r} names one column: name the positive as well",
+            error=DataError,
+        )
+        # A record may lack a negative.
+        fields = tuple(name + "?" * self._is_optional(name, source) for name in names)
+        source = replace(source, fields=fields, named=True)
+        if published is not None:
+            published = replace(published, source=source)
+        records, lines = self._records(source, published, split)
+        examples = examples_of(records, names)
+        if self.num_negatives is not None:
+            examples = [limited(example, 1 + self.num_negatives) for example in examples]
+        return ExampleSet(tuple(examples), lines=(f"columns: {', '.join(names)}", *lines))
+
+    def _is_optional(self, name: str, source: LabelledSource) -> bool:
+        of_objects = source.kind in ("jsonl", "memory") and not source.fields
+        return of_objects and NEGATIVES.fullmatch(name.casefold()) is not None

@@ -1,0 +1,193 @@
+"""Queries with documents to rank, for models that read a query and a document at once.
+
+The arrays of a batch are int32 [B, C, T] ``input_ids``, ``attention_mask`` and ``token_type_ids``
+of the pairs of a query and each of its C documents, and ``scores``, float32 [B, C]. A document that
+an example lacks is all zeros. Records without scores have the score 1 for the positive, and 0 for
+the negatives and for sampled documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from ..common.errors import DataError
+from ..common.fields import NonNegativeInt, Seed, require
+from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
+from ..distinct_order import ABSENT
+from ..features.bert_inputs import BertInputs, Template, token_specs, truncate_longest_first
+from ..sources.hash_split import Split
+from ..sources.labelled_names import LabelledSource
+from ..sources.tfds_records import PublishedRecords
+from ..tasks.labelled import LabelledLength
+from ..tasks.labelled_examples import ExampleSet
+from ..tokenizers.base import Tokenizer
+from .columns import EmbeddingExample
+from .columns_data import ColumnsData
+from .text_table import NumberedTexts, TokenRows
+
+_SAMPLED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankData(ColumnsData):
+    """Queries with documents and their scores, or with positives and negatives."""
+
+    kind: ClassVar[str] = "rerank"
+
+    length: LabelledLength = 256
+    """Tokens in the sequence of a query and a document, T. The longer text is truncated."""
+    sampled_negatives: NonNegativeInt | None = None
+    """Documents of other queries, drawn at random for each query in each epoch, as negatives. Only
+    for records without scores. Defaults to 4, or to 0 for records with scores."""
+    sampling_seed: Seed = 0
+    """The seed of these draws."""
+
+    def labels(self) -> tuple[str, ...]:
+        """See ``DataConfig``; the only label is the score."""
+        return ("score",)
+
+    def assumed_labels(self) -> tuple[str, ...]:
+        """See ``DataConfig``."""
+        return self.labels()
+
+    def read(
+        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+    ) -> ExampleSet[EmbeddingExample]:
+        """See ``RecordData``; without documents that have no query."""
+        found = super().read(source, published, split)
+        return replace(found, examples=tuple(x for x in found.examples if x.anchor is not None))
+
+    def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
+        """See ``DataConfig`` and the top of this file."""
+        del num_labels, num_choices
+        number = 1 + (self.num_negatives or 0)
+        number += _SAMPLED if self.sampled_negatives is None else self.sampled_negatives
+        return {
+            **token_specs(number, self.length),
+            "scores": ArraySpec((number,), Values.LABEL, "float32"),
+        }
+
+    def encode(
+        self,
+        examples: Sequence[EmbeddingExample],
+        tokenizer: Tokenizer,
+        labels: tuple[str, ...],
+        *,
+        training: bool = False,
+    ) -> "RerankExamples":
+        """See ``RecordData``; each text is tokenized once."""
+        del labels
+        scored = sum(example.score is not None for example in examples)
+        require(
+            scored in (0, len(examples)),
+            f"{self.source_name!r} has scores in {scored:,} of {len(examples):,} records: give "
+            "them in all or in none",
+            error=DataError,
+        )
+        sampled = self.sampled_negatives
+        sampled = (0 if scored else _SAMPLED) if sampled is None else sampled
+        require(
+            not (scored and sampled),
+            f"sampled_negatives {sampled} is for records without scores, as the score of a sampled "
+            "document is unknown: leave it out",
+        )
+        texts, template = NumberedTexts.of(examples), Template.of(tokenizer, self.length)
+        queries, documents = (TokenRows.of(x, tokenizer) for x in (texts.queries, texts.documents))
+        number = texts.rows.shape[1] - 1
+        # Count truncated pairs, without those of sampled documents.
+        anchors, others = np.split(texts.rows, [1], axis=1)
+        sizes = queries.sizes[anchors] + np.where(others == ABSENT, 0, documents.sizes[others])
+        is_long = (sizes > template.room(2)) & (others != ABSENT)
+        limit, pairs = f"data.length {self.length}", int(np.sum(others != ABSENT))
+        cut = too_long(int(is_long.sum()), pairs, "pair", limit, consequence="truncated")
+        return RerankExamples(
+            template=template,
+            keeps_end=tokenizer.truncated([0, 1], 1) == [1],
+            queries=queries,
+            documents=documents,
+            rows=texts.rows,
+            scores=_scores(examples, number),
+            num_sampled=sampled,
+            # An evaluation has other draws than training, the same in every epoch.
+            seed=(self.sampling_seed, int(training)),
+            notes=(f"{number + sampled} documents each", *cut),
+        )
+
+
+def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray:
+    """Returns the scores of all documents, float32 [n, C]; 0 for absent ones."""
+    scores = np.zeros((len(examples), number), np.float32)
+    for row, example in zip(scores, examples, strict=True):
+        # A single score is that of the pair, or how much better the positive is than a negative.
+        known = 1.0 if example.score is None else example.score
+        given = known if isinstance(known, tuple) else (known,)
+        row[: len(given)] = given
+    return scores
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RerankExamples(PickledByFields):
+    """Queries with their documents; see ``dataset.ExampleSource`` and the top of this file.
+
+    Attributes:
+      template: The special tokens of a pair, and its length.
+      keeps_end: Whether a truncated text keeps its end instead of its start.
+      queries: The different queries.
+      documents: The different documents.
+      rows: The number of the query, and of each document or ``ABSENT``, int32 [n, 1 + C].
+      scores: float32 [n, C].
+      num_sampled: The number of sampled documents.
+      seed: The seed of the draws, and whether they differ between epochs.
+      notes: Remarks for the log.
+    """
+
+    template: Template
+    keeps_end: bool
+    queries: TokenRows
+    documents: TokenRows
+    rows: np.ndarray
+    scores: np.ndarray
+    num_sampled: int
+    seed: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_examples(self) -> int:
+        """The number of queries."""
+        return len(self.rows)
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example; the sampled documents differ between the epochs of training."""
+        query, *documents = self.rows[index].tolist()
+        documents += self._sampled(epoch, index, documents)
+        specs = token_specs(len(documents), self.template.length)
+        arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
+        for place, number in enumerate(documents):
+            # An absent document is all zeros.
+            if number != ABSENT:
+                for name, row in self._pair(query, number).items():
+                    arrays[name][place] = row
+        scores = np.zeros(len(documents), np.float32)
+        scores[: self.scores.shape[1]] = self.scores[index]
+        return {**arrays, "scores": scores}
+
+    def _sampled(self, epoch: int, index: int, own: Sequence[int]) -> list[int]:
+        """Draws documents of other queries, each at most once."""
+        seed, training = self.seed
+        rng = np.random.default_rng([seed, training, epoch * training, index])
+        wanted = min(self.num_sampled + len(own), len(self.documents))
+        drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
+        others = [number for number in drawn if number not in own][: self.num_sampled]
+        return others + [ABSENT] * (self.num_sampled - len(others))
+
+    def _pair(self, query: int, document: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of a pair, as ``BertInputs`` makes them."""
+        texts = [self.queries[query], self.documents[document]]
+        sizes = truncate_longest_first(*map(len, texts), room=self.template.room(2))
+        kept = [
+            text[len(text) - size :] if self.keeps_end else text[:size]
+            for text, size in zip(texts, sizes, strict=True)
+        ]
+        return BertInputs.of(self.template, [kept]).example(0)

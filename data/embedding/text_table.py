@@ -1,0 +1,92 @@
+"""The different texts of examples, each of which is tokenized once."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..distinct_order import ABSENT
+from ..tokenizers.base import Tokenizer
+from .columns import EmbeddingExample
+
+
+class TextTable:
+    """Different texts, numbered in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.locations: list[str] = []
+
+    def add(self, text: str, location: str) -> int:
+        """Returns the number of a text; `location` is kept for messages."""
+        number = self.numbers.setdefault(text, len(self.numbers))
+        if number == len(self.locations):
+            self.locations.append(location)
+        return number
+
+
+@dataclass(frozen=True)
+class NumberedTexts:
+    """The texts of examples.
+
+    Attributes:
+      queries: The different anchors.
+      documents: The different documents.
+      rows: The number of the anchor, and of each document or ``ABSENT``, int32 [n, 1 + C].
+      keys: As ``rows``, with numbers that are equal for equal texts in any column.
+    """
+
+    queries: TextTable
+    documents: TextTable
+    rows: np.ndarray
+    keys: np.ndarray
+
+    @classmethod
+    def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
+        """Numbers the texts of examples."""
+        most = max(len(example.documents) for example in examples)
+        queries, documents, texts = TextTable(), TextTable(), TextTable()
+        rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
+        for i, example in enumerate(examples):
+            if example.anchor is not None:
+                rows[i, 0] = queries.add(example.anchor, example.location)
+            for j, text in enumerate(example.documents, start=1):
+                rows[i, j] = documents.add(text, example.location)
+            for j, text in enumerate(example.texts):
+                keys[i, j] = texts.add(text, example.location)
+        return cls(queries, documents, rows, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Tokens of many texts without special tokens, in flat arrays, which pickle fast.
+
+    Attributes:
+      ids: The tokens of all texts, int32.
+      starts: The start of each text in ``ids``, then the end, int64 [n + 1].
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, texts: TextTable, tokenizer: Tokenizer) -> "TokenRows":
+        """Tokenizes texts."""
+        ids, starts = array("i"), array("q", [0])
+        for row in tokenizer.encode_batch(list(texts.numbers)):
+            ids.extend(row)
+            starts.append(len(ids))
+        return cls(np.array(ids, np.int32), np.array(starts, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Returns the tokens of a text."""
+        return self.ids[self.starts[number] : self.starts[number + 1]].tolist()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each text, int64 [n]."""
+        return np.diff(self.starts)

@@ -1,0 +1,188 @@
+"""Rerankers: a model reads a query and a document at once, and scores the document."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax.numpy as jnp
+
+from ...data.common.fields import Positive, require
+from ...data.dataset import DataSplit
+from ...data.embedding.rerank_data import RerankData
+from ...models.nn.typing import Array, Bool, Float
+from ..losses import ranking
+from ..losses.cross_entropy import sigmoid_cross_entropy
+from ..losses.eval_step import Evaluation
+from ..losses.objective import Batch, Inputs, Objective, Outputs, Terms
+from ..losses.pairs import rows_of_pairs
+from ..objective_config import ObjectiveConfig, Scores
+
+Loss = Literal["binary", "contrast", "list_net", "lambda", "rank_net", "margin_mse"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RerankConfig(ObjectiveConfig[RerankData]):
+    """The settings of a reranker's loss."""
+
+    kind = "rerank"
+    data_kinds = (RerankData,)
+    head_names = ("sequence_classification",)
+    progress_metrics = ("ndcg@10", "mrr@10")
+    next_command = "predict {run} --input FILE"
+    compares_with_start = True
+    scores_pairs = True
+
+    loss: Loss = "binary"
+    """binary: cross-entropy of each pair. contrast: the positive among the documents. list_net,
+    lambda, rank_net: the order of the documents by their scores. margin_mse: differences of a
+    teacher's scores. See `train.rerank`."""
+    scale: Positive = 10.0
+    """For contrast: the factor of the sigmoid of a score."""
+    sigma: Positive = 1.0
+    """For lambda and rank_net: the factor of differences of scores."""
+    weighting: ranking.Weighting = "ndcg_loss_2pp"
+    """For lambda: the weights of pairs of documents."""
+
+    def build(self, data: RerankData) -> Objective:
+        """Returns `rerank`."""
+        del data
+        return rerank(self)
+
+    def check(self, data: RerankData) -> None:
+        """Checks that the settings of other losses are left out."""
+        del data
+        for name, losses in _SETTINGS_OF.items():
+            default = type(self).__dataclass_fields__[name].default
+            require(
+                self.loss in losses or getattr(self, name) == default,
+                f"objective.{name} {getattr(self, name)} is for the loss {' or '.join(losses)}, "
+                f"and this is {self.loss}: leave it out",
+            )
+
+    def metrics(self, evaluation: Evaluation, split: DataSplit, data: RerankData) -> Scores:
+        """Returns nDCG@10 and MRR@10, and the number of queries."""
+        del data
+        measures = {name: evaluation.means[name] for name in self.progress_metrics}
+        return {**measures, "queries": split.examples.num_examples}
+
+
+_SETTINGS_OF = {
+    "scale": ("contrast",),
+    "sigma": ("lambda", "rank_net"),
+    "weighting": ("lambda",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loss:
+    """A loss of scores `[B, C]`, labels `[B, C]` and whether each document is real `[B, C]`."""
+
+    total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
+    """The sum over items."""
+    number: Callable[[Array, Array], Float[Array, ""]]
+    """The number of items, from the labels and from which documents are real."""
+
+
+def _num_queries(labels: Array, real: Array) -> Array:
+    del labels
+    return jnp.sum(real[:, 0])
+
+
+def _binary(settings: RerankConfig, scores: Array, labels: Array, real: Array) -> Array:
+    del settings
+    flat, wanted = scores.reshape(-1, 1), labels.reshape(-1, 1)
+    return sigmoid_cross_entropy(flat, wanted, real.reshape(-1).astype(jnp.float32))
+
+
+def _of_pairs(settings: RerankConfig, weighting: ranking.Weighting) -> Callable[..., Array]:
+    return lambda *arrays: jnp.sum(
+        ranking.lambda_loss(*arrays, weighting=weighting, sigma=settings.sigma)
+    )
+
+
+def _sum_real(values: Array, real: Array) -> Array:
+    return jnp.sum(jnp.where(real, values, 0.0))
+
+
+LOSSES: Mapping[Loss, _Loss] = {
+    "binary": _Loss(_binary, lambda labels, real: jnp.sum(real)),
+    "contrast": _Loss(
+        lambda settings, scores, labels, real: _sum_real(
+            ranking.contrast(scores, real, scale=settings.scale), real[:, 0]
+        ),
+        _num_queries,
+    ),
+    "list_net": _Loss(
+        lambda settings, *arrays: _sum_real(ranking.list_net(*arrays), arrays[2][:, 0]),
+        _num_queries,
+    ),
+    "lambda": _Loss(
+        lambda settings, *arrays: _of_pairs(settings, settings.weighting)(*arrays),
+        lambda labels, real: jnp.sum(ranking.ordered_pairs(labels, real)),
+    ),
+    "rank_net": _Loss(
+        lambda settings, *arrays: _of_pairs(settings, "none")(*arrays),
+        lambda labels, real: jnp.sum(ranking.ordered_pairs(labels, real)),
+    ),
+    "margin_mse": _Loss(
+        lambda settings, scores, labels, real: _sum_real(
+            ranking.margin_error(scores, labels), real[:, 1:]
+        ),
+        lambda labels, real: jnp.sum(real[:, 1:]),
+    ),
+}
+
+
+def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
+    """Returns a loss of the scores of each query's documents.
+
+    With s_c the score of document c of a query, and y_c its label, the losses are
+
+    - `binary`: the cross-entropy of σ(s_c) and y_c, the mean over all pairs (Nogueira and Cho 2019,
+      "Passage re-ranking with BERT", equation 1);
+    - `contrast`: the cross-entropy of the first document among all, with logits scale · σ(s_c);
+    - `list_net`, `lambda`, `rank_net`: see `list_net` and `lambda_loss` of `train.losses.ranking`;
+      means over queries, and over pairs of documents;
+    - `margin_mse`: the mean of (s_0 - s_n - (y_0 - y_n))² over the negatives n (Hofstätter et al.
+      2020, equation 5).
+
+    See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
+    a single label. Measures: `ndcg@10` and `mrr@10` of the order by scores, over the queries that
+    have a document with a label above 0 and another one.
+
+    Args:
+        settings: the hyperparameters.
+    """
+    loss, measured = LOSSES[settings.loss], ("ndcg@10", "mrr@10")
+
+    def counts(batch: Batch) -> Terms:
+        labels, real = batch["scores"], real_documents(batch)
+        ranked = jnp.sum(ranking.can_be_ranked(labels, real)).astype(jnp.float32)
+        number = loss.number(labels, real).astype(jnp.float32)
+        return {"ranking": number, **dict.fromkeys(measured, ranked)}
+
+    def terms(outputs: Outputs, batch: Batch) -> Terms:
+        labels, real = batch["scores"], real_documents(batch)
+        scores = outputs.logits[:, 0].reshape(labels.shape)
+        counted = ranking.can_be_ranked(labels, real)
+        values = ranking.ranking_measures(scores, labels, real)
+        measures = {name: _sum_real(x, counted) for name, x in values.items()}
+        return {"ranking": loss.total(settings, scores, labels, real), **measures}
+
+    return Objective(
+        coefficients={"ranking": 1.0},
+        inputs=document_inputs,
+        counts=counts,
+        terms=terms,
+    )
+
+
+def document_inputs(batch: Batch) -> Inputs:
+    """Returns the model's inputs for all pairs of a query and a document, `[B · C, T]`."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: rows_of_pairs(batch[name]) for name in names if name in batch}
+
+
+def real_documents(batch: Batch) -> Bool[Array, "B C"]:
+    """Returns which documents are neither absent nor filler."""
+    return jnp.any(batch["attention_mask"] != 0, axis=-1)
