@@ -60,13 +60,13 @@ def of_model(model: TransformerConfig) -> TrainConfig:
 RERANK = dataclasses.replace(
     EMBED,
     data=RerankData(
-        source="builtin:python-docs",
-        length=128,
-        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
+        source="builtin:numbers-en-fr",
+        length=48,
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=128),
     ),
-    objective=RerankConfig(),
-    epochs=8.0,
-    batch_size=16,
+    objective=RerankConfig(loss="contrast"),
+    epochs=2.0,
+    batch_size=32,
 )
 
 
@@ -93,7 +93,7 @@ RECIPES: dict[str, Recipe] = {
             "Each line has a query and a positive, and perhaps negatives, or documents with "
             "scores.\n"
             "Four documents of other queries are negatives as well. Without options a small model "
-            "learns which paragraph of Python's documentation a sentence is from. flaxzoo predict "
+            "learns which French number means an English one. flaxzoo predict "
             "and models.PairScorer use the run, and flaxzoo export writes it for CrossEncoder."
         ),
         config=RERANK,
