@@ -1,4 +1,4 @@
-"""The different texts of examples, each of which is tokenized once."""
+"""The different texts of examples; each text is tokenized once."""
 
 from array import array
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ class RankedDocument:
 class PairScorer(TextModel):
     """A sequence classifier that reads two texts at once; compiled once for each padded shape.
 
-    Scores equal those of the class CrossEncoder of sentence-transformers.
+    The class CrossEncoder of sentence-transformers gives the same scores.
 
     Example::
 

@@ -17,7 +17,7 @@ Weighting: TypeAlias = Literal["none", "lambda_rank", "ndcg_loss_2", "ndcg_loss_
 MASKED = -1e30
 """The logit of a missing document: its exp is 0, and its gradient is finite."""
 CUTOFF = 10
-"""The rank from which on a document does not count in the measures."""
+"""The last rank that counts in the measures."""
 
 
 def contrast(
@@ -26,7 +26,7 @@ def contrast(
     """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
 
     Args:
-        scores: those of the positive, then of the negatives.
+        scores: of the positive, then of the negatives.
         real: missing documents are no candidates.
         scale: the factor of σ(score), a number from 0 to 1.
     """

@@ -1,6 +1,7 @@
-"""Losses of rerankers equal those of sentence-transformers, in value and gradient."""
+"""Losses of rerankers equal sentence-transformers in value and gradient."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +39,10 @@ class Scores(CrossEncoder):
     def device(self):
         return torch.device("cpu")
 
-    def preprocess(self, inputs, prompt=None, **kwargs):
+    def preprocess(self, inputs: Any, prompt=None, **kwargs) -> Any:
         return {"pairs": torch.tensor([[int(query), int(document)] for query, document in inputs])}
 
-    def forward(self, input, **kwargs):
+    def forward(self, input: Any, **kwargs) -> Any:
         query, document = input["pairs"].T
         return {"scores": self.table[query, document][:, None]}
 
@@ -111,7 +112,7 @@ def test_margin_error_equals_the_package(assert_close):
     compare(lambda s: jnp.mean(ranking.margin_error(s, GIVEN[0])), expected, assert_close)
 
 
-def test_measures_equal_those_of_rankings(assert_close):
+def test_measures_equal_the_scores_of_rankings(assert_close):
     from flaxzoo.train.evaluation.vectors.ranking import reranking_scores
 
     measures = ranking.ranking_measures(jnp.asarray(SCORES), *GIVEN)
