@@ -24,7 +24,7 @@ from .columns import (
     find_fields,
     limited,
 )
-from .paragraphs import BUILTIN, paragraph_records
+from .paragraphs import paragraph_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
 
     def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
         """See ``RecordData``."""
-        words = None if source.name == BUILTIN else NumberWords.parse(source.name)
+        is_number = source.location.startswith("numbers-")
+        words = NumberWords.parse(source.name) if is_number else None
         if words is None:
             return paragraph_records(source, split)
         pairs = words.vocabulary if split == "train" else words.validation
