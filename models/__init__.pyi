@@ -89,3 +89,5 @@ from .text.score import TextScorer as TextScorer
 from .text.score import TokenScore as TokenScore
 from .text.translate import TextTranslator as TextTranslator
 from .text.translate import Translation as Translation
+from .text.yes_no_scorer import YesNoPrompt as YesNoPrompt
+from .text.yes_no_scorer import YesNoScorer as YesNoScorer

@@ -65,6 +65,7 @@ class PairScorer(TextModel):
         settings: PairScoring | None = None,
     ) -> None:
         super().__init__(model, params, tokenizer)
+        model, _ = self._model, self._params = self._classifier(model, params)
         settings = settings or PairScoring.of_labels(len(model.config.labels))
         self.settings = settings
         longest = model.config.max_length
@@ -84,6 +85,19 @@ class PairScorer(TextModel):
         cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "PairScorer":
         return cls(model, params, tokenizer, read_pair_scoring(local_folder(folder)))
+
+    def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
+        """Returns the classifier; a subclass makes it of another model."""
+        return model, params
+
+    def _template(self, length: int) -> Template:
+        """Returns the special tokens of an example."""
+        return Template.of(self._tokenizer, length)
+
+    def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Returns the texts that the model reads about each pair."""
+        clean = lower_case if self.settings.lowercase else str
+        return [tuple(map(clean, pair)) for pair in pairs]
 
     def score(self, pairs: Sequence[tuple[str, ...]], log: LogFn = print) -> np.ndarray:
         """Scores pairs of texts, such as a query and a document.
@@ -106,11 +120,10 @@ class PairScorer(TextModel):
             shown = repr(pair)[:60]
             require(len(pair) == 2, f"pairs[{i}] must be a tuple of two texts, got {shown}")
         # Encode and truncate as in training.
-        clean = lower_case if self.settings.lowercase else str
         tokens, num_truncated = encode_texts(
-            [tuple(map(clean, pair)) for pair in pairs],
+            self._texts(pairs),
             self._tokenizer,
-            Template.of(self._tokenizer, self._longest),
+            self._template(self._longest),
             [f"pairs[{i}]" for i in range(len(pairs))],
         )
         if num_truncated:

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from flaxzoo import models
@@ -144,3 +145,63 @@ def test_wrong_pairs_and_models_are_refused(tmp_path):
             scorer.score(pairs)
     with pytest.raises(UserError, match="activation 'Sigmoit' is unknown: did you mean"):
         PairScoring(activation="Sigmoit")
+
+
+LIMIT = 260
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def language_model(folder, tied):
+    """A random Qwen3 and its tokenizer, as transformers writes them."""
+    backend = tokenizers.ByteLevelBPETokenizer()
+    words = ["yes yes no no the document is the query?\n", *DOCUMENTS] * 3
+    options = {"vocab_size": 330, "min_frequency": 1, "show_progress": False}
+    backend.train_from_iterator(words, special_tokens=[*SPECIAL], **options)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend._tokenizer, padding_side="left", pad_token=SPECIAL[0]
+    )
+    tokenizer.add_special_tokens({"extra_special_tokens": [*SPECIAL[1:]]})
+    tokenizer.save_pretrained(folder)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    heads = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer), **sizes, **heads, head_dim=8, tie_word_embeddings=tied
+    )
+    config.update({"max_position_embeddings": LIMIT, "initializer_range": 0.3})
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_model_scores_by_yes_and_no(tied, tmp_path):
+    """As the example of Qwen3-Reranker: pairs are truncated, and the prompt is not."""
+    model, tokenizer = language_model(tmp_path, tied)
+    usual = models.YesNoScorer.of_run(tmp_path)
+    for prompt in (models.YesNoPrompt(), models.YesNoPrompt(instruction="Find the sea?")):
+        scorer, lines = usual.with_prompt(prompt), []
+        before, after, no, yes = (
+            tokenizer(text, add_special_tokens=False).input_ids
+            for text in (prompt.before, prompt.after, "no", "yes")
+        )
+        expected = []
+        for pair in PAIRS:
+            ids = tokenizer(prompt.join(*pair), add_special_tokens=False).input_ids
+            ids = [*before, *ids[: LIMIT - len(before) - len(after)], *after]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, -1, [*no, *yes]]
+            expected.append(torch.softmax(logits, -1)[1].item())
+        np.testing.assert_allclose(scorer.score(PAIRS, lines.append), expected, atol=1e-5)
+        assert len(lines) == (prompt == models.YesNoPrompt())  # where a pair is truncated
+        assert np.ptp(expected) > 0.02
+        best = scorer.rank(PAIRS[0][0], DOCUMENTS, log=silent)
+        assert best[0].index == int(np.argmax(expected))
+
+
+def test_answers_are_single_tokens(tmp_path):
+    language_model(tmp_path, True)
+    scorer = models.YesNoScorer.of_run(tmp_path)
+    with pytest.raises(UserError, match="answer 'yes, it does' must be one token"):
+        scorer.with_prompt(models.YesNoPrompt(yes="yes, it does"))

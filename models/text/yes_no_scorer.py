@@ -1,0 +1,139 @@
+"""Scores pairs of texts with a language model that answers "yes" or "no" (Qwen3-Reranker).
+
+Zhang et al. 2025, "Qwen3 Embedding", section 2: the prompt states an instruction, a query and a
+document. The score is the probability of "yes" against "no" for the next token, the sigmoid of the
+difference of both logits. The difference is one linear map of the last hidden state, so the model
+is read as a classifier with one label, and the logits of other tokens are not computed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from ...data.common.errors import UserError
+from ...data.common.fields import require
+from ...data.features.bert_inputs import Template
+from ...data.tokenizers.base import Tokenizer
+from ...data.tokenizers.frame import Frame, Layout
+from ..decoders.causal_lm import CausalLMConfig
+from ..hf.cross_encoder import PairScoring
+from ..model import Model
+from ..nn.typing import Params
+from ..registry import create
+from .pair_scorer import PairScorer
+
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".'
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YesNoPrompt:
+    """The text that a language model reads about a pair; by default that of Qwen3-Reranker."""
+
+    instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
+    """What makes a document fit a query."""
+    before: str = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
+    """The text before the pair. Names of special tokens are these tokens."""
+    after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    """The text after the pair, which is never truncated."""
+    yes: str = "yes"
+    """The answer for a document that fits, one token."""
+    no: str = "no"
+    """The other answer, one token."""
+
+    def join(self, query: str, document: str) -> str:
+        """Returns the text of a pair."""
+        return f"<Instruct>: {self.instruction}\n<Query>: {query}\n<Document>: {document}"
+
+
+class YesNoScorer(PairScorer):
+    """A language model that answers whether a document fits a query; see `PairScorer`.
+
+    Example::
+
+        scorer = models.YesNoScorer.of_run("Qwen/Qwen3-Reranker-0.6B")
+        scores = scorer.score([("how old is the sun", "The sun is 4.6 billion years old.")])
+
+    Args:
+        model: a model with the head `causal_lm`.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        settings: how a score is computed from the difference of the logits. Defaults to its
+          sigmoid, the probability of "yes" against "no".
+        prompt: the text that the model reads. Defaults to that of Qwen3-Reranker.
+
+    Raises:
+        UserError: the model has another head or is not a decoder, its logits are capped or have a
+          bias, or an answer is not one token.
+    """
+
+    heads = frozenset(("causal_lm",))
+    remedy = "give a language model that answers yes or no, such as a Qwen3-Reranker"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        settings: PairScoring | None = None,
+        *,
+        prompt: YesNoPrompt = YesNoPrompt(),
+    ) -> None:
+        self._prompt = prompt
+        super().__init__(model, params, tokenizer, settings)
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "YesNoScorer":
+        del folder
+        return cls(model, params, tokenizer)
+
+    def with_prompt(self, prompt: YesNoPrompt) -> "YesNoScorer":
+        """Returns a scorer of the same model with another prompt, such as another instruction."""
+        model, params = self._language_model
+        return YesNoScorer(model, params, self._tokenizer, self.settings, prompt=prompt)
+
+    def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
+        """Returns the model with one label, whose logit is the difference of the two answers'."""
+        self._language_model = model, params
+        config = model.config
+        # Only the classifiers of decoders read the last token, and caps are not linear.
+        if not isinstance(config, CausalLMConfig) or config.logit_cap or config.output_bias:
+            raise UserError(
+                f"{type(config).__name__} is not a decoder, or its logits are capped or have a "
+                f"bias: {self.remedy}"
+            )
+        matrix = params["token_embedding" if config.tie_output else "output_embedding"]
+        yes, no = (matrix["embedding"][self._id(word)] for word in self._answers)
+        kernel = (jnp.asarray(yes, jnp.float32) - jnp.asarray(no, jnp.float32))[:, None]
+        body = {name: x for name, x in params.items() if name != "output_embedding"}
+        classifier = create(
+            config.with_head("sequence_classification", self._answers[:1]), model.execution
+        )
+        return classifier, {**body, "head": {"classifier": {"kernel": kernel}}}
+
+    @property
+    def _answers(self) -> tuple[str, str]:
+        return self._prompt.yes, self._prompt.no
+
+    def _id(self, word: str) -> int:
+        ids = self._tokenizer.encode(word, add_special_tokens=False)
+        require(len(ids) == 1, f"the answer {word!r} must be one token, got {len(ids)}")
+        return ids[0]
+
+    def _template(self, length: int) -> Template:
+        """Returns the special tokens of the prompt around a pair, which is one text."""
+        encode = self._tokenizer.encode_with_controls
+        marks = tuple(tuple(encode(text)[0]) for text in (self._prompt.before, self._prompt.after))
+        single = Layout(marks, tuple((0,) * len(ids) for ids in marks), (0,))
+        pad = self._tokenizer.special_ids.pad or 0
+        return Template(Frame(single=single), pad, length)
+
+    def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Returns one text for each pair."""
+        return [(self._prompt.join(query, document),) for query, document in pairs]
