@@ -51,6 +51,7 @@ SUPPORT_NAMES = {
     "mpnet": ("MPNet",),
     "modernbert": ("ModernBERT",),
     "deberta": ("DeBERTa", "DeBERTa v2, v3"),
+    "albert": ("ALBERT",),
     "transformer": ("Marian", "Pegasus"),
     "llama": ("Llama",),
     "mistral": ("Mistral",),

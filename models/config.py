@@ -325,6 +325,11 @@ class TransformerConfig(Checked):
         return (None,) * self.num_layers
 
     @property
+    def layer_order(self) -> tuple[int, ...]:
+        """The stored layer of each layer that runs; several may share one (ALBERT)."""
+        return tuple(range(self.num_layers))
+
+    @property
     def has_two_sided_windows(self) -> bool:
         """Whether a layer attends to a window on both sides of each token."""
         return False

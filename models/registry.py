@@ -35,6 +35,7 @@ FAMILIES = {
     "mpnet": "encoders",
     "modernbert": "encoders",
     "deberta": "encoders",
+    "albert": "encoders",
     "transformer": "encoder_decoders",
     "llama": "decoders",
     "mistral": "decoders",

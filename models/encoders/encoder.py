@@ -117,6 +117,12 @@ class EncoderConfig(TransformerConfig):
     """Whether default positions count real tokens only (RoBERTa); else they count columns."""
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix, if not `activation`."""
+    projects_embeddings: ClassVar[bool] = False
+    """Whether embeddings of the width D are projected too (ALBERT)."""
+    pair_dropout: ClassVar[bool] = False
+    """Whether the head "pretraining" drops parts of the pooled token (ALBERT)."""
+    inner_layers: ClassVar[int] = 1
+    """Number of consecutive layers in a group of shared layers (ALBERT)."""
     pooling_heads: ClassVar[tuple[str, ...]] = (POOLING_HEAD,)
     """The heads that can pool more than the first token."""
     window: ClassVar[int | None] = None
@@ -135,7 +141,7 @@ class EncoderConfig(TransformerConfig):
             f"head {self.head!r}",
         )
         require(
-            self.d_embedding != self.d_model,
+            self.d_embedding != self.d_model or self.projects_embeddings,
             f"d_embedding {self.d_embedding} is the width of the layers, d_model: leave it out",
         )
         require(
@@ -322,7 +328,10 @@ class Encoder(nn.Module):
             positions=positions,
         )
         context = self.complete(context, x)
-        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
+        order = c.layer_order
+        if self.is_initializing():  # each stored layer once
+            order = range(max(order, default=-1) + 1)
+        x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context, order=order)
         x = self.finish(x)
         if cache is not None:
             # Store the new keys and values. Logits become NaN if the cache overflowed.

@@ -159,6 +159,8 @@ class TensorRule:
     """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
     layers: tuple[int, ...] | None = None
     """The stacked layers that have the tensor; in the others the parameter is 0. If None, all."""
+    inner: int = 1
+    """Number of stacked tensors `{j}` for each `{i}` (the layers of a group in ALBERT)."""
 
     @property
     def num_stacked(self) -> int:
@@ -177,7 +179,7 @@ class TensorRule:
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
         for index in self.indices(flax):
             numbers = dict(zip("ie", index, strict=False))
-            numbers["i"] = numbers.get("i", 0) + self.first
+            numbers["i"], numbers["j"] = divmod(numbers.get("i", 0) + self.first, self.inner)
             yield self.hf.format(**numbers), shape
 
 

@@ -265,7 +265,10 @@ class PretrainingHead(_Head):
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
         """Projects the masked positions, or all positions if none are given."""
         # [B, 2] from the pooled first token, in float32.
-        relationship = self._scores("next_sentence", 2, inputs.pooled)
+        pooled, c = inputs.pooled, self.config
+        if c.pair_dropout:
+            pooled = dropout(pooled, c.classifier_dropout_rate, inputs.rng, "classifier")
+        relationship = self._scores("next_sentence", 2, pooled)
         return PretrainingOutput(inputs.body, self._projection(inputs), relationship)
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -316,7 +316,7 @@ def _of_all_layers(
     if head_mask is None:
         return None
     # One factor for each head of each layer; [N] is the same for all layers.
-    shape = config.num_layers, config.num_heads
+    shape = len(config.layer_order), config.num_heads
     if head_mask.shape not in (shape, shape[1:]):
         raise UserError(
             f"{name} has the shape {list(head_mask.shape)}: give one factor for each head, "
@@ -406,11 +406,13 @@ def run_layers(
     *,
     cache: Cache | None,
     context: LayerContext,
+    order: Sequence[int] | None = None,
 ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
     """Runs the L layers of a stack, in the compact method of a module.
 
     The parameters are in the module's `layers`, each array with a leading L, or in `layers_0`,
-    `layers_1` … if `execution.layers` is "separate".
+    `layers_1` … if `execution.layers` is "separate". Layers that share their parameters are stored
+    once.
 
     Args:
       layer: the class of one layer.
@@ -419,12 +421,14 @@ def run_layers(
       x: the residual stream.
       cache: keys and values of earlier calls.
       context: the inputs that all layers share.
+      order: the stored layer of each layer that runs. If None, every layer is stored.
 
     Returns:
       The residual stream, and the outputs of all layers.
     """
+    order = range(config.num_layers) if order is None else order
     # A bag of words has no layers.
-    if config.num_layers == 0:
+    if not order:
         return x, LayerOutputs(None, None)
     # Wrap the layer from inside out: parameters are gathered inside of rematerialization.
     read = _read_layer.get()
@@ -437,13 +441,14 @@ def run_layers(
     caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
     if execution.layers == "separate":
         outputs: list[LayerOutputs] = []
-        for i in range(config.num_layers):
+        stored = [layer(config, execution, name=f"layers_{i}") for i in range(max(order) + 1)]
+        for i, row in enumerate(order):
             inputs = LayerInputs(
                 i,
                 caches[i] if isinstance(caches, tuple) else None,
                 cross[i] if isinstance(cross, tuple) else None,
             )
-            x, output = layer(config, execution, name=f"layers_{i}")(x, inputs, context)
+            x, output = stored[row](x, inputs, context)
             outputs.append(output)
         # Combine L records of arrays or None into one record of tuples or None.
         return x, jax.tree.map(
@@ -451,17 +456,44 @@ def run_layers(
             *outputs,
             is_leaf=lambda value: value is None or isinstance(value, LayerCache | RouterStatistics),
         )
-    scanned = nn.scan(
-        layer,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]  (its hint is too narrow)
-        length=config.num_layers,
-        unroll=config.num_layers if execution.layers == "unroll" else 1,
-        check_constancy_invariants=False,  # a layer has none; it would be traced twice
-    )
     assert not isinstance(caches, tuple)
     assert not isinstance(cross, tuple)
     # The scan slices these stacked inputs, and passes the same context to every layer.
-    inputs = LayerInputs(jnp.arange(config.num_layers), caches, cross)
-    return scanned(config, execution, name="layers")(x, inputs, context)
+    inputs = LayerInputs(jnp.arange(len(order)), caches, cross)
+    options = {
+        "in_axes": (0, nn.broadcast),  # (its hint is too narrow)
+        "length": len(order),
+        "unroll": len(order) if execution.layers == "unroll" else 1,
+        "check_constancy_invariants": False,  # a layer has none; it would be traced twice
+    }
+    stack = layer(config, execution, name="layers")
+    if list(order) != list(range(len(order))):
+        step = _step_of_shared(order)
+        shared = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)
+        return shared(stack, x, (jnp.asarray(order), inputs), context)
+    options |= {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+    return nn.scan(_call, **options)(stack, x, inputs, context)
+
+
+def _call(layer: Layer[Config], *args: Any) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+    return layer(*args)
+
+
+def _step_of_shared(order: Sequence[int]) -> Callable[..., Any]:
+    """Returns a function that runs one layer of a stack of shared layers."""
+    alike = len(set(order)) == 1
+
+    def step(
+        stack: Layer[Config],
+        x: Float[Array, "B T D"],
+        inputs: tuple[Int[Array, ""], LayerInputs],
+        context: LayerContext,
+    ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
+        # A static row does not change in the loop, so the backward pass stores no copy of it.
+        row = order[0] if alike else inputs[0]
+        read = nn.map_variables(
+            _call, "params", lambda params: jax.tree.map(lambda p: p[row], params)
+        )
+        return read(stack, x, inputs[1], context)
+
+    return step

@@ -11,6 +11,7 @@ from flaxzoo import models, train
 from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
+from flaxzoo.models.encoders.albert import AlbertConfig
 from flaxzoo.models.encoders.bert import BertConfig
 from flaxzoo.models.encoders.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
@@ -49,6 +50,14 @@ CONFIGS = {
     "MPNet": MPNetConfig(**SIZES),
     "EmbeddingGemma": Gemma3Config(
         **SIZES, num_kv_heads=2, window=3, full_layers=(1,), causal=False
+    ),
+    "ALBERT": AlbertConfig(
+        **{**SIZES, "num_layers": 3},
+        d_embedding=8,
+        num_groups=2,
+        inner_layers=2,
+        dropout_rate=0.1,
+        head="masked_lm",
     ),
     "ModernBERT": ModernBertConfig(
         **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1

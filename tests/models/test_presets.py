@@ -53,7 +53,7 @@ ELECTRA = {
 
 
 # (L, D, N) of encoders, and the numbers of parameters of transformers' models, without a head and
-# with the head for masked tokens; 0 for models that are published without a head.
+# with the head of the preset; 0 for models that are published without a head.
 COPIES = {
     "multilingual-e5-small": (12, 384, 12, 117_653_760, 0),
     "xlm-roberta-base": (12, 768, 12, 278_043_648, 278_295_186),
@@ -68,6 +68,10 @@ COPIES = {
     "camembert-large": (24, 1024, 16, 336_661_504, 336_695_557),
     "modernbert-base": (22, 768, 12, 149_014_272, 149_655_232),
     "modernbert-large": (28, 1024, 16, 394_781_696, 395_881_664),
+    "albert-base": (12, 768, 12, 11_683_584, 11_813_810),
+    "albert-large": (24, 1024, 16, 17_683_968, 17_847_474),
+    "albert-xlarge": (24, 2048, 16, 58_724_864, 59_021_490),
+    "albert-xxlarge": (12, 4096, 64, 222_595_584, 223_158_450),
 }
 
 

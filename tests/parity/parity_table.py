@@ -38,6 +38,7 @@ NAMES = {
     "modernbert": "ModernBERT",
     "deberta": "DeBERTa",
     "deberta-v2": "DeBERTa v2, v3",
+    "albert": "ALBERT",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",

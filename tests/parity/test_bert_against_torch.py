@@ -55,6 +55,15 @@ FAMILIES = {
         "type_vocab_size": 2,
         "summary_last_dropout": 0.0,
     },
+    "Albert": {
+        **USUAL,
+        "embedding_size": 12,
+        "max_position_embeddings": P,
+        "hidden_act": "silu",
+        "num_hidden_groups": 2,
+        "inner_group_num": 2,
+        "classifier_dropout_prob": 0.0,
+    },
     "ModernBert": {
         "hidden_size": D,
         "num_hidden_layers": L,
@@ -150,23 +159,24 @@ CASES = [
         and (family, head) != ("Deberta", "multiple_choice")
     ),
     *(("DebertaV2 separate", head) for head in ("masked_lm", "sequence_classification")),
+    *(("Albert", head) for head in HEADS if head not in ("next_sentence", "causal_lm")),
 ]
 UNTIED = [
     *(("Bert", head) for head in ("masked_lm", "pretraining", "causal_lm")),
     *(
         (family, "masked_lm")
-        for family in ("Roberta", "DistilBert", "Electra", "MPNet", "ModernBert")
+        for family in ("Roberta", "DistilBert", "Electra", "MPNet", "ModernBert", "Albert")
     ),
     *((family, "masked_lm") for family in ("Deberta", "DebertaV2")),
 ]
 """Cases with a vocabulary matrix of their own."""
 ALL = [*((*case, True) for case in CASES), *((*case, False) for case in UNTIED)]
-UNUSED = {"cls.predictions.bias", "lm_head.bias"}
+UNUSED = {"cls.predictions.bias", "lm_head.bias", "predictions.bias"}
 """Biases of untied models, which transformers does not read: it adds the decoder's."""
 
 
 WITHOUT_POOLER = ("DistilBert", "Electra", "ModernBert", "Deberta", "DebertaV2")
-WITH_TYPES = ("Bert", "Electra", "Deberta", "DebertaV2 separate")
+WITH_TYPES = ("Bert", "Electra", "Albert", "Deberta", "DebertaV2 separate")
 
 
 def class_name(family, head):
@@ -181,7 +191,7 @@ def make(family, head, tied=True):
     fields = {"is_decoder": True} if head == "causal_lm" else {}
     config = getattr(transformers, f"{family.split()[0]}Config")(
         vocab_size=V,
-        num_labels=2 if head == "question_answering" else len(LABELS),
+        num_labels=2 if head in ("question_answering", "pretraining") else len(LABELS),
         pad_token_id=1,
         attn_implementation="eager",
         tie_word_embeddings=tied,
@@ -224,6 +234,7 @@ NAMES = {
     "pretraining": ("prediction_logits", "seq_relationship_logits"),
     "question_answering": ("start_logits", "end_logits"),
 }
+ORDER_LOGITS = "Albert", "seq_relationship_logits"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +256,8 @@ def test_answers(tmp_path, family, head, tied):
         if name == "pooler_output" and family in WITHOUT_POOLER:
             assert output.pooler_output is None
             continue
-        wanted, ours = getattr(expected, name).numpy(), np.asarray(getattr(output, name))
+        theirs_name = "sop_logits" if (family, name) == ORDER_LOGITS else name
+        wanted, ours = getattr(expected, theirs_name).numpy(), np.asarray(getattr(output, name))
         assert wanted.shape == ours.shape
         assert np.abs(wanted).max() > 0.1
         if wanted.shape[:2] == real.shape:  # what padding answers is nobody's business
@@ -301,6 +313,7 @@ def test_what_we_write_is_their_model(tmp_path, family, head, tied):
     ("family", "head", "tied"),
     [
         ("Bert", "pretraining", True),
+        ("Albert", "pretraining", True),
         *((family, "masked_lm", True) for family in FAMILIES),
         *((family, "masked_lm", False) for family in FAMILIES if family not in COPIES),
     ],
@@ -320,7 +333,8 @@ def test_every_gradient(tmp_path, family, head, tied):
 
     targets = {"labels": torch.from_numpy(labels)}
     if head == "pretraining":
-        targets["next_sentence_label"] = torch.from_numpy(continues)
+        label = "sentence_order_label" if family == "Albert" else "next_sentence_label"
+        targets[label] = torch.from_numpy(continues)
     expected_loss = theirs(**as_torch(given), **targets).loss
     expected_loss.backward()
     model, params = ours_of(theirs, tmp_path)

@@ -97,6 +97,8 @@ class EncoderForm(Form[Config]):
     )
     """The name of each part of a layer, such as `attention.self.query` for `attention/query`.
     Several parts may form one linear map."""
+    pooler: str = "pooler.dense"
+    """The name of the pooler after the prefix."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """By head, the names of its pooler and linear maps, where they differ from BERT's names."""
@@ -180,7 +182,7 @@ class EncoderForm(Form[Config]):
                 kind = path.rpartition("_")[2]
                 options = {"bias": config.norm_bias} if kind.startswith("norm") else {}
                 rules += _RULES[kind](path, prefix + name, **options)
-        rules += layer_rules(
+        of_layers = layer_rules(
             "layers",
             prefix + self.layers,
             self.parts,
@@ -189,10 +191,11 @@ class EncoderForm(Form[Config]):
             norm_bias=config.norm_bias,
         )
         rules += [] if self.own_rules is None else self.own_rules(config, prefix)
+        rules += (dataclasses.replace(rule, inner=config.inner_layers) for rule in of_layers)
         # The pooler and the head; a family's names override BERT's.
         renamed = self.head_parts.get(config.head, {})
         if config.has_pooler:
-            rules += linear("pooler", renamed.get("pooler", f"{prefix}pooler.dense"))
+            rules += linear("pooler", renamed.get("pooler", prefix + self.pooler))
         for part, name in config.head_spec.hf_tensors.items():
             rules += linear(f"head/{part}", renamed.get(part, name))
         older = self.older_names
@@ -242,7 +245,7 @@ class EncoderForm(Form[Config]):
                 zeros = functools.partial(np.zeros, config.vocab_size, np.float32)
                 ignored.append(IgnoredTensor(bias, value=zeros, exported=True, checked=False))
         if not config.has_pooler:
-            ignored.append(IgnoredTensor(self.prefix + "pooler.dense.*"))
+            ignored.append(IgnoredTensor(f"{self.prefix}{self.pooler}.*"))
         if config.head in ("masked_lm", "causal_lm"):
             ignored.append(IgnoredTensor("cls.seq_relationship.*"))
         return ignored

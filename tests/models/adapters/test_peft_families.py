@@ -101,6 +101,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MPNet": ("ForMaskedLM", {**BODY, "max_position_embeddings": SIZE + 2}),
     "Electra": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
     "ModernBert": ("ForMaskedLM", BODY),
+    "Albert": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
     "T5": ("ForConditionalGeneration", T5),
     "MT5": ("ForConditionalGeneration", T5),
     "Bart": ("ForConditionalGeneration", BOTH),

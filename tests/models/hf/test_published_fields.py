@@ -30,6 +30,7 @@ FAMILIES = (
         "ModernBert",
         "Deberta",
         "DebertaV2",
+        "Albert",
     ),
 )
 OF_VERSION_4 = {

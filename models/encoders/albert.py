@@ -1,0 +1,107 @@
+"""ALBERT: a BERT whose layers share their parameters, with narrow embeddings.
+
+Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language representations",
+section 3 and table 1. A linear map projects the embeddings to the width of the layers. Layers form
+groups of consecutive layers, and all layers of a group share the parameters of a few inner layers;
+the published models have one group of one inner layer. The sizes are of version 2, without dropout
+in the layers. Its second objective is the order of two segments.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from ...data.common.fields import Rate, require
+from ..config import Activation, Count, Size
+from ..registry import Family, Preset
+from .encoder import (
+    ENCODER_AXES,
+    ENCODER_HEADS,
+    Encoder,
+    EncoderConfig,
+    head_field,
+    smallest_inputs,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlbertConfig(EncoderConfig):
+    """An ALBERT and its head.
+
+    Raises:
+      UserError: a size is out of range, or the head needs labels and has none.
+    """
+
+    projects_embeddings: ClassVar[bool] = True
+    pair_dropout: ClassVar[bool] = True
+
+    d_embedding: Size = 128  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Width of the embeddings, which a linear map projects to D."""
+    num_groups: Size = 1
+    """Number of groups of consecutive layers that share their parameters, at most `num_layers`."""
+    inner_layers: Size = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Number of layers, with separate parameters, that every layer of a group consists of."""
+    activation: Activation = "gelu_tanh"
+    """Non-linearity of the feed-forward layers and of the head for masked words."""
+    dropout_rate: Rate = 0.0
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
+    classifier_dropout: Rate | None = 0.1
+    """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
+    num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Number of token types, which distinguish the two parts of an input."""
+    body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether a model without a head pools its first token."""
+    head: str = head_field((*ENCODER_HEADS, "pretraining"), default="pretraining")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.num_groups <= max(self.num_layers, 1),
+            f"num_groups must be at most num_layers {self.num_layers}, got {self.num_groups}",
+        )
+
+    @property
+    def layer_order(self) -> tuple[int, ...]:
+        """The stored layer of each layer that runs."""
+        size = self.num_layers / self.num_groups
+        return tuple(
+            int(layer / size) * self.inner_layers + inner
+            for layer in range(self.num_layers)
+            for inner in range(self.inner_layers)
+        )
+
+
+class ALBERT(Encoder):
+    """An ALBERT with its head."""
+
+
+def _preset(published: str, sizes: tuple[int, int, int], note: str = "") -> Preset:
+    """Builds a preset of the sizes (layers, width, heads)."""
+    names = "num_layers", "d_model", "num_heads"
+    fields = dict(zip(names, sizes, strict=True))
+    config = AlbertConfig(vocab_size=30000, max_length=512, **fields)
+    return Preset(config, "Lan et al. 2020", published, note)
+
+
+PRESETS: dict[str, Preset] = {
+    "albert-base": _preset("12M", (12, 768, 12)),
+    "albert-large": _preset("18M", (24, 1024, 16)),
+    "albert-xlarge": _preset("60M", (24, 2048, 16), "the paper says 60M, its sizes make 59M"),
+    "albert-xxlarge": _preset("235M", (12, 4096, 64), "the paper says 235M, its sizes make 223M"),
+}
+
+# fmt: off
+NUM_PARAMETERS = {
+    "albert-base": 11_813_810, "albert-large": 17_847_474, "albert-xlarge": 59_021_490,
+    "albert-xxlarge": 223_158_450,
+}
+# fmt: on
+
+FAMILY = Family(
+    config=AlbertConfig,
+    module=ALBERT,
+    presets=PRESETS,
+    num_parameters=NUM_PARAMETERS,
+    smallest_inputs=smallest_inputs,
+    parameter_axes=ENCODER_AXES,
+    hf_module="encoders.albert",
+)
