@@ -6,7 +6,8 @@ the 15 % count all tokens, including special tokens, although special tokens are
 
 Deliberate differences: every epoch draws new masks (RoBERTa, Liu et al. 2019, section 4.1), while
 the original writes ten copies of its data; a random token is never a special one; and ``[UNK]`` is
-not predicted.
+not predicted. ``ngrams`` masks up to that number of consecutive words together (Lan et al. 2020,
+"ALBERT", section 3.1): n of them with a probability in proportion to 1 / n.
 """
 
 import math
@@ -37,6 +38,7 @@ class Masking(PickledByFields):
       continues: For whole-word masking, True for ids that continue the word of the previous
         token, bool [vocab_size]. If None, mask single tokens.
       missing: Ids below ``vocab_size`` that the vocabulary does not use.
+      ngrams: The largest number of consecutive words, or tokens, that are masked together.
     """
 
     mask: int
@@ -46,6 +48,7 @@ class Masking(PickledByFields):
     rate: float = 0.15
     continues: np.ndarray | None = None
     missing: tuple[int, ...] = ()
+    ngrams: int = 1
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class Masking(PickledByFields):
         rate: float = 0.15,
         max_predictions: int | None = None,
         whole_word: bool = False,
+        ngrams: int = 1,
     ) -> "Masking":
         """Makes the rule for a tokenizer.
 
@@ -65,6 +69,7 @@ class Masking(PickledByFields):
           rate: See the class.
           max_predictions: See the class. Defaults to ``rate * length``, rounded up.
           whole_word: Whether all tokens of a word are masked together.
+          ngrams: See the class.
 
         Raises:
           DataError: The tokenizer has no mask token, or does not mark words.
@@ -80,6 +85,7 @@ class Masking(PickledByFields):
             rate,
             continuations(tokenizer) if whole_word else None,
             tuple(id for id in range(tokenizer.vocab_size) if _piece(tokenizer, id) is None),
+            ngrams,
         )
 
     @cached_property
@@ -111,8 +117,8 @@ class Masking(PickledByFields):
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (
             _some(candidates, budget, rng)
-            if self.continues is None
-            else self._whole_words(ids, candidates, budget, rng)
+            if self.continues is None and self.ngrams == 1
+            else self._spans(ids, candidates, budget, rng)
         )
         count = len(chosen)
         row = {name: np.zeros(self.max_predictions, np.int32) for name in PREDICTIONS}
@@ -126,35 +132,46 @@ class Masking(PickledByFields):
         ids[chosen] = np.where(draws < _MASKED, self.mask, replaced)
         return row
 
-    def _whole_words(
+    def _spans(
         self, ids: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Chooses words in random order, skipping those longer than the remaining budget.
+        """Chooses spans of words in random order, skipping words longer than the remaining budget.
 
-        If every word is longer than the budget, the shortest one is chosen so that there is a
-        prediction, unless it is longer than ``max_predictions``.
+        A span ends before a special token, a word that another span has, and a word that is longer
+        than the remaining budget. If every word is longer than the budget, the shortest one is
+        chosen so that there is a prediction, unless it is longer than ``max_predictions``.
         """
-        assert self.continues is not None
-        is_continuation = self.continues[ids[candidates]]  # bool [num_candidates]
+        # Without `continues`, every token is a word. Arrays are bool [num_candidates].
+        is_continuation = np.zeros(len(candidates), bool)
+        if self.continues is not None:
+            is_continuation = self.continues[ids[candidates]]
         # A word does not continue across a special token, and the first candidate starts a word.
-        is_continuation[1:] &= np.diff(candidates) == 1
-        is_continuation[:1] = False
+        adjacent = np.diff(candidates, prepend=-2) == 1
+        is_continuation &= adjacent
         firsts = np.flatnonzero(~is_continuation)  # the first candidate of each word, [num_words]
         sizes = np.diff(firsts, append=len(candidates))  # tokens of each word, [num_words]
-        left, words = budget, []
+        parts = np.cumsum(~adjacent)[firsts]  # the part between special tokens of each word
         order = rng.permutation(len(firsts))
-        for word, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
-            if size <= left:
-                words.append(word)
-                left -= size
-                if not left:
+        chosen, left = np.zeros(len(firsts), bool), budget
+        for word, count in zip(order.tolist(), self._counts(len(order), rng), strict=True):
+            for at in range(word, min(word + count, len(firsts))):
+                if chosen[at] or sizes[at] > left or parts[at] != parts[word]:
                     break
-        if not words and len(sizes) and sizes.min() <= self.max_predictions:
-            words = [int(sizes.argmin())]
-        chosen = np.zeros(len(firsts), bool)
-        chosen[words] = True
+                chosen[at] = True
+                left -= sizes[at]
+            if not left:
+                break
+        if not chosen.any() and len(sizes) and sizes.min() <= self.max_predictions:
+            chosen[sizes.argmin()] = True
         # All tokens of the chosen words, ascending.
         return candidates[np.repeat(chosen, sizes)]
+
+    def _counts(self, number: int, rng: np.random.Generator) -> list[int]:
+        """Draws the number of words of each span."""
+        if self.ngrams == 1:
+            return [1] * number
+        sizes = np.arange(1, self.ngrams + 1)
+        return rng.choice(sizes, size=number, p=1 / sizes / np.sum(1 / sizes)).tolist()
 
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")

@@ -41,12 +41,15 @@ class Example(NamedTuple):
     Attributes:
       input_ids: A, and B in a pair, with the special tokens of a frame, int32 [n].
       token_type_ids: The token types of the frame, int32 [n].
-      label: 0 if B continues A, 1 if it is from another document, None without B.
+      label: 0 if B continues A, 1 if it is from another document or before A, None without B.
+      segment_ids: The number of the text of each token, from 1, in a row of several texts, int32
+        [n]; None in other rows.
     """
 
     input_ids: np.ndarray
     token_type_ids: np.ndarray
     label: int | None
+    segment_ids: np.ndarray | None = None
 
 
 class Selection(NamedTuple):
@@ -81,6 +84,8 @@ class Segments(PickledByFields):
       next_sentence: Whether examples are pairs; otherwise they are single texts.
       short_fraction: The fraction of examples with a random shorter target.
       jitter: Whether the start positions of examples differ between epochs.
+      swap: Whether half of the pairs are in reverse order, instead of from two documents
+        (Lan et al. 2020, "ALBERT", section 3.1).
     """
 
     corpus: SentenceCorpus
@@ -90,6 +95,7 @@ class Segments(PickledByFields):
     next_sentence: bool = True
     short_fraction: float = 0.1
     jitter: bool = True
+    swap: bool = False
 
     def __post_init__(self) -> None:
         self._layout.room(self.length)
@@ -98,7 +104,7 @@ class Segments(PickledByFields):
 
     def _check_documents(self) -> None:
         corpus = self.corpus
-        if corpus.num_documents < 2:
+        if corpus.num_documents < 2 and not self.swap:
             raise DataError(
                 "next sentences need two documents, and the training or validation data have one: "
                 "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
@@ -157,6 +163,8 @@ class Segments(PickledByFields):
         b = self._tokens(chosen.other, chosen.end)
         size_a, size_b = sizes_of_pair(len(a), len(b), self.target)
         a, b = _truncate(a, size_a, rng), _truncate(b, size_b, rng)
+        if self.swap and rng.random() < 0.5:
+            return framed_example(self.frame, b, a, label=1)
         return framed_example(self.frame, a, b, label=int(chosen.other != chosen.middle))
 
     def select(self, epoch: int, index: int, rng: np.random.Generator) -> Selection:
@@ -174,7 +182,7 @@ class Segments(PickledByFields):
         first, end = _at_least_two(first, end, last)
         # Split at a random sentence; B continues A in half of the pairs.
         middle = int(rng.integers(first + 1, end))
-        if rng.random() < 0.5:
+        if self.swap or rng.random() < 0.5:
             return Selection(document, first, middle, middle, end, short)
         # Otherwise B starts at a random sentence of another document; all documents are equally
         # likely, and skipping the index of this document keeps them so.

@@ -2,7 +2,8 @@
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
 ``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
-``next_sentence_label`` [B], 0 if the second segment continues the first.
+``next_sentence_label`` [B], 0 if the second segment continues the first. Packed rows have
+``segment_ids`` [B, T], the number of the text of each token.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ..features.bert_inputs import token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
+from ..features.packed_texts import PackedTexts
 from ..features.segment_pairs import Segments
 from ..features.token_windows import Windows
 from ..sources.documents import Documents, SourceLike
@@ -38,7 +40,7 @@ class PretrainingExamples:
       seed: The seed of all random choices in an example.
     """
 
-    segments: Segments | Windows
+    segments: Segments | Windows | PackedTexts
     masking: Masking
     pad: int
     seed: int
@@ -72,6 +74,9 @@ class PretrainingExamples:
         row["attention_mask"][:size] = 1
         row["token_type_ids"][:size] = example.token_type_ids
         row |= predictions
+        if example.segment_ids is not None:
+            row["segment_ids"] = np.zeros(length, np.int32)
+            row["segment_ids"][:size] = example.segment_ids
         if example.label is not None:
             row["next_sentence_label"] = np.asarray(example.label, np.int32)
         return row
@@ -85,14 +90,21 @@ class PretrainingData(DocumentsData):
 
     next_sentence: bool = True
     """Train on segment pairs with the next-sentence objective (BERT), or without it (RoBERTa)."""
-    segments: Literal["sentences", "halves"] = "sentences"
+    pair_label: Literal["next", "order"] = "next"
+    """What next_sentence predicts. next: whether the second segment continues the first (BERT).
+    order: which of two consecutive segments comes first (ALBERT)."""
+    segments: Literal["sentences", "halves", "packed"] = "sentences"
     """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
     from a random position, or two halves from two parts of the text, with [SEP] halfway; without
-    next_sentence, windows from random positions."""
+    next_sentence, windows from random positions. packed: rows of several documents, each with its
+    special tokens, without padding (ModernBERT); for next_sentence False."""
     masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
     """The fraction of predicted tokens."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
+    ngrams: PositiveInt = 1
+    """Mask up to this number of consecutive words (tokens without whole_word) together: n of them
+    with a probability in proportion to 1 / n (ALBERT: 3)."""
     max_predictions: PositiveInt | None = None
     """Maximum number of predictions per sequence. Defaults to masking_rate * length, rounded up."""
     short_fraction: Fraction = 0.1
@@ -106,12 +118,23 @@ class PretrainingData(DocumentsData):
             (self.max_predictions or 0) <= self.length,
             f"data.max_predictions {self.max_predictions} exceeds data.length {self.length}",
         )
+        require(
+            self.segments != "packed" or not self.next_sentence,
+            "data.segments packed has no pairs: set data.next_sentence False",
+        )
+        require(
+            self.pair_label == "next" or (self.next_sentence and self.segments == "sentences"),
+            f"data.pair_label {self.pair_label} needs pairs of sentences: set data.next_sentence "
+            "True and data.segments sentences",
+        )
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``PretrainingExamples.example``."""
         # The same number as in `Masking.of`, without a tokenizer.
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
+        if self.segments == "packed":
+            spec["segment_ids"] = ArraySpec((self.length,), Values.SEGMENT)
         if self.next_sentence:
             spec["next_sentence_label"] = ArraySpec((), Values.LABEL, num_classes=2)
         return spec
@@ -148,8 +171,10 @@ class PretrainingData(DocumentsData):
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
         # Either whole sentences as in the original code, or windows of a fixed length.
-        segments: Segments | Windows
-        if self.segments == "halves":
+        segments: Segments | Windows | PackedTexts
+        if self.segments == "packed":
+            segments = PackedTexts(corpus, self.length, tokenizer.frame)
+        elif self.segments == "halves":
             segments = Windows(
                 corpus, self.length, tokenizer.frame, next_sentence=self.next_sentence
             )
@@ -162,6 +187,7 @@ class PretrainingData(DocumentsData):
                 next_sentence=self.next_sentence,
                 short_fraction=self.short_fraction,
                 jitter=jitter,
+                swap=self.pair_label == "order",
             )
         masking = Masking.of(
             tokenizer,
@@ -169,6 +195,7 @@ class PretrainingData(DocumentsData):
             rate=self.masking_rate,
             max_predictions=self.max_predictions,
             whole_word=self.whole_word,
+            ngrams=self.ngrams,
         )
         rows = PretrainingExamples(segments, masking, pad, seed)
         number = counted(rows.num_examples, "example")

@@ -42,6 +42,14 @@ class _Adapter:
     """`[L, out, r]`."""
     is_conv1d: bool
     """Whether the map's matrix has inputs first."""
+    inner: int = 1
+    """Number of maps `{j}` for each `{i}`; see `TensorRule`."""
+
+    @property
+    def modules(self) -> list[str]:
+        """The names of the map in all layers."""
+        numbers = (divmod(layer, self.inner) for layer in range(len(self.a)))
+        return [self.module.format(i=i, j=j) for i, j in numbers]
 
     @property
     def rank(self) -> int:
@@ -158,14 +166,13 @@ def _adapter_of(
         wide[part][:, block] = own
     outputs_first = dataclasses.replace(rule.layout, input_axes=1, transposed=True)
     b = np.stack([outputs_first.join(layer) for layer in zip(*wide, strict=True)])
-    return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed)
+    return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed, rule.inner)
 
 
 def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.ndarray]]:
     for adapter in adapters:
-        for layer, factors in enumerate(zip(adapter.a, adapter.b, strict=True)):
+        for module, *factors in zip(adapter.modules, adapter.a, adapter.b, strict=True):
             for name, x in zip(("lora_A", "lora_B"), factors, strict=True):
-                module = adapter.module.format(i=layer)
                 yield f"{PREFIX}{module}.{name}{WEIGHT}", np.ascontiguousarray(x)
 
 
@@ -207,13 +214,13 @@ def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMap
     """Returns the shortest name suffixes that match a module in every layer and no other module."""
     adapted = {a.module for a in adapters if a.rank == adapter.rank}
     modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
-    parts = adapter.module.rpartition("{i}.")[2].split(".")
+    parts = adapter.module.rpartition("}.")[2].split(".")
     # Try suffixes from short to long.
     for number in range(1, len(parts) + 1):
         end = ".".join(parts[-number:])
         if all(m in adapted for m in modules if f".{m}".endswith(f".{end}")):
             return [end]
-    return [adapter.module.format(i=layer) for layer in range(len(adapter.a))]
+    return adapter.modules
 
 
 def _whole_tensors(

@@ -71,6 +71,7 @@ NAMES = {
 }
 HEADS = {  # by how names of models end
     "ElectraForPreTraining": "replaced tokens",
+    "AlbertForPreTraining": "masked words and sentence order",
     "ForPreTraining": "masked words and next sentence",
     "ForMaskedLM": "masked words",
     "ForNextSentencePrediction": "next sentence",

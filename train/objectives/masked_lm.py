@@ -1,6 +1,7 @@
-"""Masked language models: predict masked tokens and, for BERT, next sentences."""
+"""Masked language models: predict masked tokens, and next sentences or the order of segments."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
@@ -14,16 +15,20 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
-    """Masked tokens, and next sentences if the data have pairs; it has no hyperparameters."""
+    """Masked tokens, and next sentences or the order of segments if the data have pairs."""
 
     kind = "masked_lm"
     data_kinds = (PretrainingData,)
-    progress_metrics = ("masked_token", "masked_accuracy", "next_sentence_accuracy")
+    progress_metrics = (
+        *("masked_token", "masked_accuracy"),
+        *("next_sentence_accuracy", "sentence_order_accuracy"),
+    )
     next_command = "fill-mask {run} 'The [MASK] is open.'"
 
     def build(self, data: PretrainingData) -> Objective:
-        """Returns `PRETRAINING` for pairs of sentences, else `MASKED`."""
-        return PRETRAINING if data.next_sentence else MASKED
+        """Returns the objective of pairs of segments, else `MASKED`."""
+        of_pairs = PRETRAINING if data.pair_label == "next" else SENTENCE_ORDER
+        return of_pairs if data.next_sentence else MASKED
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
         """Returns all means, perplexity, and the numbers of masked tokens and of pairs."""
@@ -32,7 +37,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
         if data.next_sentence:
-            counted["pairs"] = int(counts["next_sentence"])
+            counted["pairs"] = int(counts[PAIR_TERMS[data.pair_label]])
         return {**means, "perplexity": perplexity(means["masked_token"]), **counted}
 
     def heads(self, data: PretrainingData) -> tuple[str, ...]:
@@ -43,9 +48,10 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         """Returns a line on the two losses, if there are two."""
         if not data.next_sentence:
             return None
+        term = PAIR_TERMS[data.pair_label]
         return (
-            "loss is the sum of masked_token, the loss of masked tokens, and next_sentence, that "
-            "of next sentences; perplexity is the exponential of masked_token"
+            f"loss is the sum of masked_token, the loss of masked tokens, and {term}, that "
+            f"of {term.replace('_', ' ')}s; perplexity is the exponential of masked_token"
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
@@ -65,33 +71,45 @@ def _masked_terms(outputs: Outputs, batch: Batch) -> Terms:
     return {"masked_token": result.loss, "masked_accuracy": result.correct}
 
 
-def _pretraining_counts(batch: Batch) -> Terms:
+def _pair_counts(batch: Batch, *, term: str) -> Terms:
     number = jnp.sum(row_weights(batch))
-    next_sentence = {"next_sentence": number, "next_sentence_accuracy": number}
-    return {**_masked_counts(batch), **next_sentence}
+    return {**_masked_counts(batch), term: number, f"{term}_accuracy": number}
 
 
-def _pretraining_terms(outputs: Outputs, batch: Batch) -> Terms:
+def _pair_terms(outputs: Outputs, batch: Batch, *, term: str) -> Terms:
     result = softmax_cross_entropy(
         outputs.seq_relationship_logits, batch["next_sentence_label"], row_weights(batch)
     )
-    next_sentence = {"next_sentence": result.loss, "next_sentence_accuracy": result.correct}
-    return {**_masked_terms(outputs, batch), **next_sentence}
+    of_pairs = {term: result.loss, f"{term}_accuracy": result.correct}
+    return {**_masked_terms(outputs, batch), **of_pairs}
 
 
 MASKED = Objective(
     coefficients={"masked_token": 1.0},
-    inputs=select_inputs("input_ids", "attention_mask", "token_type_ids", "masked_positions"),
+    inputs=select_inputs(
+        "input_ids", "attention_mask", "token_type_ids", "segment_ids", "masked_positions"
+    ),
     counts=_masked_counts,
     terms=_masked_terms,
 )
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
-PRETRAINING = Objective(
-    coefficients={"masked_token": 1.0, "next_sentence": 1.0},
-    inputs=MASKED.inputs,
-    counts=_pretraining_counts,
-    terms=_pretraining_terms,
-    predictions=lambda outputs: {"seq_relationship_logits": outputs.seq_relationship_logits},
-)
+PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
+"""The loss of pairs of segments, by what their label says."""
+
+
+def _of_pairs(term: str) -> Objective:
+    """Returns the objective of masked tokens and of the label of a pair."""
+    return Objective(
+        coefficients={"masked_token": 1.0, term: 1.0},
+        inputs=MASKED.inputs,
+        counts=functools.partial(_pair_counts, term=term),
+        terms=functools.partial(_pair_terms, term=term),
+        predictions=lambda outputs: {"seq_relationship_logits": outputs.seq_relationship_logits},
+    )
+
+
+PRETRAINING = _of_pairs("next_sentence")
 """Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
+SENTENCE_ORDER = _of_pairs("sentence_order")
+"""Masked tokens and the order of two segments (Lan et al. 2020, "ALBERT", section 3.1)."""

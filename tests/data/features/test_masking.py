@@ -134,6 +134,23 @@ def test_a_row_of_specials_predicts_nothing(whole_word):
     assert not len(positions)
 
 
+def test_spans_of_tokens():
+    """Three masked tokens of a long row, in spans of n of them with p(n) = 6 / (11 n)."""
+    rule = Masking(MASK, SPECIALS, VOCAB, 3, 0.5, ngrams=3)
+    neighbors = np.zeros(3)
+    for seed in range(600):
+        _, positions, _ = mask([CLS, *[10] * 2000, SEP], rule, seed)
+        neighbors[(np.diff(positions) == 1).sum()] += 1
+    # Three spans; a span of two and one of one in either order; a span of three.
+    for found, expected in zip(neighbors, (36 / 121, 63 / 121, 2 / 11), strict=True):
+        assert within(found / 600, expected, 600)
+    # A span does not cross a special token.
+    rule = Masking(MASK, SPECIALS, VOCAB, 2, 0.3, ngrams=3)
+    for seed in range(20):
+        _, positions, _ = mask([CLS, 10, SEP, 11, SEP, 12, SEP], rule, seed)
+        assert set(positions) <= {1, 3, 5}
+
+
 def test_ids_that_continue_a_word(prose):
     wordpiece = train_tokenizer(prose, TokenizerConfig("wordpiece", 400))
     table = continuations(wordpiece)

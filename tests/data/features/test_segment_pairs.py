@@ -123,6 +123,19 @@ def test_every_epoch_offers_every_sentence(sizes, length, seed, jitter):
         assert offered == set(range(segments.corpus.num_sentences))
 
 
+@given(sizes=documents, length=lengths, seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_pairs_in_either_order(sizes, length, seed):
+    assume(any(len(document) > 1 for document in sizes))
+    segments = segments_of(sizes, length, swap=True, seed=seed)
+    for index in range(segments.num_examples):
+        rng = np.random.default_rng([seed, index])
+        example = segments.example(0, index, rng)
+        a, b = halves(example)
+        assert document_of(segments, a[0]) == document_of(segments, b[0])
+        assert example.label == int(b[0] < a[0])
+
+
 def test_starts_differ_between_epochs():
     sizes = [[5] * 95, [5] * 73, [5] * 9]
     segments = segments_of(sizes, 53)

@@ -1,0 +1,76 @@
+"""Rows of several texts without padding, each with its special tokens.
+
+Warner et al. 2024, "Smarter, better, faster, longer", section 2.1.3: ModernBERT learns from such
+rows. The texts of a row do not attend to each other, and the positions of each begin at 0.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..corpora.sentence_corpus import SentenceCorpus
+from ..dataset import PickledByFields
+from ..tokenizers.frame import Frame
+from .segment_pairs import Example
+
+
+@dataclass(frozen=True)
+class PackedTexts(PickledByFields):
+    """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
+
+    A row contains consecutive documents from a random position, and the first and the last may be
+    cut. An epoch has as many examples as would fill the text. A row ends with padding only if no
+    further text fits, which is rare: then it has fewer tokens than the special tokens of a text.
+
+    Attributes:
+      corpus: The documents as tokens.
+      length: The number of tokens of an example, T.
+      frame: The special tokens of a text.
+    """
+
+    corpus: SentenceCorpus
+    length: int
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        self.frame.single.room(self.length)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """The end of each document in the tokens, int64 [num_documents]."""
+        return self.corpus.sentence_starts[self.corpus.document_starts[1:]]
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples of an epoch."""
+        return max(1, len(self.corpus.tokens) // (self.length - self.frame.single.num_added))
+
+    def example(self, epoch: int, index: int, rng: np.random.Generator) -> Example:
+        """Makes one example.
+
+        Args:
+          epoch: From 0; unused, as is the index: both determine only the state of ``rng``.
+          index: In ``[0, num_examples)``.
+          rng: The source of randomness.
+        """
+        del epoch, index
+        tokens, added = self.corpus.tokens, self.frame.single.num_added
+        at, room, framed = int(rng.integers(len(tokens))), self.length, []
+        while room > added:
+            end = int(self._ends[np.searchsorted(self._ends, at, "right")])
+            size = min(end - at, room - added)
+            # Shorten a text that would leave too little room for another one.
+            rest = room - added - size
+            if 0 < rest <= added:
+                size = max(1, size - (added + 1 - rest))
+            framed.append(self.frame.join(tokens[at : at + size].tolist()))
+            room -= size + added
+            at = (at + size) % len(tokens)
+        sizes = [len(text.ids) for text in framed]
+        return Example(
+            np.concatenate([text.ids for text in framed]).astype(np.int32),
+            np.concatenate([text.types for text in framed]).astype(np.int32),
+            None,
+            np.repeat(np.arange(1, len(sizes) + 1, dtype=np.int32), sizes),
+        )
