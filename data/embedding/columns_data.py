@@ -33,18 +33,18 @@ class ColumnsData(RecordData[EmbeddingExample]):
 
     # Without named fields, the names of the columns decide.
     forms: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("jsonl", "csv", "tsv", "tfds", "memory", "beir", "squad"), ""),
+        **dict.fromkeys(("jsonl", "csv", "tsv", "parquet", "tfds", "memory", "beir", "squad"), ""),
         "builtin": "anchor,positive",
     }
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = COLUMNS
 
     source: SourceField
-    """jsonl:GLOB, csv:GLOB, tsv:GLOB or tfds:NAME, with the columns anchor and positive, then
-    negative, negative_1 … or negatives (a list), or score. #question,paragraph names other columns,
-    in this order. builtin:python-docs has the first sentence of each paragraph, and the rest of it;
-    builtin:numbers-en-fr has numbers in two languages; beir:FOLDER#train and squad:GLOB have
-    queries and their documents. In Python also the examples themselves."""
+    """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB or tfds:NAME, with the columns anchor and
+    positive, then negative, negative_1 … or negatives (a list), or score. #question,paragraph names
+    other columns, in this order. builtin:python-docs has the first sentence of each paragraph, and
+    the rest of it; builtin:numbers-en-fr has numbers in two languages; beir:FOLDER#train and
+    squad:GLOB have queries and their documents. In Python also the examples themselves."""
     num_negatives: NonNegativeInt | None = None
     """Negatives of an example; further ones are not read. Defaults to the most that one has."""
 

@@ -4,6 +4,7 @@ r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 ``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name, see
                                ``tables``
 ``csv:GLOB#LABEL,TEXT``        comma-separated values, likewise
+``parquet:GLOB#label,text``    Parquet files, fields by name; for pairs of texts
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
@@ -32,6 +33,7 @@ from .source_names import Source, check_kind, parse_name, parse_sources
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
     "csv": "csv:GLOB#LABEL,TEXT",
+    "parquet": "parquet:GLOB#fields",
     "jsonl": "jsonl:GLOB#fields",
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",

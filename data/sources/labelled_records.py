@@ -11,6 +11,7 @@ from ..filters.conditions import Condition, LeftOut
 from .in_memory import KIND, Examples, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora
 from .load_documents import load_documents
+from .parquet import parquet_columns, read_parquet
 from .source_names import json_rows, read_documents
 from .tables import ColumnRoles, column_names, read_tables
 
@@ -21,7 +22,8 @@ def read_fields(
     """Reads a local source whose records have named fields.
 
     Args:
-      source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``corpora`` or ``memory``.
+      source: A source of the kind ``tsv``, ``csv``, ``parquet``, ``jsonl``, ``corpora`` or
+        ``memory``.
       roles: The roles of its fields, if it is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
@@ -34,6 +36,8 @@ def read_fields(
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles, left_out)
+    elif source.kind == "parquet":
+        yield from read_parquet(source, left_out)
     elif source.kind == KIND:
         named = source.fields, source.conditions
         for location, values in read_memory(source.name, *named, left_out):
@@ -53,6 +57,8 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
     """
     if source.kind in ("tsv", "csv"):
         return column_names(source)
+    if source.kind == "parquet":
+        return parquet_columns(source)
     if isinstance(source.name, Examples):
         rows: Iterable[object] = source.name.rows
     else:

@@ -55,9 +55,9 @@ _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
 # The kinds of source that some kind of data reads. They are not misspellings of other kinds.
-_ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
+_ALL_KINDS = {*_FORMS, "tsv", "csv", "parquet", "conll", "squad", "pairs", "corpora", "beir"}
 # The kinds whose records have fields to filter on.
-_FILTERED = ("tsv", "csv", "jsonl", "tfds")
+_FILTERED = ("tsv", "csv", "parquet", "jsonl", "tfds")
 # The kinds whose location is all of the name after the colon; it may contain a #.
 _WITHOUT_PART = ("prepared", "corpora")
 

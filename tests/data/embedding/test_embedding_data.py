@@ -2,6 +2,8 @@ import csv
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from flaxzoo import data
 from flaxzoo.data import DataError, EmbeddingData, TokenizerConfig
@@ -40,6 +42,8 @@ def split_of(source, **fields):
 def written(path, rows, kind="jsonl"):
     if kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     else:
         with path.open("w", newline="") as file:
             separator = {"csv": ",", "tsv": "\t"}[kind]
@@ -49,7 +53,7 @@ def written(path, rows, kind="jsonl"):
     return f"{kind}:{path}"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "memory"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "memory"])
 def test_each_form_of_a_source_gives_the_same_examples(kind, tmp_path):
     source = data.Examples.of(ROWS) if kind == "memory" else written(tmp_path / "x", ROWS, kind)
     found, split = split_of(source)
@@ -87,6 +91,12 @@ LISTS = {"query": "a b", "documents": ["c", "d e"], "scores": [0.5, 2]}
 def test_columns_have_their_roles_by_name_or_by_order(row, fields, documents, scores, tmp_path):
     found, _ = split_of(written(tmp_path / "x", [row, row]) + fields)
     assert found == 2 * [("d" if fields == "#z,x" else "a b", documents, scores)]
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path):
+    (tmp_path / "x").write_text("{}")
+    with pytest.raises(DataError, match=r"x is not a Parquet file \(.*\): write it again"):
+        split_of(f"parquet:{tmp_path}/x")
 
 
 def test_negatives_and_queries_have_limits():
