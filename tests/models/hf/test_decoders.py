@@ -509,6 +509,20 @@ EARLIER_FILES: list[tuple[str, dict[str, Any]]] = [
             **{"offset_alibi": 100, "pretraining_tp": 1, "skip_bias_add": True, "seq_length": 2048},
         },
     ),
+    (
+        "falcon-7b",
+        {
+            "model_type": "falcon",
+            "apply_residual_connection_post_layernorm": False,
+        },
+    ),
+    (
+        "smollm3-3b",
+        {
+            **{"model_type": "smollm3", "max_position_embeddings": 65_536, "rope_theta": 5e6},
+            **{"max_window_layers": 28, "pretraining_tp": 2, "no_rope_layers": [1, 1, 1, 0] * 9},
+        },
+    ),
 ]
 """Published sizes, and fields of their files that transformers does not write any more."""
 
