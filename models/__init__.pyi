@@ -31,6 +31,7 @@ from .hf.generate import generate as generate
 from .hf.generation_config import generation_arguments as generation_arguments
 from .hf.save import save as save
 from .hf.sentence_embedding import EmbeddingSettings as EmbeddingSettings
+from .hf.sparse_encoder import SparseSettings as SparseSettings
 from .init import init_params as init_params
 from .lectures.lecture_bert import LectureBertConfig as LectureBertConfig
 from .lectures.lecture_gpt import LectureGPTConfig as LectureGPTConfig
@@ -87,6 +88,7 @@ from .text.score import NextWord as NextWord
 from .text.score import TextScore as TextScore
 from .text.score import TextScorer as TextScorer
 from .text.score import TokenScore as TokenScore
+from .text.sparse_embed import SparseEmbedder as SparseEmbedder
 from .text.translate import TextTranslator as TextTranslator
 from .text.translate import Translation as Translation
 from .text.yes_no_scorer import YesNoPrompt as YesNoPrompt

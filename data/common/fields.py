@@ -63,12 +63,15 @@ class Suffix:
     """The ending of a file's name: an annotation, `Annotated[Path, Suffix(".png")]`."""
 
     ending: str
+    other: str | None = None
+    """Another ending."""
 
     def __contains__(self, path: PurePath) -> bool:
-        return path.suffix == self.ending
+        return path.suffix in (self.ending, self.other)
 
     def __str__(self) -> str:
-        return f"a file name with the ending {self.ending}"
+        other = "" if self.other is None else f" or {self.other}"
+        return f"a file name with the ending {self.ending}{other}"
 
 
 Positive = Annotated[float, Range(above=0)]

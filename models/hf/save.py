@@ -18,6 +18,7 @@ from ..tokenizer import Vocabulary
 from .cross_encoder import PairScoring, write_pair_scoring
 from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
 from .sentence_embedding import EmbeddingSettings, write_embedding_settings
+from .sparse_encoder import SparseSettings, write_sparse_settings
 
 NOTE_ON_SEARCH = (
     "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
@@ -43,6 +44,8 @@ class FolderSettings:
     """How sentence-transformers embeds texts with the model. If None, its files are omitted."""
     scoring: PairScoring | None = None
     """How sentence-transformers scores pairs with the model. If None, its files are omitted."""
+    sparse: SparseSettings | None = None
+    """How sentence-transformers weighs tokens with the model. If None, its files are omitted."""
 
 
 def save(
@@ -203,6 +206,8 @@ def write_model(
         )
     if settings.scoring is not None:
         write_pair_scoring(folder, settings.scoring, max_length=config.max_length)
+    if settings.sparse is not None:
+        write_sparse_settings(folder, settings.sparse, max_length=config.max_length)
     # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation
     given: JsonObject = {name: value for name, value in generation.items() if value is not None}

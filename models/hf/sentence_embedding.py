@@ -200,12 +200,12 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
       folder: The folder.
 
     Returns:
-      The settings; None if the folder has no `modules.json`, or scores pairs.
+      The settings; None if the folder has no `modules.json`, or is for pairs or sparse vectors.
 
     Raises:
       WeightsError: A file is missing or broken, or a module or setting is not supported.
     """
-    if kind_of(folder) in (None, "CrossEncoder"):
+    if kind_of(folder) in (None, "CrossEncoder", "SparseEncoder"):
         return None
     folder = settings_folder(folder)
     file = folder / MODULES

@@ -1,6 +1,6 @@
 """Sentence embeddings: hidden states pooled over each text, with the settings of the folder."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -11,7 +11,7 @@ from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
-from ..hf.sentence_modules import lower_case
+from ..hf.sentence_modules import kind_of, lower_case
 from ..hub import local_folder
 from ..model import Model
 from ..nn.heads import HEADS, encoder_heads
@@ -75,6 +75,10 @@ class TextEmbedder(TextModel):
     def _open(
         cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextEmbedder":
+        require(
+            kind_of(local_folder(folder)) != "SparseEncoder",
+            f"{folder} is a sparse encoder, which weighs tokens: use `models.SparseEmbedder`",
+        )
         settings = read_embedding_settings(local_folder(folder))
         return cls(model, params, tokenizer, settings or EmbeddingSettings())
 
@@ -102,6 +106,15 @@ class TextEmbedder(TextModel):
               or infinite.
         """
         require_texts(texts, "texts")
+        vectors = np.zeros((len(texts), self._width), np.float32)
+        for batch, found in self._batches(texts, log, prompt_name):
+            vectors[batch] = found
+        return vectors
+
+    def _batches(
+        self, texts: Sequence[str], log: LogFn, prompt_name: str | None
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yields the indices of some texts and their vectors; see `__call__`."""
         require(texts, "there is no text to embed: give at least one line")
         longest, prompt = self._max_length, self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
@@ -119,13 +132,12 @@ class TextEmbedder(TextModel):
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
         # Embed in batches of similar length.
-        vectors = np.zeros((len(ids), self._width), np.float32)
         for batch, num_rows in padded_batches([len(row) for row in ids], longest):
             rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)
             pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
-            vectors[batch] = self._embed(self._params, rows, mask, pooled)[: len(batch)]
-        check_outputs({"a vector": vectors})
-        return vectors
+            found = np.asarray(self._embed(self._params, rows, mask, pooled))[: len(batch)]
+            check_outputs({"a vector": found})
+            yield batch, found
 
     def _encode(self, text: str) -> list[int]:
         if self.settings.lowercase:

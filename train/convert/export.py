@@ -24,6 +24,7 @@ from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
+from ...models.hf.sparse_encoder import read_sparse_settings
 from ...models.hub import local_folder
 from ...models.loading import load_adapters
 from ...models.nn.heads import CAUSAL_HEADS, HEADS
@@ -137,9 +138,11 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         problem_type=PROBLEM_TYPES.get(data.label_target or "") if classifies else None,
         embedding=embedding,
         scoring=scoring,
+        sparse=read_sparse_settings(exported.folder),
     )
     library = "SentenceTransformer" if is_embedder else None
     library = library if scoring is None else "CrossEncoder"
+    library = library if settings.sparse is None else "SparseEncoder"
 
     def fill(folder: Path) -> None:
         # The card repeats the notes, so write it last.

@@ -16,6 +16,7 @@ from ...models.hf.sentence_embedding import (
     read_embedding_settings,
 )
 from ...models.hf.sentence_modules import IN_RUN
+from ...models.hf.sparse_encoder import read_sparse_settings, write_sparse_settings
 from ...models.hub import local_folder
 from ...models.loading import load
 from ...models.nn.heads import HEADS
@@ -80,6 +81,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         fields[GENERATION] = settings
     read_embedding_settings(folder)
     model = config.model
+    sparse = read_sparse_settings(folder)
     scoring = read_pair_scoring(folder) if model.head == "sequence_classification" else None
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)
@@ -88,6 +90,8 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         keep_embedding_settings(folder, run, d_model=model.d_model, max_length=model.max_length)
         if scoring is not None:
             write_pair_scoring(run / IN_RUN, scoring, max_length=model.max_length)
+        if sparse is not None:
+            write_sparse_settings(run / IN_RUN, sparse, max_length=model.max_length)
 
     make_params_only_run(
         output,

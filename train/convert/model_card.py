@@ -50,6 +50,17 @@ scores = CrossEncoder("{}").predict([("A question?", "A passage."), ("A question
 ```
 """,
     ),
+    "SparseEncoder": SentenceUsage(
+        "feature-extraction",
+        """Sparse vectors of texts:
+
+```python
+from sentence_transformers import SparseEncoder
+
+vectors = SparseEncoder("{}").encode(["A text.", "Another."])
+```
+""",
+    ),
 }
 """Usages by the class of sentence-transformers."""
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import jax.numpy as jnp
 
@@ -58,6 +58,10 @@ class RerankConfig(ObjectiveConfig[RerankData]):
                 f"objective.{name} {getattr(self, name)} is for the loss {' or '.join(losses)}, "
                 f"and this is {self.loss}: leave it out",
             )
+
+    def to_minimize(self, scores: Scores) -> float:
+        """Returns the negative of nDCG@10."""
+        return -float(cast(float, scores["ndcg@10"]))
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RerankData) -> Scores:
         """Returns nDCG@10 and MRR@10, and the number of queries."""

@@ -2,10 +2,11 @@
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ....data.common.fields import Suffix
+from ....data.common.fields import Suffix, require
 from ...compilation_cache import enable_compilation_cache
 from ..options import log, parse
 from .arguments import ModelArguments
@@ -16,13 +17,15 @@ class EmbedArguments(ModelArguments):
     """Writes one vector for each line of a file.
 
     The settings of a sentence-transformers folder apply unless options replace them. Any other
-    model gives the mean of its last hidden states, not normalized.
+    model gives the mean of its last hidden states, not normalized. A sparse encoder gives the
+    weights of tokens.
     """
 
     input: str
     """A file with one text per line; - reads standard input."""
-    output: Annotated[Path, Suffix(".npy")]
-    """The file to write: a float32 array [lines, width] in numpy's format (.npy)."""
+    output: Annotated[Path, Suffix(".npy", ".jsonl")]
+    """The file to write: a float32 array [lines, width] in numpy's format (.npy); of a sparse
+    encoder JSON lines (.jsonl), objects of tokens and their weights, the largest first."""
     pooling: (
         tuple[
             Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], ...
@@ -47,11 +50,32 @@ def embed_command(arguments: list[str]) -> None:
 
     from ....data.common.atomic_io import check_output_path, write_file
     from ....data.common.files import read_lines
+    from ....models.hf.sentence_modules import kind_of
+    from ....models.hub import local_folder
     from ....models.text.embed import TextEmbedder
+    from ....models.text.sparse_embed import SparseEmbedder
 
     # Check the path before the model is loaded, to fail fast.
     check_output_path(parsed.output, parsed.input)
     texts = read_lines(parsed.input)
+    is_sparse = kind_of(local_folder(parsed.run)) == "SparseEncoder"
+    wanted = ".jsonl" if is_sparse else ".npy"
+    require(
+        parsed.output.suffix == wanted,
+        f"--output {parsed.output} must have the ending {wanted} for this model",
+    )
+    if is_sparse:
+        require(
+            parsed.pooling is None and parsed.normalize is None,
+            f"--pooling and --normalize are for dense vectors, and {parsed.run} is a sparse "
+            "encoder: leave them out",
+        )
+        sparse = SparseEmbedder.of_run(parsed.run, step=parsed.step, log=log)
+        rows = sparse.weights(texts, log, prompt_name=parsed.prompt_name)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_file(parsed.output, "".join(lines).encode())
+        log(f"{parsed.output}: {len(rows):,} sparse vectors")
+        return
     embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
     # Options replace the settings of the folder.
     settings = embedder.settings

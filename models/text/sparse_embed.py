@@ -1,0 +1,105 @@
+"""Sparse vectors of texts: a weight for each token of the vocabulary (SPLADE)."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ...data.common.progress import LogFn
+from ...data.tokenizers.base import Tokenizer
+from ..greatest_logits import greatest_logits
+from ..hf.sentence_embedding import EmbeddingSettings
+from ..hf.sparse_encoder import SparseSettings, read_sparse_settings
+from ..hub import local_folder
+from ..model import Model
+from ..nn.heads import HEADS
+from ..nn.typing import Params
+from .embed import TextEmbedder
+from .text_model import require_texts
+
+
+class SparseEmbedder(TextEmbedder):
+    """A masked language model that weighs tokens; compiled once for each padded shape.
+
+    The class SparseEncoder of sentence-transformers gives the same weights. Tokens that a text does
+    not contain may have a weight as well.
+
+    Example::
+
+        embedder = models.SparseEmbedder.of_run("naver/splade-v3")
+        [weights] = embedder.weights(["A cat sat."])  # {"cat": 2.1, …}, the largest first
+
+    Args:
+        model: a model that predicts masked tokens.
+        params: its parameters.
+        tokenizer: its tokenizer.
+        sparse: how weights are computed from logits.
+
+    Raises:
+        UserError: the model has another head.
+    """
+
+    heads = frozenset(name for name, head in HEADS.items() if head.predicts_masked)
+    refusal = "weighs no tokens"
+    remedy = "give a masked language model"
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        tokenizer: Tokenizer,
+        sparse: SparseSettings = SparseSettings(),
+    ) -> None:
+        super().__init__(model, params, tokenizer, sparse.texts)
+        self.sparse = sparse
+        self._width = model.config.vocab_size
+
+        @jax.jit
+        def embed(
+            params: Params, ids: jax.Array, attention_mask: jax.Array, pooled: jax.Array
+        ) -> jax.Array:
+            given = {"input_ids": ids, "attention_mask": attention_mask}
+            projection = model.apply({"params": params}, **given).projection
+            return sparse(greatest_logits(projection, pooled))
+
+        self._embed = embed
+
+    @classmethod
+    def _open(
+        cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
+    ) -> "SparseEmbedder":
+        found = read_sparse_settings(local_folder(folder))
+        return cls(model, params, tokenizer, found or SparseSettings())
+
+    def with_settings(self, settings: EmbeddingSettings) -> "SparseEmbedder":
+        """Returns an embedder of the same model with other settings of texts."""
+        sparse = dataclasses.replace(self.sparse, texts=settings)
+        return SparseEmbedder(self._model, self._params, self._tokenizer, sparse)
+
+    def weights(
+        self,
+        texts: Sequence[str],
+        log: LogFn = print,
+        *,
+        top_k: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[dict[str, float]]:
+        """Returns the tokens of each text with a weight above 0, the largest weights first.
+
+        Args:
+            texts: the texts.
+            log: see `__call__`.
+            top_k: the most tokens of a text. Defaults to all with a weight above 0.
+            prompt_name: see `__call__`.
+        """
+        require_texts(texts, "texts")
+        weights: list[dict[str, float]] = [{} for _ in texts]
+        for batch, found in self._batches(texts, log, prompt_name):
+            for i, row in zip(batch, found, strict=True):
+                # The largest weights first, equal ones by id.
+                order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:top_k]
+                names = map(self._tokenizer.token, order.tolist())
+                weights[i] = dict(zip(names, row[order].tolist(), strict=True))
+        return weights
