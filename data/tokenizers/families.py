@@ -132,6 +132,14 @@ def _plain_template(
     return _layout(one, f"{one} {other}")(backend, settings)
 
 
+def _albert_template(
+    backend: tokenizers.Tokenizer, settings: Settings
+) -> processors.PostProcessor | None:
+    """Makes BERT's template unless begin and end tokens are requested."""
+    stated = {"add_bos_token", "add_eos_token"} & settings.values.keys()
+    return (_plain_template if stated else BERT.template)(backend, settings)
+
+
 def _roberta_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor:
@@ -317,6 +325,18 @@ def _t5(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 def _sentinels(settings: Settings) -> list[str]:
     return [f"<extra_id_{number}>" for number in range(settings.number("extra_ids", 100))]
+
+
+def _albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
+    accents = normalizers.NFKD(), normalizers.StripAccents()
+    rules = [
+        *(normalizers.Replace(quotes, '"') for quotes in ("``", "''")),
+        *when(not settings.flag("keep_accents", False), *accents),
+        *when(settings.flag("do_lower_case", True), normalizers.Lowercase()),
+        *precompiled(vocabulary.charsmap),
+    ]
+    scheme = "always" if settings.flag("add_prefix_space", True) else "never"
+    return _unigrams(vocabulary, 1, rules, splits_words=True, scheme=scheme)
 
 
 def _deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
@@ -541,6 +561,15 @@ FAMILIES = (
         tokens=_BERT_ENDS,
         backend=_deberta,
         template=BERT.template,
+    ),
+    Family(
+        classes=("AlbertTokenizer",),
+        model_types=("albert",),
+        model="Unigram",
+        files=("spiece.model",),
+        tokens={**_BERT_ENDS, "unk_token": "<unk>", "pad_token": "<pad>"},
+        backend=_albert,
+        template=_albert_template,
     ),
     Family(
         classes=("GPTNeoXTokenizer",),

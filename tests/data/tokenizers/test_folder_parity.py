@@ -79,6 +79,12 @@ def pieces(name, **options):
 
 
 T5 = {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+ALBERT = {
+    "model_type": "unigram",
+    **{"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
+    "control_symbols": ["[CLS]", "[SEP]"],
+    "user_defined_symbols": ["[MASK]"],
+}
 DEBERTA_NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 DEBERTA = {
     "model_type": "unigram",
@@ -106,6 +112,7 @@ FAMILIES = {
     "distilbert": ("wordpiece", "DistilBertTokenizer"),
     "electra": ("wordpiece", "ElectraTokenizer"),
     "mpnet": ("mpnet", "MPNetTokenizer"),
+    "albert": ("albert", "AlbertTokenizer"),
     "deberta": ("deberta", "DebertaTokenizer"),
     "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "roberta": ("roberta", "RobertaTokenizer"),
@@ -179,6 +186,7 @@ def vocabularies(tmp_path_factory):
         "mpnet": {"vocab.txt": renamed(wordpieces(place())["vocab.txt"])},
         "roberta": byte_pairs(place(), ROBERTA_NAMES),
         "gpt2": byte_pairs(place(), ["<|endoftext|>"]),
+        "albert": pieces("spiece.model", **ALBERT),
         "deberta": byte_pairs(place(), DEBERTA_NAMES),
         "deberta-v2": pieces("spm.model", **DEBERTA),
         "t5": pieces("spiece.model", **T5),
