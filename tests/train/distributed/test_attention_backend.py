@@ -11,6 +11,7 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data import SpanCorruptionData
 from flaxzoo.models.decoders.gemma.gemma2 import Gemma2Config
+from flaxzoo.models.encoders.modernbert import ModernBertConfig
 from flaxzoo.models.nn import fused_attention, stack
 from flaxzoo.models.nn.kernels import flash, flash_triton
 from flaxzoo.train.distributed.attention_backend import KernelChoice, choose_kernel
@@ -66,6 +67,23 @@ def test_the_capped_scores_of_gemma_2(device, said, run):
     sizes = {"vocab_size": 48, "max_length": 128, "num_layers": 1, "d_model": 32, "num_heads": 2}
     model = Gemma2Config(**sizes, score_cap=50.0)
     assert said in choose_kernel(dataclasses.replace(config, model=model), device).description
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "said"),
+    [
+        (TPU, 1024, "XLA block by block, not by splash attention: its windows with two sides"),
+        (gpu(), 1024, "XLA block by block, not by cuDNN: windows have two sides"),
+        (CPU, 1024, "attention by XLA block by block"),
+        (CPU, 128, "attention by XLA"),
+    ],
+)
+def test_the_windows_of_modernbert(device, length, said, run):
+    config = run(length=length)
+    sizes = {"vocab_size": 48, "max_length": 1024, "num_layers": 3, "d_model": 32, "num_heads": 2}
+    model = ModernBertConfig(**sizes)
+    found = choose_kernel(dataclasses.replace(config, model=model), device).description
+    assert said in found
 
 
 @pytest.mark.parametrize(
