@@ -282,13 +282,14 @@ def _trained_shapes(lora: LoRA, targets: Params) -> Params:
     return nested({path: placed(path, x) for path, x in flat.items()})
 
 
-def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
+def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PARAMS) -> Params:
     """Reads the parameters of a checkpoint.
 
     Args:
       folder: A run folder.
       step: The step of the checkpoint.
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
+      part: The folder of the parameters in the checkpoint.
 
     Raises:
       CheckpointRemoved: The checkpoint is removed during the read.
@@ -305,14 +306,14 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree) -> Params:
         )
     damage = None
     try:
-        damage = find_damage(checkpoint, PARAMS)
+        damage = find_damage(checkpoint, part)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
                 # The checkpointer itself warns that parameters alone have no metadata of a step.
                 handler: Any = ocp.StandardCheckpointHandler()
-                stored = handler.metadata(checkpoint / PARAMS)
+                stored = handler.metadata(checkpoint / part)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)
-                return checkpointer.restore(checkpoint / PARAMS, shapes)
+                return checkpointer.restore(checkpoint / part, shapes)
     # If the folder is gone, training removed it during the read: that explains any error.
     except Exception:
         if checkpoint.is_dir():

@@ -145,7 +145,10 @@ def check_length(config: TrainConfig) -> None:
 
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
     """Returns the objective of a run or the caller's, with the inputs that the model takes."""
-    objective = config.objective.build(config.data) if own is None else own
+    objective = own
+    if objective is None:
+        built = config.objective.build(config.data)
+        objective = config.objective.with_models(built, config.model, config.execution)
     # A mixture of experts adds router losses to any objective.
     objective = with_router(objective, config.model)
     if config.model.num_token_types > 1:

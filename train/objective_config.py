@@ -11,6 +11,7 @@ import numpy as np
 from ..data.common.fields import Checked
 from ..data.dataset import BatchSpec, DataSplit
 from ..data.tasks.base import DataConfig
+from ..models.config import Execution, TransformerConfig
 from .losses.eval_step import Evaluation, unigram_entropy
 from .losses.objective import Objective
 
@@ -66,6 +67,19 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     @abstractmethod
     def build(self, data: D) -> Objective:
         """Returns the functions of the loss."""
+
+    def with_models(
+        self, objective: Objective, model: TransformerConfig, execution: Execution
+    ) -> Objective:
+        """Returns the objective with the further models whose sizes depend on the model's.
+
+        Args:
+            objective: what `build` returned.
+            model: the configuration of the model of the run.
+            execution: how the models are run.
+        """
+        del model, execution
+        return objective
 
     @abstractmethod
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: D) -> Scores:

@@ -26,7 +26,14 @@ from .disentangled import (
     DistancePositions,
     make_distance_positions,
 )
-from .encoder import ENCODER_AXES, Encoder, PostNormLayer, smallest_inputs
+from .encoder import (
+    ENCODER_AXES,
+    ENCODER_HEADS,
+    Encoder,
+    PostNormLayer,
+    head_field,
+    smallest_inputs,
+)
 
 Pooler = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu", "tanh"]
 
@@ -54,6 +61,7 @@ class DebertaConfig(DisentangledConfig):
     """Non-linearity of the convolution."""
     pooler_activation: Pooler = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Non-linearity of the pooler of classifiers."""
+    head: str = head_field((*ENCODER_HEADS, "replaced_token_detection"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

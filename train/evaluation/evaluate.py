@@ -17,14 +17,15 @@ from ...data.sources.documents import SourceLike
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_outputs, load_finite
 from ...models.hub import local_folder
+from ...models.loading import restore_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
-from ...models.run_files import read_fields
+from ...models.run_files import CHECKPOINTS, newest_step, read_fields
 from ...models.text.folder import beam_search_defaults
 from ...models.text.translate import TextTranslator, note_of_empty
 from ..config import TrainConfig, objective_of
 from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
-from ..losses.objective import Batch
+from ..losses.objective import FURTHER, Batch, Objective, joined
 from ..objectives.online import OnlineConfig
 from ..runs.custom import CUSTOM
 from ..runs.load_run import open_run
@@ -94,7 +95,7 @@ def score_run(
     loss, number = objective_of(config), split.examples.num_examples
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, loss)),
-        params,
+        _with_further(loss, params, folder, step),
         evaluation_batches(split.examples, batch_size=_rows_at_once(config, number)),
         loss,
         num_rows=number,
@@ -108,6 +109,30 @@ def score_run(
     }
     check_outputs(scores)
     return scores
+
+
+def _with_further(
+    objective: Objective, params: Params, folder: str | Path, step: int | None
+) -> Params:
+    """Returns the parameters of a run's model and of the further models that it trained.
+
+    Raises:
+        RunError: the folder has only the model.
+    """
+    shapes = jax.eval_shape(lambda: objective.initial_models(jax.random.key(0))[0])
+    if shapes is None:
+        return params
+    run = local_folder(folder)
+    step = newest_step(run) if step is None else step
+    require(
+        (run / CHECKPOINTS / str(step) / FURTHER).is_dir(),
+        f"{folder} has no {', '.join(objective.models)}, which the loss needs: evaluate the run "
+        "that trained it",
+        error=RunError,
+    )
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+    return joined(params, restore_params(run, step, shapes, FURTHER))
 
 
 def _rows_at_once(config: TrainConfig, number: int) -> int:

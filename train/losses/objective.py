@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.fields import require
-from ...models.nn.dropout import fold_in
+from ...models.nn.dropout import fold_in, row_keys
 from ...models.nn.typing import Array, Float, Int, Params
 
 Batch = Mapping[str, Array]
@@ -45,6 +45,9 @@ class FurtherModel:
     """Makes the initial parameters from a key; a teacher returns its trained parameters."""
     trained: bool = False
     """Whether the optimizer trains it. A frozen model has neither gradient nor dropout."""
+    shared: tuple[str, ...] = ()
+    """The top-level names of the parameters that it takes from the model of the run, such as
+    `token_embedding`. `init` leaves them out, and both models' gradients add up in them."""
 
 
 RunModel = Callable[..., Outputs]
@@ -80,10 +83,13 @@ class Objective:
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
     """Further models by name. The state keeps trained ones in `further` and frozen ones in
     `frozen`. Only `params`, the model of the run, is loaded and exported."""
-    forward: Callable[[Mapping[str, RunModel], Batch], Outputs] | None = None
+    forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` runs
     the model, and `run[name](**inputs)` a further one. If None, the model alone runs on
     `inputs`."""
+    samples: bool = False
+    """Whether `forward` also gets keys `[B]`, to sample from a model: `forward(run, batch, keys)`.
+    An evaluation has the same keys for every batch."""
     whole_batch: bool = False
     """Whether the terms of an example depend on other examples of the batch, as with in-batch
     negatives. Such a batch cannot be split into micro-batches or run under pmap."""
@@ -138,8 +144,13 @@ class Objective:
             number = zlib.crc32(name.encode())
             keys = fold_in(rng, number) if model.trained and rng is not None else None
             chosen = trained if model.trained else fixed
-            run[name] = _bound(model.apply_fn, chosen[name], keys)
-        return self.forward(run, batch)
+            shared = {part: own[part] for part in model.shared}
+            run[name] = _bound(model.apply_fn, {**chosen[name], **shared}, keys)
+        if not self.samples:
+            return self.forward(run, batch)
+        number = next(iter(batch.values())).shape[0]
+        given = row_keys(jax.random.key(0), number) if rng is None else rng
+        return self.forward(run, batch, fold_in(given, zlib.crc32(b"samples")))
 
     def _model_outputs(
         self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None

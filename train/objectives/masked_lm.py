@@ -59,13 +59,15 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return entropy_baseline("masked_token", split)
 
 
-def _masked_counts(batch: Batch) -> Terms:
+def masked_counts(batch: Batch) -> Terms:
+    """Returns the number of masked tokens."""
     # Unused slots for masked tokens have weight 0.
     count = jnp.sum(batch["masked_weights"]).astype(jnp.float32)
     return {"masked_token": count, "masked_accuracy": count}
 
 
-def _masked_terms(outputs: Outputs, batch: Batch) -> Terms:
+def masked_terms(outputs: Outputs, batch: Batch) -> Terms:
+    """Returns the loss of masked tokens, and the number of correct ones."""
     weights = batch["masked_weights"].astype(jnp.float32)
     result = cross_entropy(outputs.projection, batch["masked_labels"], weights)
     return {"masked_token": result.loss, "masked_accuracy": result.correct}
@@ -73,7 +75,7 @@ def _masked_terms(outputs: Outputs, batch: Batch) -> Terms:
 
 def _pair_counts(batch: Batch, *, term: str) -> Terms:
     number = jnp.sum(row_weights(batch))
-    return {**_masked_counts(batch), term: number, f"{term}_accuracy": number}
+    return {**masked_counts(batch), term: number, f"{term}_accuracy": number}
 
 
 def _pair_terms(outputs: Outputs, batch: Batch, *, term: str) -> Terms:
@@ -81,7 +83,7 @@ def _pair_terms(outputs: Outputs, batch: Batch, *, term: str) -> Terms:
         outputs.seq_relationship_logits, batch["next_sentence_label"], row_weights(batch)
     )
     of_pairs = {term: result.loss, f"{term}_accuracy": result.correct}
-    return {**_masked_terms(outputs, batch), **of_pairs}
+    return {**masked_terms(outputs, batch), **of_pairs}
 
 
 MASKED = Objective(
@@ -89,8 +91,8 @@ MASKED = Objective(
     inputs=select_inputs(
         "input_ids", "attention_mask", "token_type_ids", "segment_ids", "masked_positions"
     ),
-    counts=_masked_counts,
-    terms=_masked_terms,
+    counts=masked_counts,
+    terms=masked_terms,
 )
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 

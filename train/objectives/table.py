@@ -18,6 +18,7 @@ OBJECTIVES = {
     "rloo": "rloo.RLOOConfig",
     "ppo": "ppo.PPOConfig",
     "masked_lm": "masked_lm.MaskedLMConfig",
+    "replaced_token_detection": "replaced_token_detection.ReplacedTokenConfig",
     "classification": "classification.ClassificationConfig",
     "token_classification": "token_classification.TokenClassificationConfig",
     "question_answering": "question_answering.QuestionAnsweringConfig",

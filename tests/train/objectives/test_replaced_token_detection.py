@@ -1,0 +1,179 @@
+"""Replaced-token detection: both losses, what each model learns from, and whole runs."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import data, models, train
+from flaxzoo.data import UserError
+from flaxzoo.models.config import Execution
+from flaxzoo.models.encoders.deberta import DebertaConfig
+from flaxzoo.models.encoders.electra import ElectraConfig
+from flaxzoo.models.nn.heads import Projection
+from flaxzoo.train.losses.objective import joined
+from flaxzoo.train.objectives.replaced_token_detection import (
+    EMBEDDINGS,
+    GENERATOR,
+    ReplacedTokenConfig,
+    generator_config,
+    sampled_tokens,
+)
+
+from ...support.run_folders import assert_same, everything, write_text
+
+V, T, B, M = 16, 8, 4, 3
+SIZES = {"vocab_size": V, "max_length": T, "num_layers": 1, "d_model": 16, "num_heads": 4}
+VOCABULARY = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
+DATA = data.PretrainingData(
+    source="builtin:python-docs", length=T, next_sentence=False, tokenizer=VOCABULARY
+)
+RNG = np.random.default_rng(0)
+LENGTHS = np.array([8, 8, 5, 3])
+MASK = (np.arange(T) < LENGTHS[:, None]).astype(np.int32)
+WEIGHTS = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]], np.int32)
+ORIGINAL = RNG.integers(3, V, (B, T)).astype(np.int32) * MASK
+PLACES = np.array([[1, 4, 6], [0, 2, 7], [3, 4, 0], [2, 0, 0]], np.int32)
+MASKED_IDS = ORIGINAL.copy()
+MASKED_IDS[np.arange(B)[:, None].repeat(M, 1)[WEIGHTS > 0], PLACES[WEIGHTS > 0]] = 2
+GIVEN = {
+    "input_ids": MASKED_IDS,
+    "attention_mask": MASK,
+    "token_type_ids": np.zeros((B, T), np.int32),
+    "masked_positions": PLACES,
+    "masked_labels": np.take_along_axis(ORIGINAL, PLACES, axis=1) * WEIGHTS,
+    "masked_weights": WEIGHTS,
+}
+BATCH = {name: jnp.asarray(x) for name, x in GIVEN.items()}
+
+
+def made(config, **fields):
+    """The model's `apply`, the objective, and all parameters."""
+    learned = ReplacedTokenConfig(**fields)
+    objective = learned.with_models(learned.build(DATA), config, Execution())
+    model = models.create(config)
+    params = models.init_params(model, jax.random.key(0))
+    further, _ = objective.initial_models(jax.random.key(1))
+    return model.apply, objective, joined(params, further)
+
+
+@pytest.mark.slow
+def test_both_losses_and_who_learns_from_which():
+    config = ElectraConfig(**SIZES, dropout_rate=0.0)
+    apply, objective, params = made(config)
+    generator = models.create(generator_config(config, 0.25))
+    assert (generator.config.d_model, generator.config.num_heads) == (4, 1)
+    assert generator.config.d_embedding == 16
+    own = params["further"][GENERATOR]
+    assert not own.keys() & set(EMBEDDINGS)
+    keys = models.row_keys(jax.random.key(2), B)
+    run = jax.jit(lambda params, batch: objective.apply(apply, params, batch, rng=keys))
+    outputs, terms = run(params, BATCH)
+
+    # The generator reads the masks and predicts with the model's embeddings.
+    shared = {name: params[name] for name in EMBEDDINGS}
+    inputs = {name: BATCH[name] for name in BATCH if name not in ("masked_labels",)}
+    del inputs["masked_weights"]
+    logits = jax.jit(generator.apply)({"params": {**own, **shared}}, **inputs).logits
+    nll = -jnp.take_along_axis(
+        jax.nn.log_softmax(logits), BATCH["masked_labels"][..., None], axis=-1
+    )[..., 0]
+    np.testing.assert_allclose(terms["masked_token"], jnp.sum(nll * WEIGHTS), rtol=1e-5)
+
+    # Only masked tokens may be replaced; the loss is over all real ones.
+    replaced = np.asarray(outputs.replaced)
+    chosen = np.zeros((B, T))
+    for row, place in zip(*np.nonzero(WEIGHTS), strict=True):
+        chosen[row, PLACES[row, place]] = 1
+    assert (replaced <= chosen).all()
+    assert replaced.sum() > 0
+    p = np.asarray(jax.nn.sigmoid(outputs.logits), np.float64)
+    loss = -np.where(replaced > 0, np.log(p), np.log1p(-p))
+    np.testing.assert_allclose(terms["replaced_token"], (loss * MASK).sum(), rtol=1e-5)
+    counts = objective.counts(BATCH)
+    assert (counts["masked_token"], counts["replaced_token"]) == (WEIGHTS.sum(), MASK.sum())
+
+    def gradients(term):
+        return jax.grad(lambda params: objective.apply(apply, params, BATCH, rng=keys)[1][term])(
+            params
+        )
+
+    def learns(tree):
+        return any(np.any(x != 0) for x in jax.tree.leaves(tree))
+
+    masked, detection = gradients("masked_token"), gradients("replaced_token")
+    for name in EMBEDDINGS:
+        assert learns(masked[name])
+        assert learns(detection[name])
+    assert learns(masked["further"])
+    assert not learns(detection["further"])
+    assert learns(detection["layers"])
+    assert not learns(masked["layers"])
+    # An evaluation samples the same tokens for a batch each time.
+    evaluated = jax.jit(lambda params, batch: objective.apply(apply, params, batch)[1]["replaced"])
+    assert evaluated(params, BATCH) == evaluated(params, BATCH)
+
+
+def test_samples_follow_the_softmax():
+    logits = np.array([0.0, 1.0, 2.0, -1.0], np.float32)
+    hidden, kernel = jnp.ones((4000, 2, 1)), jnp.asarray(logits[:, None])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    found = np.asarray(sampled_tokens(Projection(hidden, kernel), keys))
+    expected = np.exp(logits) / np.exp(logits).sum()
+    for place in range(2):
+        np.testing.assert_allclose(np.bincount(found[:, place]) / 4000, expected, atol=0.03)
+    assert (found[:, 0] != found[:, 1]).any()
+
+
+@pytest.mark.slow
+def test_the_sizes_of_generators():
+    with pytest.raises(UserError, match=r"generator_size 0\.25.*BertConfig"):
+        generator_config(models.BertConfig(**SIZES), 0.25)
+    # Separate embeddings, and a DeBERTa, whose distances are as wide as its layers.
+    config = DebertaConfig(**SIZES, head="replaced_token_detection", norm_distances=True)
+    apply, objective, params = made(config, share_embeddings=False, generator_size=0.5)
+    own = params["further"][GENERATOR]
+    assert own["token_embedding"]["embedding"].shape == (V, 16)
+    assert own["distance_embedding"]["embedding"].shape == (2 * T, 8)
+    _, terms = jax.jit(lambda params, batch: objective.apply(apply, params, batch))(params, BATCH)
+    assert np.isfinite(terms["replaced_token"])
+    with pytest.raises(UserError, match="next_sentence"):
+        ReplacedTokenConfig().check(dataclasses.replace(DATA, next_sentence=True))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_one_device")
+def test_a_run_resumes_and_is_evaluated_and_exported(tmp_path):
+    file = write_text(tmp_path / "text.txt")
+    config = train.TrainConfig(
+        model=ElectraConfig(**{**SIZES, "max_length": 16}),
+        data=data.PretrainingData(
+            source=f"text:{file}#block",
+            validation_fraction=0.1,
+            length=16,
+            next_sentence=False,
+            tokenizer=VOCABULARY,
+        ),
+        objective=ReplacedTokenConfig(),
+        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=1),
+        batch_size=8,
+        steps=2,
+        checkpoint_every=1,
+        evaluate_every=2,
+    )
+    whole, killed = tmp_path / "run", tmp_path / "killed"
+    result = train.train(config, whole, quiet=True)
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "checkpoints" / "2")
+    (killed / "report.md").unlink()
+    train.train(config, killed, quiet=True)
+    assert_same(everything(killed, 2), everything(whole, 2))
+    scores = train.score_run(whole, log=lambda line: None)
+    assert result.validation is not None
+    for name in ("loss", "masked_token", "replaced_token", "detection_accuracy"):
+        assert scores[name] == pytest.approx(result.validation[name], rel=1e-5)
+    model, params = models.load(whole)
+    assert model.config.head == "replaced_token_detection"
+    assert "further" not in params

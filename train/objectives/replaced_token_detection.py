@@ -1,0 +1,228 @@
+"""Replaced-token detection: a generator fills masked tokens in, and the model finds them.
+
+Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
+section 2. The generator learns masked tokens. Its samples replace the masked tokens, and the model
+of the run, the discriminator, learns which tokens differ from the text. A sample that equals the
+original token counts as original. No gradient flows through the samples.
+
+As in the paper, the loss is that of masked tokens plus 50 times the binary cross-entropy, averaged
+over all real tokens. Difference from the authors' code: the generator reads BERT's masks (80 %
+[MASK], 10 % random tokens, 10 % unchanged).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from ...data.common.fields import Positive, Range, require
+from ...data.dataset import DataSplit
+from ...data.tasks.bert_pretraining import PretrainingData
+from ...models.config import Execution, TransformerConfig
+from ...models.init import init_params
+from ...models.nn.heads import Projection
+from ...models.nn.typing import Array, Float, Int, Params
+from ...models.registry import create
+from ..losses.eval_step import Evaluation
+from ..losses.objective import (
+    Batch,
+    FurtherModel,
+    Objective,
+    Outputs,
+    RunModel,
+    Terms,
+    select_inputs,
+)
+from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perplexity
+from .masked_lm import MASKED, masked_counts, masked_terms
+
+INPUTS = select_inputs("input_ids", "attention_mask", "token_type_ids", "segment_ids")
+GENERATOR = "generator"
+EMBEDDINGS = ("token_embedding", "position_embedding", "token_type_embedding")
+"""The tables that both models share."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
+    """Replaced-token detection (ELECTRA)."""
+
+    kind = "replaced_token_detection"
+    data_kinds = (PretrainingData,)
+    head_names = ("replaced_token_detection",)
+    progress_metrics = ("masked_token", "replaced_token", "detection_accuracy")
+    next_command = "train bert-classify --init-from {run} --data.source tsv:train.tsv"
+
+    generator_size: Annotated[float, Range(above=0, most=1)] = 0.25
+    """The number of the generator's heads, its width and its feed-forward width, relative to the
+    model's. It has as many layers (Clark et al., section 3.2: 1/4 to 1/2)."""
+    detection_weight: Positive = 50.0
+    """The weight of the detection in the loss, λ."""
+    share_embeddings: bool = True
+    """Whether both models share the embeddings of tokens, positions and token types."""
+
+    def build(self, data: PretrainingData) -> Objective:
+        """Returns the functions of the loss; `with_models` adds the generator."""
+        del data
+        return Objective(
+            coefficients={"masked_token": 1.0, "replaced_token": self.detection_weight},
+            inputs=INPUTS,
+            counts=_counts,
+            terms=_terms,
+        )
+
+    def with_models(
+        self, objective: Objective, model: TransformerConfig, execution: Execution
+    ) -> Objective:
+        """Returns the objective with its generator."""
+        generator = create(generator_config(model, self.generator_size), execution)
+        stored = EMBEDDINGS if self.share_embeddings else ()
+        shapes = jax.eval_shape(lambda: init_params(generator, jax.random.key(0)))
+        shared = tuple(name for name in stored if name in shapes)
+
+        def init(rng: Array) -> Params:
+            params = init_params(generator, rng)
+            return {name: x for name, x in params.items() if name not in shared}
+
+        further = FurtherModel(generator.apply, init, trained=True, shared=shared)
+        return dataclasses.replace(
+            objective,
+            models={GENERATOR: further},
+            forward=_forward_with_types(model.num_token_types > 1),
+            samples=True,
+        )
+
+    def check(self, data: PretrainingData) -> None:
+        """Checks that the data has no pairs of segments."""
+        require(
+            not data.next_sentence,
+            "data.next_sentence is not used by the objective replaced_token_detection: give "
+            "--data.no-next-sentence",
+        )
+
+    def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
+        """Returns all means, and the perplexity of the generator."""
+        del split, data
+        means, counts = evaluation.means, evaluation.counts
+        counted = {name: int(counts[name]) for name in ("masked_token", "replaced_token")}
+        numbers = {"masked_tokens": counted["masked_token"], "tokens": counted["replaced_token"]}
+        return {**means, "perplexity": perplexity(means["masked_token"]), **numbers}
+
+    def loss_note(self, data: PretrainingData) -> str | None:
+        """Returns a line on the terms of the loss."""
+        del data
+        return (
+            f"loss is masked_token, the generator's loss of masked tokens, plus "
+            f"{self.detection_weight:g} times replaced_token, the loss of detecting its samples"
+        )
+
+    def baseline(self, split: DataSplit) -> tuple[str, str, float]:
+        """Returns the entropy of single tokens."""
+        return entropy_baseline("masked_token", split)
+
+
+def generator_config(model: TransformerConfig, size: float) -> TransformerConfig:
+    """Returns the configuration of the generator of a discriminator.
+
+    Args:
+        model: the discriminator.
+        size: the fraction of its heads and widths.
+
+    Raises:
+        UserError: the family cannot have embeddings of another width than its layers.
+    """
+    heads = max(1, round(model.num_heads * size))
+    width, embedded = heads * model.head_dim, model.position_dim
+    narrow = "d_embedding" in {field.name for field in dataclasses.fields(model)}
+    require(
+        narrow or width == embedded,
+        f"objective.generator_size {size} needs embeddings of {embedded} for layers of {width}, "
+        f"and {type(model).__name__} has no d_embedding: choose 1, or an ELECTRA or a DeBERTa",
+    )
+    changes: dict[str, Any] = {
+        "num_heads": heads,
+        "d_model": width,
+        "d_ff": max(1, round(model.feed_forward_dim * size)),
+    }
+    if narrow:
+        changes["d_embedding"] = None if width == embedded else embedded
+    return dataclasses.replace(model, **changes).with_head("masked_lm", ())
+
+
+@struct.dataclass
+class DetectionOutputs:
+    """The outputs of both models."""
+
+    projection: Projection
+    """The generator's hidden states `[B, M, W]` at the masked tokens, and its vocabulary matrix."""
+    logits: Float[Array, "B T"]
+    """The discriminator's logits, above 0 for tokens that are probably replaced."""
+    replaced: Float[Array, "B T"]
+    """1 for the tokens that differ from the text."""
+
+
+def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
+    """Returns the `forward` of the objective, with or without token types."""
+
+    def forward(run: Mapping[str, RunModel], batch: Batch, keys: Array) -> DetectionOutputs:
+        given = {name: x for name, x in batch.items() if types or name != "token_type_ids"}
+        projection = run[GENERATOR](**MASKED.inputs(given)).projection  # pyright: ignore[reportCallIssue]
+        samples = sampled_tokens(jax.lax.stop_gradient(projection), keys)
+        # Restore the masked tokens, and put the samples in their places.
+        original = _at_masked(batch, batch["masked_labels"])
+        ids = _at_masked({**batch, "input_ids": original}, samples)
+        inputs = {**INPUTS(given), "input_ids": ids}
+        logits = run["model"](**inputs).logits
+        return DetectionOutputs(projection, logits, (ids != original).astype(jnp.float32))
+
+    return forward
+
+
+def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
+    """Samples a token for each masked one, at temperature 1.
+
+    One masked token of all rows is sampled at a time, so that no array is `[B, M, V]`.
+
+    Args:
+        projection: hidden states `[B, M, W]` and the vocabulary matrix.
+        keys: one key per row, `[B]`.
+    """
+
+    def one(number: Array, hidden: Float[Array, "B W"]) -> Int[Array, " B"]:
+        logits = dataclasses.replace(projection, hidden=hidden[:, None]).logits()[:, 0]  # [B, V]
+        drawn = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        return jax.vmap(jax.random.categorical)(drawn, logits).astype(jnp.int32)
+
+    hidden = jnp.moveaxis(projection.hidden, 1, 0)  # [M, B, W]
+    found = jax.lax.map(lambda each: one(*each), (jnp.arange(hidden.shape[0]), hidden))
+    return jnp.moveaxis(found, 0, 1)
+
+
+def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
+    """Returns the tokens of a batch with others at the masked places."""
+    ids = batch["input_ids"]
+    # Unused places have weight 0; the index T drops them.
+    places = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.asarray(ids).at[rows, places].set(tokens, mode="drop")
+
+
+def _counts(batch: Batch) -> Terms:
+    real = jnp.sum(batch["attention_mask"]).astype(jnp.float32)
+    detection = dict.fromkeys(("replaced_token", "detection_accuracy", "replaced"), real)
+    return {**masked_counts(batch), **detection}
+
+
+def _terms(outputs: Outputs, batch: Batch) -> Terms:
+    real = batch["attention_mask"].astype(jnp.float32)
+    loss = optax.sigmoid_binary_cross_entropy(outputs.logits, outputs.replaced)
+    correct = (outputs.logits > 0) == (outputs.replaced > 0)
+    return {
+        **masked_terms(outputs, batch),
+        "replaced_token": jnp.sum(real * loss),
+        "detection_accuracy": jnp.sum(real * correct),
+        "replaced": jnp.sum(real * outputs.replaced),
+    }
