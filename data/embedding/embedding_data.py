@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..common.errors import counted
 from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
 from ..distinct_order import ABSENT
@@ -92,7 +93,7 @@ class EmbeddingData(ColumnsData):
             scores=None if scores is None else scores[order],
             # Pairs without scores are candidates for each other.
             text_keys=texts.keys[order] if scores is None else None,
-            notes=(f"{number} documents each", *cut_queries, *cut_documents),
+            notes=(f"{counted(number, 'document')} each", *cut_queries, *cut_documents),
         )
 
     def _encoded(
