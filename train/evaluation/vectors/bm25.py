@@ -5,6 +5,7 @@ Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Be
 """
 
 import importlib.util
+import logging
 import re
 from collections.abc import Sequence
 
@@ -46,6 +47,8 @@ def bm25(
     require(has_bm25(), f"BM25 needs the package bm25s, which is not installed: {INSTALL}")
     import bm25s
 
+    # On import the package sets its logger to the level of debugging.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     words, asked = (
         [WORD.findall(text.lower()) for text in texts] for texts in (documents, queries)
     )
