@@ -31,8 +31,8 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
     """
     require(
         not whole_batch,
-        "the objective compares the examples of a batch with each other, and under pmap it would "
-        "see parts of the batch: leave micro_batches and pmap out",
+        "the objective compares the examples of a batch with each other, and under pmap each "
+        "device would see a part of the batch: choose parallel jit",
     )
     return Exchange(functools.partial(_pmapped, mesh=mesh))
 

@@ -6,7 +6,7 @@ prompts, the rewards and the key of the step.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,8 +23,8 @@ from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
 from ..distributed.expert_parallel import over_mesh
 from ..losses.answers import label_log_probs
+from ..losses.micro_batches import in_parts
 from ..losses.objective import ApplyFn, Batch, Terms
-from .train_step import micro_batches
 
 
 @struct.dataclass
@@ -201,19 +201,6 @@ class RolloutPrograms:
             }
 
         return in_parts(of_part, rollout.batch, self.num_parts)
-
-
-def in_parts(
-    function: Callable[[dict[str, Array]], dict[str, Array]],
-    tree: dict[str, Array],
-    number: int,
-) -> dict[str, Array]:
-    """Applies a function of rows `[R, …]` to equal parts of them, sequentially."""
-    if number == 1:
-        return function(tree)
-    # Part p has the rows p, p + number, …: moving the axis back restores their order.
-    parts = jax.lax.map(function, micro_batches(tree, number))  # [number, R / number, …]
-    return {name: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in parts.items()}
 
 
 def weighted_rewards(

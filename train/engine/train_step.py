@@ -1,21 +1,19 @@
 """The train step, which is independent of model, objective and mesh."""
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ...data.common.fields import require
 from ...models.adapters.lora import LoRA
 from ...models.nn.dropout import row_keys
 from ...models.nn.typing import Array, Key, Params
 from ..distributed.fsdp import GradientFn
-from ..losses.objective import ApplyFn, Batch, Objective, Terms, joined, split
+from ..losses.micro_batches import accumulate, micro_batches
+from ..losses.objective import ApplyFn, Batch, Objective, Outputs, Terms, joined, split
 from ..state import Metrics, StepFn, TrainState
-
-T = TypeVar("T")
+from .grad_cache import Rows, cached_gradient
 
 
 def make_train_step(
@@ -34,7 +32,8 @@ def make_train_step(
         objective: what is learned.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
-          memory; the result equals that of the whole batch.
+          memory; the result equals that of the whole batch. For an objective that needs the whole
+          batch the step runs the model twice (`grad_cache`).
         adapter: the adapters to train, from `models.make_lora`. The state's `params` then hold the
           trained parameters and `frozen` the base, as `LoRA.init` returns them; a `reference` is
           the base without adapters.
@@ -47,13 +46,9 @@ def make_train_step(
         finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: the objective needs the whole batch, and there are several micro-batches.
+        UserError: when the step is traced: the objective needs the whole batch, there are several
+          micro-batches, and its outputs have no row for each example.
     """
-    require(
-        not objective.whole_batch or num_micro_batches == 1,
-        "the objective compares the examples of a batch with each other, and with micro_batches "
-        f"{num_micro_batches} it would see parts of the batch: leave micro_batches and pmap out",
-    )
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
 
@@ -66,25 +61,36 @@ def make_train_step(
         counts = objective.checked(objective.counts(batch), "counts")
 
         def sums_of_rows(
-            params: Params, frozen: Params | None, counts: Terms, rows: tuple[Batch, Array]
+            params: Params, frozen: Params | None, counts: Terms, rows: Rows
         ) -> tuple[Params, Terms]:
-            def loss_fn(params: Params, batch: Batch, keys: Array) -> tuple[Array, Terms]:
+            def run(params: Params, rows: Rows) -> Outputs:
+                batch, keys = rows
                 base = frozen
                 if adapter is not None:
                     params, base = adapter.combine(params, base)
-                _, sums = objective.apply(apply_fn, params, batch, frozen=base, rng=keys)
+                return objective.all_outputs(apply_fn, params, batch, frozen=base, rng=keys)
+
+            def loss_of(outputs: Outputs, batch: Batch) -> tuple[Array, Terms]:
+                sums = objective.sums(outputs, batch)
                 objective.check_counted(sums, counts)
                 # Sums of a part over counts of the batch: adding the parts gives the mean of the
                 # batch.
                 means = divide(sums, counts)
                 return weigh(means, objective), means
 
+            def loss_fn(params: Params, rows: Rows) -> tuple[Array, Terms]:
+                return loss_of(run(params, rows), rows[0])
+
             gradient_fn = jax.grad(loss_fn, has_aux=True)
             if num_micro_batches == 1:
-                return gradient_fn(params, *rows)
+                return gradient_fn(params, rows)
+            if objective.whole_batch:
+                return cached_gradient(
+                    run, lambda x: loss_of(x, rows[0]), params, rows, number=num_micro_batches
+                )
 
-            def of_part(part: tuple[Batch, Array]) -> tuple[Params, Terms]:
-                gradients, means = gradient_fn(params, *part)
+            def of_part(part: Rows) -> tuple[Params, Terms]:
+                gradients, means = gradient_fn(params, part)
                 # An exchange may have gathered parameters in the dtype of the computation.
                 return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, trained), means
 
@@ -122,23 +128,3 @@ def divide(sums: Terms, counts: Terms) -> Terms:
 def weigh(means: Terms, objective: Objective) -> Array:
     """Returns the loss, Σ coefficient · mean."""
     return sum((c * means[name] for name, c in objective.coefficients.items()), jnp.float32(0))
-
-
-def micro_batches(tree: T, number: int) -> T:
-    """Splits arrays `[B, …]` into `[number, B / number, …]`.
-
-    Example i goes to part i mod `number`, so that each part has examples of every device.
-    """
-    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
-
-
-def accumulate(function: Callable[[T], tuple[Params, Terms]], parts: T) -> tuple[Params, Terms]:
-    """Sums `function(part)` over the leading axis of `parts`, sequentially."""
-
-    def body(total: tuple[Params, Terms], part: T) -> tuple[tuple[Params, Terms], None]:
-        return jax.tree.map(jnp.add, total, function(part)), None
-
-    # Start the sum with zeros of the shapes of a part's results.
-    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, zeros, parts)[0]

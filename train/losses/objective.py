@@ -84,15 +84,16 @@ class Objective:
     """Further models by name. The state keeps trained ones in `further` and frozen ones in
     `frozen`. Only `params`, the model of the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
-    """`forward(run, batch)` computes the outputs with further models: `run["model"](**inputs)` runs
-    the model, and `run[name](**inputs)` a further one. If None, the model alone runs on
-    `inputs`."""
+    """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
+    `run[name](**inputs)` a further one. Dropout differs between the calls. If None, the model alone
+    runs on `inputs`."""
     samples: bool = False
     """Whether `forward` also gets keys `[B]`, to sample from a model: `forward(run, batch, keys)`.
     An evaluation has the same keys for every batch."""
     whole_batch: bool = False
     """Whether the terms of an example depend on other examples of the batch, as with in-batch
-    negatives. Such a batch cannot be split into micro-batches or run under pmap."""
+    negatives. Such a batch cannot run under pmap. In micro-batches the model runs twice, and its
+    outputs must be floats with a row for each example; see `engine.grad_cache`."""
 
     @property
     def needs_initial(self) -> bool:
@@ -186,9 +187,25 @@ class Objective:
             UserError: `terms` did not return a scalar for each coefficient.
             ValueError: the objective has a `reference`, and `frozen` is None.
         """
+        outputs = self.all_outputs(apply_fn, params, batch, frozen=frozen, rng=rng)
+        return outputs[0], self.sums(outputs, batch)
+
+    def all_outputs(
+        self,
+        apply_fn: ApplyFn,
+        params: Params,
+        batch: Batch,
+        *,
+        frozen: Params | None = None,
+        rng: Array | None = None,
+    ) -> tuple[Outputs, ...]:
+        """Returns the outputs for a batch, and those of the reference if there is one.
+
+        Args and exceptions are those of `apply`.
+        """
         outputs = self.outputs(apply_fn, params, batch, frozen=frozen, rng=rng)
         if not self.reference:
-            return outputs, self.checked(self.terms(outputs, batch), "terms")
+            return (outputs,)
         if frozen is None:
             raise ValueError(
                 "the objective has a reference, and the state has no frozen parameters: give them "
@@ -197,8 +214,12 @@ class Objective:
         # The frozen tree may also contain further models.
         first = jax.lax.stop_gradient(split(frozen)[0])
         reference = self._model_outputs(apply_fn, first, batch, None)
-        terms = self.terms(outputs, batch, jax.lax.stop_gradient(reference))
-        return outputs, self.checked(terms, "terms")
+        return outputs, jax.lax.stop_gradient(reference)
+
+    def sums(self, outputs: tuple[Outputs, ...], batch: Batch) -> Terms:
+        """Returns the terms, given the results of `all_outputs`."""
+        own, *reference = outputs
+        return self.checked(self.terms(own, batch, *reference), "terms")
 
     def checked(self, values: Any, function: str) -> Terms:
         """Returns the results of `terms` or `counts` after checking them against `coefficients`.

@@ -22,8 +22,9 @@ from flaxzoo.train import (
 )
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.engine.memory_summary import bytes_per_device
-from flaxzoo.train.engine.train_step import divide, micro_batches, weigh
+from flaxzoo.train.engine.train_step import divide, weigh
 from flaxzoo.train.losses.eval_step import Evaluation, evaluate, unigram_entropy
+from flaxzoo.train.losses.micro_batches import micro_batches
 
 from ...support.devices import on_devices
 

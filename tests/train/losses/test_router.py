@@ -112,7 +112,7 @@ def test_the_form_of_transformers(tmp_path, assert_close):
     batch = {name: jnp.asarray(x[LENGTHS > 0]) for name, x in BATCH.items()}
     _, terms = jax.jit(lambda params: objective.apply(model.apply, params, batch))(params)
     assert_close(terms["router_balance"], expected.aux_loss.detach().numpy())
-    with pytest.raises(UserError, match="leave micro_batches and pmap out"):
+    with pytest.raises(UserError, match="micro_batches 2 each of its outputs must be floats"):
         stepped(own, objective, num_micro_batches=2)
 
 

@@ -1,0 +1,83 @@
+"""GradCache: the gradient of a loss that compares the examples of a batch, in micro-batches.
+
+Such a loss is not a sum over micro-batches. With g the gradient of the loss with respect to the
+outputs of the model, and J the Jacobian of the outputs of a micro-batch, the gradient with respect
+to the parameters is the sum of J^T g over micro-batches (Gao et al. 2021, "Scaling deep
+contrastive learning batch size under memory limited setup"). Here the model runs twice: first
+without a gradient, for the outputs of the whole batch, and again after g is known. The memory is
+that of one micro-batch and of the outputs.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ...data.common.fields import require
+from ...models.nn.typing import Array, Params
+from ..losses.micro_batches import accumulate, in_parts, micro_batches
+from ..losses.objective import Batch, Outputs, Terms
+
+Rows = tuple[Batch, Array]
+"""A batch, or a part of it, and the dropout key of each example."""
+
+
+def cached_gradient(
+    run: Callable[[Params, Rows], Outputs],
+    loss: Callable[[Outputs], tuple[Array, Terms]],
+    params: Params,
+    rows: Rows,
+    *,
+    number: int,
+) -> tuple[Params, Terms]:
+    """Returns the gradient of `loss(run(params, rows))` and its means.
+
+    Args:
+        run: computes the outputs of examples, arrays `[B, …]`, each row from its example alone.
+        loss: computes the loss, and means to report, from the outputs of the batch.
+        params: the parameters.
+        rows: the batch.
+        number: the number of micro-batches.
+
+    Raises:
+        UserError: An output is not an array of floats with a row for each example.
+    """
+    _check_rows(run, params, rows, number=number)
+    outputs = in_parts(lambda part: run(params, part), rows, number)
+    wanted, means = jax.grad(loss, has_aux=True)(outputs)
+
+    def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
+        own, wanted = part
+        # The keys are those of the first run, so that dropout is the same.
+        _, transpose = jax.vjp(lambda params: run(params, own), params)
+        (gradients,) = transpose(wanted)
+        return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, params), {}
+
+    gradients, _ = accumulate(of_part, micro_batches((rows, wanted), number))
+    return gradients, means
+
+
+def _check_rows(
+    run: Callable[[Params, Rows], Outputs], params: Params, rows: Rows, *, number: int
+) -> None:
+    """Checks that the outputs of twice as many examples have twice as many rows."""
+
+    def shapes(parts: int) -> list[tuple[jax.tree_util.KeyPath, jax.ShapeDtypeStruct]]:
+        given = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((parts * x.shape[0] // number, *x.shape[1:]), x.dtype),
+            rows,
+        )
+        return jax.tree.leaves_with_path(jax.eval_shape(run, params, given))
+
+    size = rows[1].shape[0] // number
+    for (path, one), (_, two) in zip(shapes(1), shapes(2), strict=True):
+        expected = (2 * size, *one.shape[1:])
+        require(
+            one.shape[:1] == (size,)
+            and two.shape == expected
+            and jnp.issubdtype(one.dtype, jnp.floating),
+            f"the objective compares the examples of a batch with each other, and with "
+            f"micro_batches {number} each of its outputs must be floats with a row for each "
+            f"example, got output{jax.tree_util.keystr(path)} {one.dtype} {list(one.shape)} of "
+            f"{size} examples: return such arrays from forward, or choose micro_batches 1",
+        )

@@ -1,0 +1,1 @@
+"""Losses of text vectors: pure functions of `Vectors`."""

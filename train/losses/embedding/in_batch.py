@@ -1,0 +1,157 @@
+"""Losses with in-batch negatives: the texts of the other examples of a batch.
+
+The similarities of a text are the logits of a classification, whose correct class is the positive.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array, Bool, Float
+from .vectors import Real, Similarity, Vectors, each_to_each, to_own
+
+Direction: TypeAlias = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
+Partition: TypeAlias = Literal["joint", "per_direction"]
+Hardness: TypeAlias = Literal["none", "in_batch_negatives", "hard_negatives", "all_negatives"]
+MASKED = -1e30
+"""The logit of a text that is not a candidate: its exp is 0, and its gradient is finite."""
+
+
+def multiple_negatives(
+    vectors: Vectors,
+    real: Real,
+    *,
+    scale: float = 20.0,
+    similarity: Similarity = "cosine",
+    directions: Sequence[Direction] = ("query_to_doc",),
+    partition: Partition = "joint",
+    hardness: Hardness = "none",
+    hardness_strength: float = 0.0,
+) -> Float[Array, " B"]:
+    """Returns the loss of each pair among all texts of the batch (InfoNCE).
+
+    With s the scale, q_i the anchors, d_i their positives, and d all documents of the batch,
+    positives and negatives: log Σ_d exp(s · sim(q_i, d)) - s · sim(q_i, d_i) (van den Oord et al.
+    2018, equation 4; Henderson et al. 2017, section 4). Further directions add candidates:
+
+    - `doc_to_query`: all anchors, compared with d_i;
+    - `query_to_query`: the other anchors, compared with q_i;
+    - `doc_to_doc`: the documents of other examples, compared with d_i.
+
+    With `partition` "joint" one sum has all candidates (Li et al. 2023, "GTE", equation 4, has all
+    four directions); with "per_direction" the losses of the directions are averaged (Günther et
+    al. 2023, equation 2, is the symmetric loss). The hardness α adds α · sim(q_i, d), without
+    gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE", equation 5; Schechter
+    Vera et al. 2025, "EmbeddingGemma", has only an example's hard negatives).
+
+    Args:
+        vectors: of the batch.
+        real: missing texts are not candidates.
+        scale: s, the inverse of the temperature.
+        similarity: cosine, or the scalar product.
+        directions: which candidates there are.
+        partition: how the directions are combined.
+        hardness: the negatives with a larger logit: those of other examples, those of the example,
+          or both.
+        hardness_strength: α.
+
+    Returns:
+        The losses in nats, which are arbitrary but finite for filler.
+    """
+    anchors, positives = vectors.anchors, vectors.documents[:, 0]
+    batch, num_documents = real.documents.shape
+    documents = vectors.documents.reshape(batch * num_documents, -1)
+    real_documents = real.documents.reshape(1, -1)
+    same = jnp.eye(batch, dtype=bool)
+    same_example = jnp.repeat(same, num_documents, axis=1)  # [B, B · C]
+    # The texts that are compared, and the candidates that count.
+    pools: dict[Direction, tuple[Array, Array, Bool[Array, "_ N"]]] = {
+        "query_to_doc": (anchors, documents, real_documents),
+        "query_to_query": (anchors, anchors, real.anchors[None] & ~same),
+        "doc_to_query": (positives, anchors, real.anchors[None]),
+        "doc_to_doc": (positives, documents, real_documents & ~same_example),
+    }
+    is_positive = jnp.arange(batch * num_documents) % num_documents == 0
+    harder = {
+        "none": False,
+        "in_batch_negatives": ~same_example,
+        "hard_negatives": same_example & ~is_positive,
+        "all_negatives": ~(same_example & is_positive),
+    }[hardness]
+
+    def logits(direction: Direction) -> Array:
+        texts, candidates, counted = pools[direction]
+        similar = each_to_each(texts, candidates, similarity)
+        scaled = scale * similar
+        if direction == "query_to_doc" and hardness != "none":
+            scaled += hardness_strength * jnp.where(harder, jax.lax.stop_gradient(similar), 0.0)
+        return jnp.where(counted, scaled, MASKED)
+
+    every = [logits(direction) for direction in directions]
+    # One softmax over all candidates, or one for each direction.
+    softmaxes = [jnp.concatenate(every, axis=1)] if partition == "joint" else every
+    normalizer = sum(jax.nn.logsumexp(x, axis=1) for x in softmaxes) / len(softmaxes)
+    return normalizer - scale * to_own(vectors, similarity)[:, 0]
+
+
+def gist(
+    vectors: Vectors,
+    real: Real,
+    *,
+    temperature: float = 0.01,
+    margin: float = 0.0,
+    margin_strategy: Literal["absolute", "relative"] = "absolute",
+    contrast_anchors: bool = True,
+    contrast_positives: bool = True,
+) -> Float[Array, " B"]:
+    """Returns the loss of each pair among the texts that a guide considers to be negatives.
+
+    The candidates of anchor q_i are all documents by sim(q_i, d), the other anchors by
+    sim(q_i, q_j), and the other positives by sim(d_i, d_j), all cosines divided by the temperature.
+    A candidate is left out if the guide's similarity exceeds the guide's sim(q_i, d_i) - margin,
+    because it is probably another positive (Solatorio 2024, "GISTEmbed", section 3).
+
+    Args:
+        vectors: of the batch, with those of the guide.
+        real: missing texts are not candidates.
+        temperature: divides the similarities.
+        margin: how far below the guide's similarity of the pair a candidate must be.
+        margin_strategy: whether `margin` is a difference, or relative to the pair's similarity.
+        contrast_anchors: whether other anchors are candidates.
+        contrast_positives: whether other positives are candidates.
+
+    Returns:
+        The losses in nats, which are arbitrary but finite for filler.
+    """
+    guide = vectors.guide
+    assert guide is not None
+    batch, num_documents = real.documents.shape
+    same = jnp.eye(batch, dtype=bool)
+    is_positive = jnp.arange(batch * num_documents) % num_documents == 0
+    is_own = jnp.repeat(same, num_documents, axis=1) & is_positive
+    # The largest similarity that the guide may find between an anchor and its negative.
+    pair = to_own(guide, "cosine")[:, :1]
+    largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
+    # The texts that are compared, the candidates that count, and those that always do.
+    pools: list[tuple[Callable[[Vectors], tuple[Array, Array]], Array, Array | bool]] = [
+        (
+            lambda x: (x.anchors, x.documents.reshape(batch * num_documents, -1)),
+            real.documents.reshape(1, -1),
+            is_own,
+        )
+    ]
+    if contrast_anchors:
+        pools.append((lambda x: (x.anchors, x.anchors), real.anchors[None] & ~same, False))
+    if contrast_positives:
+        positives = real.documents[None, :, 0]
+        pools.append((lambda x: (x.documents[:, 0], x.documents[:, 0]), positives & ~same, False))
+
+    logits = []
+    for texts, counted, always in pools:
+        similar, guided = (each_to_each(*texts(x), "cosine") for x in (vectors, guide))
+        kept = always | (counted & (guided <= largest))
+        logits.append(jnp.where(kept, similar / temperature, MASKED))
+    normalizer = jax.nn.logsumexp(jnp.concatenate(logits, axis=1), axis=1)
+    return normalizer - to_own(vectors, "cosine")[:, 0] / temperature

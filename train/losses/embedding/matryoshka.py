@@ -1,0 +1,29 @@
+"""Matryoshka: a loss of the first dimensions of vectors, for several numbers of dimensions."""
+
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array
+from .vectors import Vectors
+
+
+def matryoshka(
+    loss: Callable[[Vectors], Array], dims: Sequence[int], weights: Sequence[float] = ()
+) -> Callable[[Vectors], Array]:
+    """Returns Σ w_d · loss of the first d dimensions of the vectors, as vectors of norm 1.
+
+    Kusupati et al. 2022, "Matryoshka representation learning", equation 1.
+
+    Args:
+        loss: of the vectors.
+        dims: the numbers of dimensions d.
+        weights: w, one for each number of dimensions. Defaults to 1 each.
+    """
+    weights = weights or [1.0] * len(dims)
+
+    def nested(vectors: Vectors) -> Array:
+        each = [w * loss(vectors.first(d)) for d, w in zip(dims, weights, strict=True)]
+        return jnp.sum(jnp.stack(each), axis=0)
+
+    return nested

@@ -1,0 +1,148 @@
+"""Losses of pairs of texts with a score or a label, and of triplets."""
+
+import jax
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array, Bool, Float
+from .vectors import DISTANCES, Distance, Real, Similarity, Vectors, to_own, unit
+
+
+def cosent(
+    similarity: Float[Array, " B"],
+    scores: Float[Array, " B"],
+    real: Bool[Array, " B"],
+    *,
+    scale: float = 20.0,
+) -> Float[Array, ""]:
+    """Returns log(1 + Σ exp(s · (c_k - c_i))) over all i and k with y_i > y_k.
+
+    c are the similarities of the pairs, y their scores, s the scale (Su 2022, "CoSENT"). Only the
+    order of the scores counts.
+
+    Args:
+        similarity: of both texts of each pair, such as `cosine`.
+        scores: of the pairs.
+        real: which pairs count.
+        scale: s.
+    """
+    # [B, B], where i is the row.
+    wrong = scale * (similarity[None] - similarity[:, None])
+    counted = (scores[:, None] > scores[None]) & real[:, None] & real[None]
+    # exp(0) is the 1.
+    logits = jnp.append(jnp.where(counted, wrong, -1e30), 0.0)
+    return jax.nn.logsumexp(logits)
+
+
+def cosine(vectors: Vectors) -> Float[Array, " B"]:
+    """Returns the cosine of the anchor and the first document."""
+    return to_own(vectors, "cosine")[:, 0]
+
+
+def angle(vectors: Vectors) -> Float[Array, " B"]:
+    """Returns |cos + sin| of the anchor and the first document, for `cosent`.
+
+    Both vectors have norm 1, and their halves x₁ and x₂ are the real and the imaginary part of a
+    complex vector: sin = Σ(x₂ y₁ - x₁ y₂) (Li and Li 2024, "AnglE", section 3.4, as
+    sentence-transformers computes it). A dimension 0 is added to an odd number of dimensions.
+    """
+    # [B, D] each
+    x, y = unit(vectors.anchors), unit(vectors.documents[:, 0])
+    x, y = (jnp.pad(v, ((0, 0), (0, v.shape[-1] % 2))) for v in (x, y))
+    (x1, x2), (y1, y2) = (jnp.split(v, 2, axis=-1) for v in (x, y))
+    return jnp.abs(jnp.sum(x * y, axis=-1) + jnp.sum(x2 * y1 - x1 * y2, axis=-1))
+
+
+def cosine_error(vectors: Vectors, scores: Float[Array, " B"]) -> Float[Array, " B"]:
+    """Returns (cos - y)², y the score (Reimers and Gurevych 2019, "Sentence-BERT", section 3)."""
+    return jnp.square(cosine(vectors) - scores)
+
+
+def contrastive(
+    vectors: Vectors,
+    labels: Float[Array, " B"],
+    *,
+    distance: Distance = "cosine",
+    margin: float = 0.5,
+) -> Float[Array, " B"]:
+    """Returns ½ (y d² + (1 - y) max(0, margin - d)²), y 1 for similar and 0 for other texts.
+
+    Hadsell et al. 2006, "Dimensionality reduction by learning an invariant mapping", equation 4.
+
+    Args:
+        vectors: of the batch.
+        labels: y.
+        distance: d, of the anchor and the first document.
+        margin: other texts at this distance or farther have no loss.
+    """
+    d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
+    near = jnp.square(jax.nn.relu(margin - d))
+    return (labels * jnp.square(d) + (1 - labels) * near) / 2
+
+
+def triplet(
+    vectors: Vectors, *, distance: Distance = "euclidean", margin: float = 5.0
+) -> Float[Array, "B N"]:
+    """Returns max(0, d(a, p) - d(a, n) + margin) for each negative n.
+
+    Schroff et al. 2015, "FaceNet", equation 1, without squares, as Reimers and Gurevych 2019.
+
+    Args:
+        vectors: of the batch.
+        distance: d.
+        margin: how much farther than the positive p a negative must be from the anchor a.
+    """
+    d = DISTANCES[distance](vectors.anchors[:, None], vectors.documents)
+    return jax.nn.relu(d[:, :1] - d[:, 1:] + margin)
+
+
+def margin_error(
+    vectors: Vectors,
+    scores: Float[Array, " B"] | Float[Array, "B C"],
+    *,
+    similarity: Similarity = "dot",
+) -> Float[Array, "B N"]:
+    """Returns (sim(q, p) - sim(q, n) - y)² for each negative n (MarginMSE).
+
+    Hofstätter et al. 2020, "Improving efficient neural ranking models with cross-architecture
+    knowledge distillation", equation 5.
+
+    Args:
+        vectors: of the batch.
+        scores: `[B, C]`, a teacher's scores of the documents, so that y is the score of p minus
+            that of n; `[B]`, y itself, for a single negative.
+        similarity: sim.
+    """
+    similar = to_own(vectors, similarity)
+    wanted = scores[:, None] if scores.ndim == 1 else scores[:, :1] - scores[:, 1:]
+    return jnp.square(similar[:, :1] - similar[:, 1:] - wanted)
+
+
+def distillation(
+    vectors: Vectors,
+    scores: Float[Array, "B C"],
+    real: Real,
+    *,
+    similarity: Similarity = "dot",
+    temperature: float = 1.0,
+) -> Float[Array, " B"]:
+    """Returns τ² KL(softmax(y / τ) ‖ softmax(sim(q, d) / τ)) over the documents d of each example.
+
+    Hinton et al. 2015, "Distilling the knowledge in a neural network", section 2; for rankings Lin
+    et al. 2021, "In-batch negatives for knowledge distillation", equation 3.
+
+    Args:
+        vectors: of the batch.
+        scores: y, a teacher's scores of the documents.
+        real: missing documents have no probability.
+        similarity: sim.
+        temperature: τ.
+
+    Returns:
+        The losses in nats, which are arbitrary but finite for filler.
+    """
+    log_p, log_q = (
+        jax.nn.log_softmax(jnp.where(real.documents, x / temperature, -1e30))
+        for x in (scores, to_own(vectors, similarity))
+    )
+    # exp(-1e30) is 0, and the difference of two such logarithms is finite.
+    return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)

@@ -1,0 +1,92 @@
+"""The vectors of a batch of texts, which of the texts are real, and similarities."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array, Bool, Float
+from ..objective import Batch
+
+Similarity: TypeAlias = Literal["cosine", "dot"]
+Distance: TypeAlias = Literal["cosine", "euclidean", "manhattan"]
+
+
+@flax.struct.dataclass
+class Vectors:
+    """The vectors of a batch, float32: the outputs of an objective on vectors."""
+
+    anchors: Float[Array, "B D"]
+    """The vector of the first text of each example."""
+    documents: Float[Array, "B C D"]
+    """The vectors of the other texts, the positive first."""
+    guide: "Vectors | None" = None
+    """The vectors of a second, frozen model for the same texts, if the objective has one."""
+
+    def first(self, num_dimensions: int) -> "Vectors":
+        """Returns the first dimensions, as vectors of norm 1; those of the guide are unchanged."""
+        anchors, documents = (unit(x[..., :num_dimensions]) for x in (self.anchors, self.documents))
+        return Vectors(anchors, documents, self.guide)
+
+
+@flax.struct.dataclass
+class Real:
+    """Which texts of a batch are real. The others are missing negatives, or filler."""
+
+    anchors: Bool[Array, " B"]
+    documents: Bool[Array, "B C"]
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Real":
+        """Returns which texts have any token, by `anchor_mask` and `attention_mask`."""
+        masks = batch["anchor_mask"], batch["attention_mask"]
+        return cls(*(jnp.any(mask != 0, axis=-1) for mask in masks))
+
+    @property
+    def pairs(self) -> Bool[Array, " B"]:
+        """Whether an example has an anchor and a positive."""
+        return self.anchors & self.documents[:, 0]
+
+    @property
+    def negatives(self) -> Bool[Array, "B N"]:
+        """Which negatives of the pairs are real."""
+        return self.pairs[:, None] & self.documents[:, 1:]
+
+
+def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """Returns vectors of norm 1; their gradient at a vector 0 is finite."""
+    # As `normalize` of PyTorch, which divides by at least 1e-12.
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-24))
+
+
+_BEFORE_DOT: Mapping[Similarity, Callable[[Array], Array]] = {"cosine": unit, "dot": lambda x: x}
+"""What precedes the scalar product."""
+
+
+def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N M"]:
+    """Returns the similarity of each of `a` `[N, D]` to each of `b` `[M, D]`."""
+    a, b = map(_BEFORE_DOT[similarity], (a, b))
+    return jnp.dot(a, b.T, precision="highest")
+
+
+def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
+    """Returns the similarity of each anchor to its documents."""
+    a, b = map(_BEFORE_DOT[similarity], (vectors.anchors, vectors.documents))
+    return jnp.sum(a[:, None] * b, axis=-1)
+
+
+def _euclidean(a: Array, b: Array) -> Array:
+    squared = jnp.sum(jnp.square(a - b), axis=-1)
+    # The root has no gradient at 0.
+    apart = squared > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+
+
+DISTANCES: Mapping[Distance, Callable[[Array, Array], Array]] = {
+    "cosine": lambda a, b: 1 - jnp.sum(unit(a) * unit(b), axis=-1),
+    "euclidean": _euclidean,
+    "manhattan": lambda a, b: jnp.sum(jnp.abs(a - b), axis=-1),
+}
+"""Distances along the last axis."""

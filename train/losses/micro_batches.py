@@ -1,0 +1,51 @@
+"""A batch in equal parts that run one after the other, to save memory."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ...models.nn.typing import Params
+from .objective import Terms
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def micro_batches(tree: T, number: int) -> T:
+    """Splits arrays `[B, …]` into `[number, B / number, …]`.
+
+    Example i goes to part i mod `number`, so that each part has examples of every device.
+    """
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
+
+
+def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
+    """Applies a function of rows `[B, …]` to equal parts of them, sequentially.
+
+    Args:
+        function: its results are arrays with the rows of the part.
+        tree: arrays `[B, …]`.
+        number: the number of parts.
+
+    Returns:
+        The results for all rows, in the order of `tree`.
+    """
+    if number == 1:
+        return function(tree)
+    parts = jax.lax.map(function, micro_batches(tree, number))  # [number, B / number, …]
+    # The inverse of `micro_batches`.
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+
+
+def accumulate(function: Callable[[T], tuple[Params, Terms]], parts: T) -> tuple[Params, Terms]:
+    """Sums `function(part)` over the leading axis of `parts`, sequentially."""
+
+    def body(total: tuple[Params, Terms], part: T) -> tuple[tuple[Params, Terms], None]:
+        return jax.tree.map(jnp.add, total, function(part)), None
+
+    # Start the sum with zeros of the shapes of a part's results.
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, zeros, parts)[0]
