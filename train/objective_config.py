@@ -125,6 +125,24 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         del settings
         return self, data
 
+    @property
+    def second_model(self) -> str | None:
+        """The folder of a frozen model that reads the texts too, or None."""
+        return None
+
+    def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
+        """Returns the objective for the content of the data, which are read if that decides.
+
+        Args:
+            data: The data.
+            is_default: Whether the user left the choice to the kind of data.
+
+        Raises:
+            UserError: The objective does not learn from such data.
+        """
+        del data, is_default
+        return self
+
     def embedding_settings(
         self, data: D, settings: "EmbeddingSettings | None"
     ) -> "EmbeddingSettings | None":

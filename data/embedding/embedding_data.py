@@ -8,7 +8,7 @@ document has a score.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from ..tokenizers.base import Tokenizer
 from .columns import EmbeddingExample
 from .columns_data import ColumnsData
 from .text_table import NumberedTexts, TextTable
+
+ScoreForm = Literal["none", "pairs", "documents"]
+"""What has scores: nothing, the pairs, or each document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,13 @@ class EmbeddingData(ColumnsData):
     def anchor_length(self) -> int:
         """The number of tokens in the sequence of an anchor, Q."""
         return self.query_length or self.length
+
+    def score_form(self) -> ScoreForm:
+        """Returns what has scores in the training examples, which are read."""
+        score = self._part("train").examples[0].score
+        if score is None:
+            return "none"
+        return "documents" if isinstance(score, tuple) else "pairs"
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and the top of this file; without scores."""

@@ -20,6 +20,7 @@ from ...models.adapters.lora import LoRAConfig
 from ...models.registry import preset as published_preset
 from ...models.rotary_scaling import RotaryScaling
 from ..config import TrainConfig, differences, flatten, to_dict
+from ..objectives.table import objective_for, objectives_of
 from ..recipes import RECIPES, recipe
 from .options import OptionParser, add_option, log
 
@@ -75,11 +76,14 @@ OPTIONAL: dict[str, Callable[[], Any]] = {
 }
 """Nested configurations that default to None. Giving any option of one creates it."""
 
+OBJECTIVE = "objective.kind"
+"""The option that chooses the objective."""
+
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
     *("batch_size", "optimizer.peak_learning_rate", "execution.dtype"),
     *("objective.rewards", "objective.max_new_tokens", "objective.num_generations"),
-    "objective.beta",
+    *("objective.kind", "objective.beta"),
 )
 """The options that `--help` shows after the command-specific ones."""
 
@@ -128,6 +132,11 @@ class RecipeParser(OptionParser):
         if preset is None and named.of_model is not None and init_from and not helping:
             run = Path(_value_of("workdir", self._options) or default_workdir(name))
             self._config = _config_for(name, init_from, command, run) or self._config
+        # The objective determines which options there are.
+        kind = _value_of(OBJECTIVE, self._options)
+        if kind is not None:
+            chosen = objective_for(self._config.data, kind)
+            self._config = dataclasses.replace(self._config, objective=chosen)
         self._command, self._preset = command, preset or named.preset
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
@@ -142,6 +151,10 @@ class RecipeParser(OptionParser):
         if named.of_preset is not None or named.of_model is not None:
             text = "A published size, from `flaxzoo list`."
             add_option(self.groups["run"], "preset", str, text, default=named.preset)
+        others = objectives_of(self._config.data)
+        if len(others) > 1:
+            text = f"The objective: {', '.join(others)}. The data choose the default."
+            add_option(self.groups["objective"], OBJECTIVE, str, text, default=None)
         add_options(self.groups, self._config, helping=helping)
 
     def read_recipe(self) -> tuple[argparse.Namespace, TrainConfig]:
@@ -346,7 +359,8 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
             given[field.name] = tuple(read) if isinstance(read, list) else read
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
-        return dataclasses.replace(config, **given)  # pyright: ignore[reportArgumentType]
+        # A default objective is marked as such, and a copy is not.
+        return dataclasses.replace(config, **given) if given else config  # pyright: ignore[reportArgumentType]
 
 
 def _gives_any(parsed: argparse.Namespace, name: str) -> bool:

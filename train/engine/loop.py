@@ -14,7 +14,7 @@ from ...models.run_files import CHECKPOINTS
 from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices
 from ..evaluation.vectors.held_out import vector_scores
-from ..losses.eval_step import Evaluation, evaluate
+from ..losses.eval_step import Evaluation, evaluate, evaluated_at_once
 from ..optim.schedules import make_schedule
 from ..runs.kept_folder import KeptFolder
 from ..runs.metrics_log import MetricsLog, read_metrics
@@ -183,8 +183,9 @@ class Loop:
         examples, (index, count) = self.run.validation.examples, self.trainer.shard
         batches = evaluation_batches(
             examples,
-            # The size of a micro-batch, which is known to fit into memory.
-            batch_size=self.config.batch_size // self.config.micro_batches,
+            batch_size=evaluated_at_once(
+                self.opened.objective, self.config.batch_size, self.config.micro_batches
+            ),
             process_index=index,
             process_count=count,
         )

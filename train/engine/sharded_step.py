@@ -230,7 +230,12 @@ def make_sharded_step(
         init=jax.jit(init, out_shardings=shardings),
         candidates=tuple(map(candidate, exchanges)),
         evaluate=jax.jit(
-            _on_mesh(make_evaluate_fn(apply_fn, objective, adapter=adapter), mesh),
+            _on_mesh(
+                make_evaluate_fn(
+                    apply_fn, objective, adapter=adapter, num_micro_batches=num_micro_batches
+                ),
+                mesh,
+            ),
             in_shardings=(joined(shardings.params, shardings.further), None, shardings.frozen),
             out_shardings=replicated,  # each process computes metrics from all predictions
         ),

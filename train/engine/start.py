@@ -19,6 +19,7 @@ from ...models.registry import create
 from ...models.run_files import CONFIG_FILE, TOKENIZER, steps
 from ..config import TrainConfig, objective_of
 from ..distributed.multiprocess import barrier, is_primary, primary_first
+from ..losses.eval_step import evaluated_at_once
 from ..losses.objective import Objective
 from ..objectives.online import OnlineConfig
 from ..runs.custom import Custom
@@ -149,7 +150,8 @@ def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
 def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
     """Warns if a custom objective counts the filler examples at the end of an evaluation."""
     examples, config = run.validation.examples, run.config
-    filler = -examples.num_examples % (config.batch_size // config.micro_batches)
+    size = evaluated_at_once(objective, config.batch_size, config.micro_batches)
+    filler = -examples.num_examples % size
     zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
     # Filler is all zeros, so the counts of such an example must be 0.
     counts = objective.checked(objective.counts(zeros), "counts")

@@ -93,10 +93,12 @@ def score_run(
         scores = generation.scores(split.content.targets, texts)
         written = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
     loss, number = objective_of(config), split.examples.num_examples
+    parts = config.micro_batches
+    size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)
     evaluation = evaluate(
-        jax.jit(make_evaluate_fn(model.apply, loss)),
+        jax.jit(make_evaluate_fn(model.apply, loss, num_micro_batches=parts)),
         _with_further(loss, params, folder, step),
-        evaluation_batches(split.examples, batch_size=_rows_at_once(config, number)),
+        evaluation_batches(split.examples, batch_size=size),
         loss,
         num_rows=number,
     )

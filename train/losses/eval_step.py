@@ -9,7 +9,8 @@ import numpy as np
 from ...models.adapters.lora import LoRA
 from ...models.nn.typing import ArrayLike, Params
 from ...models.text.bucketing import TOKENS_AT_ONCE
-from .objective import ApplyFn, Batch, Objective, Predictions, Terms
+from .micro_batches import in_parts
+from .objective import ApplyFn, Batch, Objective, Outputs, Predictions, Terms
 
 State = TypeVar("State")
 EvaluatedBatch = tuple[Terms, Terms, Predictions]
@@ -36,12 +37,15 @@ def make_evaluate_fn(
     apply_fn: ApplyFn,
     objective: Objective,
     adapter: LoRA | None = None,
+    num_micro_batches: int = 1,
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
     The caller compiles it. `frozen` holds the reference of the objective or the base of the
-    adapter; `adapter` is as in `make_train_step`.
+    adapter; `adapter` is as in `make_train_step`. An objective that needs the whole batch gets it,
+    and its model runs on `num_micro_batches` parts one by one. Others ignore the number.
     """
+    parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
 
@@ -50,11 +54,16 @@ def make_evaluate_fn(
     ) -> tuple[Terms, Terms, Predictions]:
         if adapter is not None:
             params, frozen = adapter.combine(params, frozen)
-        outputs, sums = objective.apply(apply_fn, params, batch, frozen=frozen)
+
+        def run(part: Batch) -> tuple[Outputs, ...]:
+            return objective.all_outputs(apply_fn, params, part, frozen=frozen)
+
+        outputs = in_parts(run, batch, parts)
+        sums = objective.sums(outputs, batch)
         # As in a train step, so that both compute the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
         objective.check_counted(sums, counts)
-        return sums, counts, objective.predictions(outputs)
+        return sums, counts, objective.predictions(outputs[0])
 
     return evaluate_fn
 
@@ -103,6 +112,15 @@ def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[
         name: np.concatenate([np.asarray(part[name]) for part in parts])[:num_rows]
         for name in names
     }
+
+
+def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int) -> int:
+    """Returns the number of rows of an evaluation's batch.
+
+    It is the size of a micro-batch, which is known to fit into memory. An objective that needs the
+    whole batch gets it, because its loss depends on the number of examples.
+    """
+    return batch_size if objective.whole_batch else batch_size // micro_batches
 
 
 def rows_at_once(length: int, *limits: int) -> int:

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from ...data.common.errors import UserError
-from ...data.common.fields import require
+from ...data.common.fields import require, require_one_of
 from ...data.tasks.base import DataConfig
 from ..objective_config import ObjectiveConfig
 
@@ -25,7 +25,15 @@ OBJECTIVES = {
     "multiple_choice": "classification.MultipleChoiceConfig",
     "seq2seq": "seq2seq.Seq2SeqConfig",
     "rerank": "rerank.RerankConfig",
-    "multiple_negatives": "multiple_negatives.MultipleNegativesConfig",
+    "multiple_negatives": "embedding.in_batch.MultipleNegativesConfig",
+    "gist": "embedding.in_batch.GISTConfig",
+    "cosent": "embedding.scored.CoSENTConfig",
+    "angle": "embedding.scored.AngleConfig",
+    "cosine": "embedding.scored.CosineConfig",
+    "contrastive": "embedding.scored.ContrastiveConfig",
+    "triplet": "embedding.ranked.TripletConfig",
+    "margin_mse": "embedding.ranked.MarginMSEConfig",
+    "distillation": "embedding.ranked.DistillationConfig",
 }
 """Objective → file and class. Files are imported on demand, so that help appears at once."""
 
@@ -37,7 +45,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
         KeyError: The objective is unknown.
     """
     # "dpo.DPOConfig": the class DPOConfig in dpo.py.
-    file, _, name = OBJECTIVES[kind].partition(".")
+    file, _, name = OBJECTIVES[kind].rpartition(".")
     return getattr(import_module(f".{file}", __package__), name)
 
 
@@ -75,6 +83,21 @@ def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
         object.__setattr__(chosen, "is_default", True)
         return chosen
     raise UserError(f"data.kind {data.kind!r} has no objective: add it to objectives/table.py")
+
+
+def objectives_of(data: DataConfig) -> list[str]:
+    """Returns the names of the objectives that learn from a kind of data, the default first."""
+    return [objective.kind for objective, _ in _of_data(data.kind)]
+
+
+def objective_for(data: DataConfig, kind: str) -> ObjectiveConfig[Any]:
+    """Returns an objective that learns from the data, with its default hyperparameters.
+
+    Raises:
+        UserError: `kind` is not the name of such an objective.
+    """
+    require_one_of("objective.kind", kind, objectives_of(data))
+    return objective_class(kind)()
 
 
 def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None:

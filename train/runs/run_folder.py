@@ -116,6 +116,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
     check_length(config)
+    _check_second_model(config.objective.second_model, tokenizer)
     _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     # Keep these data out of `config`, which is stored, because they may hold an open model.
     data, labels = prepared_data(config, log), config.model.labels
@@ -153,7 +154,7 @@ def _existing_run(
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
     # Compare the configurations after the same adjustments that the stored one received.
-    config = _begun_with(config, folder)
+    config = _begun_with(config, folder, own_examples=custom.examples is not None)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
         Base.from_fields(read_config(folder), folder).find(folder)
@@ -181,7 +182,7 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
         model = source.model
         step = chosen_step(local_folder(config.init_from), config.init_step)
         config = dataclasses.replace(config, init_step=step)
-    config = _begun_with(config, config.init_from)
+    config = _begun_with(config, config.init_from, own_examples=own_examples)
     labels = None if own_examples else config.data.labels()
     if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
@@ -189,12 +190,17 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 
-def _begun_with(config: TrainConfig, folder: str | Path | None) -> TrainConfig:
+def _begun_with(
+    config: TrainConfig, folder: str | Path | None, *, own_examples: bool
+) -> TrainConfig:
     """Returns a run with the sentence embeddings of its folder, or of the initial model."""
     found = None if folder is None else read_embedding_settings(local_folder(folder))
-    begun = config.objective.begun_with(config.data, found or EmbeddingSettings())
+    is_default = config.objective.is_default
+    objective, data = config.objective.begun_with(config.data, found or EmbeddingSettings())
+    if not own_examples:
+        objective = objective.of_data(data, is_default=is_default)
     # Both parts change together, because a default objective is chosen for its data.
-    return dataclasses.replace(config, objective=begun[0], data=begun[1])
+    return dataclasses.replace(config, objective=objective, data=data)
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
@@ -216,6 +222,21 @@ def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> Trai
     # This rejects patterns that match nothing, before the data are read.
     make_lora(lora, create(config.model))
     return dataclasses.replace(config, lora=lora)
+
+
+def _check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
+    """Checks that the frozen model of an objective has the tokenizer of the run.
+
+    Raises:
+        RunError: It has another one.
+    """
+    other = None if folder is None else open_run(folder)[1]
+    require(
+        other is None or other.fingerprint == tokenizer.fingerprint,
+        f"{folder} has another tokenizer than the run, and would read other texts: choose a model "
+        "with the same tokenizer",
+        error=RunError,
+    )
 
 
 def _check_sample_prompt(

@@ -155,3 +155,11 @@ def gist(
         logits.append(jnp.where(kept, similar / temperature, MASKED))
     normalizer = jax.nn.logsumexp(jnp.concatenate(logits, axis=1), axis=1)
     return normalizer - to_own(vectors, "cosine")[:, 0] / temperature
+
+
+def is_nearest(vectors: Vectors, real: Real) -> Bool[Array, " B"]:
+    """Returns whether the positive has the largest cosine with its anchor of all documents."""
+    size = vectors.documents.shape[-1]
+    similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), "cosine")
+    best = jnp.max(jnp.where(real.documents.reshape(1, -1), similar, MASKED), axis=1)
+    return to_own(vectors, "cosine")[:, 0] >= best - 1e-6

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
+from ....data.common.fields import require
 from ....models.nn.typing import Array
 from .vectors import Vectors
 
@@ -19,10 +20,19 @@ def matryoshka(
         loss: of the vectors.
         dims: the numbers of dimensions d.
         weights: w, one for each number of dimensions. Defaults to 1 each.
+
+    Raises:
+        UserError: when the loss is computed: the vectors have fewer dimensions.
     """
     weights = weights or [1.0] * len(dims)
 
     def nested(vectors: Vectors) -> Array:
+        width = vectors.anchors.shape[-1]
+        require(
+            max(dims) <= width,
+            f"matryoshka_dims {max(dims)} is more than the {width} dimensions of the vectors: "
+            "leave it out",
+        )
         each = [w * loss(vectors.first(d)) for d, w in zip(dims, weights, strict=True)]
         return jnp.sum(jnp.stack(each), axis=0)
 

@@ -1,0 +1,183 @@
+"""Objectives on vectors: the losses of their data, the default for the data, and refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flaxzoo import data, train
+from flaxzoo.data import UserError
+from flaxzoo.train.losses.embedding import in_batch, scored
+from flaxzoo.train.losses.embedding.vectors import Real, Vectors, unit
+
+A, P, N1, N2 = map(jnp.asarray, np.random.RandomState(0).randn(4, 6, 8).astype(np.float32))
+Y = jnp.array([0.1, 0.9, 0.5, 0.5, 0, 1])
+TEACHER = jnp.stack((Y, 1 - Y, Y * Y), axis=1)
+WHOLE = Real(jnp.ones(6, bool), jnp.ones((6, 3), bool))
+GUIDE = Vectors(N2, jnp.stack((N1, P, A), axis=1))
+
+# Settings, number of documents, scores, and the loss of each item.
+CASES = {
+    "multiple negatives": (
+        train.MultipleNegativesConfig(scale=5.0),
+        3,
+        None,
+        lambda v: in_batch.multiple_negatives(v, WHOLE, scale=5.0),
+    ),
+    "Matryoshka": (
+        train.MultipleNegativesConfig(matryoshka_dims=(8, 4), matryoshka_weights=(1.0, 0.5)),
+        3,
+        None,
+        lambda v: (
+            in_batch.multiple_negatives(v, WHOLE)
+            + 0.5
+            * in_batch.multiple_negatives(Vectors(v.anchors[:, :4], v.documents[..., :4]), WHOLE)
+        ),
+    ),
+    "gist": (
+        train.GISTConfig(guide="unread", margin=0.1),
+        3,
+        None,
+        lambda v: in_batch.gist(v, WHOLE, margin=0.1),
+    ),
+    "cosent": (
+        train.CoSENTConfig(scale=10.0),
+        1,
+        Y,
+        lambda v: scored.cosent(scored.cosine(v), Y, WHOLE.pairs, scale=10.0),
+    ),
+    "angle": (
+        train.AngleConfig(),
+        1,
+        Y,
+        lambda v: scored.cosent(scored.angle(v), Y, WHOLE.pairs),
+    ),
+    "cosine": (train.CosineConfig(), 1, Y, lambda v: scored.cosine_error(v, Y)),
+    "contrastive": (
+        train.ContrastiveConfig(margin=2.0),
+        1,
+        Y,
+        lambda v: scored.contrastive(v, Y, margin=2.0),
+    ),
+    "triplet": (train.TripletConfig(), 3, None, scored.triplet),
+    "margin_mse": (train.MarginMSEConfig(), 3, TEACHER, lambda v: scored.margin_error(v, TEACHER)),
+    "distillation": (
+        train.DistillationConfig(similarity="cosine"),
+        3,
+        TEACHER,
+        lambda v: scored.distillation(v, TEACHER, WHOLE, similarity="cosine"),
+    ),
+    "a teacher": (
+        train.MarginMSEConfig(teacher="unread"),
+        3,
+        None,
+        lambda v: scored.margin_error(v, jnp.einsum("bd,bcd->bc", GUIDE.anchors, GUIDE.documents)),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_guide(monkeypatch):
+    monkeypatch.setattr(
+        "flaxzoo.train.objectives.embedding.base.frozen_embedder", lambda folder: None
+    )
+
+
+def mean_loss(objective, vectors, batch):
+    counts, sums = objective.counts(batch), objective.terms(vectors, batch)
+    objective.check_counted(objective.checked(sums, "terms"), counts)
+    means = {name: sums[name] / counts[name] for name in sums}
+    return sum(c * means[name] for name, c in objective.coefficients.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_is_the_mean_over_items_and_filler_is_none(name):
+    settings, number, scores, loss = CASES[name]
+    guide = None if settings.second_model is None else GUIDE
+    vectors = Vectors(A, jnp.stack((P, N1, N2)[:number], axis=1), guide)
+    batch = {"anchor_mask": jnp.ones((6, 4), int), "attention_mask": jnp.ones((6, number, 4), int)}
+    batch["input_ids"] = batch["attention_mask"]
+    if scores is not None:
+        batch["scores"] = scores
+    objective = settings.build(KINDS["multiple_negatives"])
+    expected = float(jnp.mean(loss(vectors)))
+    assert float(mean_loss(objective, vectors, batch)) == pytest.approx(expected, rel=1e-6)
+    # Two examples of zeros, whose vectors are 0.
+    filled = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x[:2])]), (vectors, batch))
+    found, slope = jax.value_and_grad(lambda v: mean_loss(objective, v, filled[1]))(filled[0])
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slope))
+    # A loss that is a sum over rows can be accumulated over micro-batches.
+    halves = [jax.tree.map(lambda x, i=i: x[i::2], (vectors, batch)) for i in (0, 1)]
+    parts = [float(mean_loss(objective, *half)) for half in halves]
+    assert (np.mean(parts) == pytest.approx(expected, rel=1e-5)) == (not objective.whole_batch)
+
+
+def test_a_vector_of_zeros_has_a_finite_gradient():
+    gradient = jax.grad(lambda x: unit(x).sum())(jnp.zeros((2, 3)))
+    assert np.isfinite(gradient).all()
+
+
+def examples(**fields):
+    rows = [{"anchor": a, "positive": b, **fields} for a, b in PAIRS]
+    return data.EmbeddingData(source=data.Examples.of(rows), length=8, tokenizer=TOKENIZER)
+
+
+TOKENIZER = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
+PAIRS = [("a b", "b c"), ("d", "e")]
+KINDS = {
+    "multiple_negatives": examples(),
+    "cosent": examples(score=0.5),
+    "distillation": examples(negative="f", scores=[1.0, 0.5]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_scores_of_the_data_choose_the_objective(kind):
+    source = KINDS[kind]
+    default = train.MultipleNegativesConfig(normalize=True, matryoshka_dims=(4, 2))
+    chosen = default.of_data(source, is_default=True)
+    assert (chosen.kind, chosen.normalize, chosen.matryoshka_dims) == (kind, True, (4, 2))
+    if kind != "multiple_negatives":
+        with pytest.raises(UserError, match=rf"--objective\.kind {kind}"):
+            default.of_data(source, is_default=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"directions": ("doc_to_query",)}, "query_to_doc"),
+        (
+            {"directions": ("query_to_doc", "doc_to_doc"), "partition": "per_direction"},
+            "doc_to_doc.*joint",
+        ),
+        ({"hardness": "hard_negatives"}, "hardness_strength 0"),
+        ({"matryoshka_dims": (4,), "matryoshka_weights": (1.0, 2.0)}, "matryoshka_weights"),
+        ({"scale": 0.0}, "scale"),
+    ],
+)
+def test_settings_that_do_not_belong_together_are_refused(settings, named):
+    with pytest.raises(UserError, match=named):
+        train.MultipleNegativesConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (train.TripletConfig(), "triplet .* 2 or more documents"),
+        (train.MultipleNegativesConfig(matryoshka_dims=(16,)), "matryoshka_dims 16 .* 8"),
+        (train.CosineConfig(), "cosine needs scores"),
+        (dataclasses.replace(CASES["distillation"][0], teacher="unread"), "2 or more documents"),
+    ],
+)
+def test_data_that_do_not_suit_are_refused(settings, named):
+    batch = {"anchor_mask": jnp.ones((6, 4), int), "attention_mask": jnp.ones((6, 1, 4), int)}
+    batch["input_ids"] = batch["attention_mask"]
+    with pytest.raises(UserError, match=named):
+        settings.build(KINDS["multiple_negatives"]).terms(Vectors(A, P[:, None]), batch)
+
+
+def test_gist_needs_a_guide():
+    with pytest.raises(UserError, match=r"--objective\.guide"):
+        train.GISTConfig().build(KINDS["multiple_negatives"])

@@ -1,0 +1,1 @@
+"""Objectives that learn vectors of texts."""

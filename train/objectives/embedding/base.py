@@ -1,0 +1,271 @@
+"""The base of objectives that learn vectors of texts.
+
+The model runs on the anchors and on the documents; pooling and normalization make vectors. The loss
+depends on the vectors alone.
+"""
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+
+import jax.numpy as jnp
+
+from ....data.common.fields import NonNegative, PositiveInt, require
+from ....data.dataset import ArraySpec, BatchSpec, DataSplit, Values
+from ....data.embedding.embedding_data import EmbeddingData, ScoreForm
+from ....models.nn.pooling import PoolingMode, pool
+from ....models.nn.typing import Array, Bool, Float
+from ...losses.embedding.matryoshka import matryoshka
+from ...losses.embedding.vectors import Real, Vectors, unit
+from ...losses.eval_step import Evaluation
+from ...losses.objective import Batch, Inputs, Objective, RunModel, Terms
+from ...objective_config import ObjectiveConfig, Scores
+from .guide import frozen_embedder
+
+if TYPE_CHECKING:
+    from ....models.hf.sentence_embedding import EmbeddingSettings
+
+S = TypeVar("S", bound="EmbeddingObjective")
+GUIDE = "guide"
+"""The name of the further model of an objective."""
+DEFAULTS: dict[ScoreForm, str] = {
+    "none": "multiple_negatives",
+    "pairs": "cosent",
+    "documents": "distillation",
+}
+"""The default objective by the scores of the data."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
+    """How vectors are computed and compared, for all objectives on vectors.
+
+    A subclass declares the scores that it learns from, and computes the loss of each item.
+    """
+
+    data_kinds = (EmbeddingData,)
+    head_names = ("none", "causal_lm")
+    progress_metrics = ("accuracy", "ndcg@10", "spearman")
+    next_command = "embed {run} --input FILE --output vectors.npy"
+    compares_with_start = True
+    score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
+    """What the data may have scores of."""
+    num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
+    """The least and the largest number of documents of an example."""
+    whole_batch: ClassVar[bool] = False
+    """Whether the loss compares the examples of a batch with each other."""
+
+    pooling: tuple[PoolingMode, ...] | None = None
+    """How the hidden states of a text become one vector; see `flaxzoo embed`. Defaults to the
+    setting of `init_from`, or mean."""
+    normalize: bool | None = None
+    """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, or no."""
+    matryoshka_dims: tuple[PositiveInt, ...] = ()
+    """Learn also the first dimensions of vectors, in these numbers, as vectors that stay useful
+    when they are cut. Include the full number."""
+    matryoshka_weights: tuple[NonNegative, ...] = ()
+    """The weight of the loss of each number of dimensions. Defaults to 1 each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number, weights = len(self.matryoshka_dims), len(self.matryoshka_weights)
+        require(
+            weights in (0, number),
+            f"matryoshka_weights has {weights} numbers and matryoshka_dims {number}: give as many",
+        )
+
+    @abstractmethod
+    def losses(self, vectors: Vectors, batch: Batch) -> Array:
+        """Returns the loss of each item; the shape is that of `items`."""
+
+    def items(self, real: Real) -> Bool[Array, "..."]:
+        """Returns which items count; by default each pair is an item."""
+        return real.pairs
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Returns `accuracy`, which is only reported, for each pair `[B]`; or nothing."""
+        del vectors, real
+        return {}
+
+    def build(self, data: EmbeddingData) -> Objective:
+        """Returns the objective. Its term is named after `kind`."""
+        del data
+        guide = None if self.second_model is None else frozen_embedder(self.second_model)
+
+        def counts(batch: Batch) -> Terms:
+            real = Real.of(batch)
+            return {
+                self.kind: jnp.sum(self.items(real), dtype=jnp.float32),
+                "accuracy": jnp.sum(real.pairs, dtype=jnp.float32),
+            }
+
+        def terms(vectors: Vectors, batch: Batch) -> Terms:
+            self._check_batch(batch)
+            real = Real.of(batch)
+            loss = self._nested(lambda vectors: self.losses(vectors, batch))
+            measured = self.measures(vectors, real).items()
+            return {
+                self.kind: jnp.sum(jnp.where(self.items(real), loss(vectors), 0.0)),
+                **{name: jnp.sum(jnp.where(real.pairs, x, 0.0)) for name, x in measured},
+            }
+
+        return Objective(
+            coefficients={self.kind: 1.0},
+            inputs=embedding_inputs,
+            counts=counts,
+            terms=terms,
+            predictions=vector_predictions,
+            forward=self.vectors(),
+            whole_batch=self.whole_batch,
+            models={} if guide is None else {GUIDE: guide},
+        )
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Checks the shapes of a batch, when a step is traced."""
+        number, (least, most) = batch["input_ids"].shape[1], self.num_documents
+        require(
+            least <= number <= most,
+            f"objective {self.kind} learns from anchors with "
+            f"{least} {'document' if most == 1 else 'or more documents'} each, and the data have "
+            f"{number}: give negatives, or choose another --objective.kind",
+        )
+        require(
+            "none" in self.accepted_scores or "scores" in batch,
+            f"objective {self.kind} needs scores, and the batch has none",
+        )
+
+    @property
+    def accepted_scores(self) -> tuple[ScoreForm, ...]:
+        """What the data may have scores of, with these settings."""
+        return self.score_forms
+
+    def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:
+        dims, weights = self.matryoshka_dims, self.matryoshka_weights
+        return matryoshka(loss, dims, weights) if dims else loss
+
+    def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
+        """Returns the arrays of the data, with scores if the objective learns from them."""
+        spec = data.batch_spec(num_labels, num_choices)
+        if self.accepted_scores[0] != "none":
+            shape = spec["input_ids"].shape[:1] if self.accepted_scores[0] == "documents" else ()
+            spec["scores"] = ArraySpec(shape, Values.LABEL, "float32")
+        return spec
+
+    def of_data(self, data: EmbeddingData, *, is_default: bool) -> "ObjectiveConfig[EmbeddingData]":
+        """See `ObjectiveConfig`; the scores of the data decide."""
+        form = data.score_form()
+        if is_default and form not in self.accepted_scores:
+            from ..table import objective_class
+
+            shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
+            made = objective_class(DEFAULTS[form])
+            return made(**{name: getattr(self, name) for name in shared})
+        require(
+            form in self.accepted_scores,
+            f"objective {self.kind} learns from {_SCORES[self.accepted_scores[0]]}, and "
+            f"{data.source_name!r} has {_SCORES[form]}: choose --objective.kind {DEFAULTS[form]}",
+        )
+        return self
+
+    def begun_with(
+        self: S, data: EmbeddingData, settings: "EmbeddingSettings"
+    ) -> tuple[S, EmbeddingData]:
+        """See `ObjectiveConfig`."""
+        kinds = [type(layer).__name__ for layer in settings.layers]
+        require(
+            "Dense" not in kinds,
+            "the model of init_from has a Dense layer after its pooling, which has no training "
+            "here: begin with a model without one",
+        )
+        normalize = "Normalize" in kinds if self.normalize is None else self.normalize
+        pooling = self.pooling or settings.pooling
+        prompts = {
+            "query_prompt": settings.prompt(settings.query_prompt),
+            "document_prompt": settings.prompt(settings.document_prompt),
+            "lowercase": settings.lowercase,
+        }
+        unset = {name: x for name, x in prompts.items() if getattr(data, name) is None}
+        data = dataclasses.replace(data, **unset)
+        require(
+            settings.pool_prompt or not (data.query_prompt or data.document_prompt),
+            "the model of init_from does not pool the tokens of its prompts (include_prompt), "
+            "which has no training here: begin with another model, or give empty prompts "
+            "(--data.query-prompt '' --data.document-prompt '')",
+        )
+        return dataclasses.replace(self, pooling=pooling, normalize=normalize), data
+
+    def embedding_settings(
+        self, data: EmbeddingData, settings: "EmbeddingSettings | None"
+    ) -> "EmbeddingSettings":
+        """See `ObjectiveConfig`; prompts have the names `query` and `document`."""
+        from ....models.hf.sentence_embedding import EmbeddingSettings
+
+        settings = settings or EmbeddingSettings()
+        own = {"query": data.query_prompt, "document": data.document_prompt}
+        prompts = {**settings.prompts, **{name: text for name, text in own.items() if text}}
+        return dataclasses.replace(
+            settings.normalized(bool(self.normalize)),
+            pooling=self.pooling or settings.pooling,
+            lowercase=bool(data.lowercase),
+            prompts=prompts,
+        )
+
+    def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
+        """Returns the `forward` of an objective, which computes the vectors of a batch."""
+        modes, normalize = self.pooling or ("mean",), bool(self.normalize)
+
+        def embed(run: RunModel) -> Callable[[Inputs], Array]:
+            def embedded(inputs: Inputs) -> Float[Array, "R D"]:
+                hidden = run(**inputs).last_hidden_state
+                x = pool(hidden, inputs["attention_mask"], modes)
+                return unit(x) if normalize else x
+
+            return embedded
+
+        def forward(run: Mapping[str, RunModel], batch: Batch) -> Vectors:
+            guide = None
+            if GUIDE in run:  # a further model returns vectors
+                guide = vectors_of(lambda inputs: run[GUIDE](**inputs), batch)
+            own = vectors_of(embed(run["model"]), batch)
+            return Vectors(own.anchors, own.documents, guide)
+
+        return forward
+
+    def to_minimize(self, scores: Scores) -> float:
+        """Returns the negative of nDCG@10 or of the rank correlation."""
+        for name in ("ndcg@10", "spearman"):
+            if name in scores:
+                return -float(cast(float, scores[name]))
+        return super().to_minimize(scores)
+
+    def metrics(self, evaluation: Evaluation, split: DataSplit, data: EmbeddingData) -> Scores:
+        """Returns the measures, and the number of examples."""
+        del data
+        return {**evaluation.means, "examples": split.examples.num_examples}
+
+
+def embedding_inputs(batch: Batch) -> tuple[Inputs, Inputs]:
+    """Returns the model's inputs for the anchors `[B, Q]` and the documents `[B · C, T]`."""
+    anchors = {"input_ids": batch["anchor_ids"], "attention_mask": batch["anchor_mask"]}
+    names = ("input_ids", "attention_mask")
+    return anchors, {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in names}
+
+
+def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
+    """Returns the vectors of a batch, given a function to the vectors of texts `[R, D]`."""
+    anchors, documents = map(embed, embedding_inputs(batch))
+    return Vectors(anchors, documents.reshape(len(anchors), -1, anchors.shape[-1]))
+
+
+def vector_predictions(outputs: Vectors) -> dict[str, Array]:
+    """Returns the vectors, which an evaluation keeps."""
+    return {"anchors": outputs.anchors, "documents": outputs.documents}
+
+
+_SCORES: dict[ScoreForm, str] = {
+    "none": "examples without scores",
+    "pairs": "a score for each pair",
+    "documents": "a score for each document",
+}

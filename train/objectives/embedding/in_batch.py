@@ -1,0 +1,125 @@
+"""Objectives with in-batch negatives: the other texts of a batch are negatives."""
+
+import dataclasses
+from typing import Literal
+
+from ....data.common.fields import NonNegative, Positive, require
+from ....models.nn.typing import Array, Float
+from ...losses.embedding.in_batch import (
+    Direction,
+    Hardness,
+    Partition,
+    gist,
+    is_nearest,
+    multiple_negatives,
+)
+from ...losses.embedding.vectors import Real, Similarity, Vectors
+from ...losses.objective import Batch
+from .base import EmbeddingObjective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultipleNegativesConfig(EmbeddingObjective):
+    """The settings of multiple negatives ranking; see `train.losses.embedding.in_batch`."""
+
+    kind = "multiple_negatives"
+    whole_batch = True
+
+    scale: Positive = 20.0
+    """The factor of the similarities, 1 / temperature."""
+    similarity: Similarity = "cosine"
+    """The similarity of two vectors: cosine, or dot for the scalar product."""
+    directions: tuple[Direction, ...] = ("query_to_doc",)
+    """The texts that are compared, besides anchors with documents. All four are GTE's loss."""
+    partition: Partition = "joint"
+    """joint: one softmax over all candidates. per_direction: one for each direction, averaged; with
+    query_to_doc doc_to_query this is the symmetric loss."""
+    hardness: Hardness = "none"
+    """The negatives whose logits grow with their similarity."""
+    hardness_strength: NonNegative = 0.0
+    """The factor of the similarity that is added to these logits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            "query_to_doc" in self.directions and len({*self.directions}) == len(self.directions),
+            f"directions {' '.join(self.directions)} must have query_to_doc, which has the "
+            "positives, and each direction once: add it",
+        )
+        alone = {"query_to_query", "doc_to_doc"} & {*self.directions}
+        require(
+            self.partition == "joint" or not alone,
+            f"directions {' '.join(sorted(alone))} have no positive to find, and partition "
+            "per_direction needs one in each: choose partition joint",
+        )
+        require(
+            (self.hardness == "none") == (self.hardness_strength == 0),
+            f"hardness {self.hardness} and hardness_strength {self.hardness_strength} belong "
+            "together: give both or none",
+        )
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
+        """Returns the loss of each pair."""
+        return multiple_negatives(
+            vectors,
+            Real.of(batch),
+            scale=self.scale,
+            similarity=self.similarity,
+            directions=self.directions,
+            partition=self.partition,
+            hardness=self.hardness,
+            hardness_strength=self.hardness_strength,
+        )
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Returns whether the positive has the largest cosine of all documents."""
+        return {"accuracy": is_nearest(vectors, real)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GISTConfig(EmbeddingObjective):
+    """The settings of GIST: a guide leaves out negatives that are probably positives."""
+
+    kind = "gist"
+    whole_batch = True
+
+    guide: str = ""
+    """The folder of the guide, a model of vectors with the same tokenizer. It is not trained."""
+    temperature: Positive = 0.01
+    """Divides the cosine similarities."""
+    margin: NonNegative = 0.0
+    """How far below the guide's similarity of a pair the similarity of a negative must be."""
+    margin_strategy: Literal["absolute", "relative"] = "absolute"
+    """Whether `margin` is a difference, or relative to the similarity of the pair."""
+    contrast_anchors: bool = True
+    """Whether the other anchors are negatives as well."""
+    contrast_positives: bool = True
+    """Whether positives are compared with each other as well."""
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
+        """Returns the loss of each pair."""
+        return gist(
+            vectors,
+            Real.of(batch),
+            temperature=self.temperature,
+            margin=self.margin,
+            margin_strategy=self.margin_strategy,
+            contrast_anchors=self.contrast_anchors,
+            contrast_positives=self.contrast_positives,
+        )
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Returns whether the positive has the largest cosine of all documents."""
+        return {"accuracy": is_nearest(vectors, real)}
+
+    @property
+    def second_model(self) -> str:
+        """The folder of the guide."""
+        require(self.guide, "objective gist needs a guide: give --objective.guide FOLDER")
+        return self.guide
+
+    def for_evaluation(self) -> MultipleNegativesConfig:
+        """Returns the loss without the guide, as an evaluation has no frozen parameters."""
+        return MultipleNegativesConfig(
+            pooling=self.pooling, normalize=self.normalize, scale=1 / self.temperature
+        )

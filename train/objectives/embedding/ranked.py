@@ -1,0 +1,122 @@
+"""Objectives of an anchor with several documents: triplets, and scores of a teacher."""
+
+import dataclasses
+import math
+
+from ....data.common.fields import NonNegative, Positive
+from ....data.embedding.embedding_data import ScoreForm
+from ....models.nn.typing import Array, Bool, Float
+from ...losses.embedding import scored
+from ...losses.embedding.vectors import Distance, Real, Similarity, Vectors, to_own
+from ...losses.objective import Batch
+from .base import EmbeddingObjective
+from .in_batch import MultipleNegativesConfig
+
+
+def _is_nearer(vectors: Vectors, real: Real) -> Array:
+    """Returns whether the positive of each pair has a larger cosine than all its negatives."""
+    similar = to_own(vectors, "cosine")
+    return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TripletConfig(EmbeddingObjective):
+    """The settings of the triplet loss: the positive is nearer than each negative."""
+
+    kind = "triplet"
+    num_documents = (2, math.inf)
+
+    margin: NonNegative = 5.0
+    """How much farther than the positive a negative must be."""
+    distance: Distance = "euclidean"
+    """The distance of two vectors; cosine is 1 - cos."""
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, "B N"]:
+        """Returns the loss of each negative."""
+        del batch
+        return scored.triplet(vectors, distance=self.distance, margin=self.margin)
+
+    def items(self, real: Real) -> Bool[Array, "B N"]:
+        """Returns which negatives count."""
+        return real.negatives
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Returns whether the positive has the largest cosine of the documents of its example."""
+        return {"accuracy": _is_nearer(vectors, real)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaughtConfig(EmbeddingObjective):
+    """The base of objectives that learn a teacher's similarities."""
+
+    score_forms = ("documents",)
+    num_documents = (2, math.inf)
+
+    teacher: str | None = None
+    """The folder of the teacher, a model of vectors with the same tokenizer. It is not trained. By
+    default the data have scores."""
+    similarity: Similarity = "dot"
+    """The similarity of two vectors: cosine, or dot for the scalar product."""
+
+    @property
+    def accepted_scores(self) -> tuple[ScoreForm, ...]:
+        """What the data may have scores of: nothing, if a teacher computes them."""
+        return self.score_forms if self.teacher is None else ("none",)
+
+    def scores(self, vectors: Vectors, batch: Batch) -> Array:
+        """Returns the teacher's scores, computed or from the data."""
+        if vectors.guide is not None:
+            return to_own(vectors.guide, self.similarity)
+        return batch["scores"]
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Returns whether the positive has the largest cosine of the documents of its example."""
+        return {"accuracy": _is_nearer(vectors, real)}
+
+    @property
+    def second_model(self) -> str | None:
+        """The folder of the teacher, if its scores are computed."""
+        return self.teacher
+
+    def for_evaluation(self) -> EmbeddingObjective:
+        """Returns a loss without a teacher, as an evaluation has no frozen parameters."""
+        if self.teacher is None:
+            return self
+        return MultipleNegativesConfig(pooling=self.pooling, normalize=self.normalize)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarginMSEConfig(TaughtConfig):
+    """The settings of MarginMSE: differences of similarities equal those of a teacher."""
+
+    kind = "margin_mse"
+    score_forms = ("documents", "pairs")
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, "B N"]:
+        """Returns the loss of each negative."""
+        wanted = self.scores(vectors, batch)
+        return scored.margin_error(vectors, wanted, similarity=self.similarity)
+
+    def items(self, real: Real) -> Bool[Array, "B N"]:
+        """Returns which negatives count."""
+        return real.negatives
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillationConfig(TaughtConfig):
+    """The settings of distillation: the distribution over an example's documents is a teacher's."""
+
+    kind = "distillation"
+
+    temperature: Positive = 1.0
+    """Divides the similarities and the scores."""
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
+        """Returns the loss of each example."""
+        return scored.distillation(
+            vectors,
+            self.scores(vectors, batch),
+            Real.of(batch),
+            similarity=self.similarity,
+            temperature=self.temperature,
+        )

@@ -1,0 +1,84 @@
+"""Objectives of pairs of texts that have a score or a label."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from ....data.common.fields import NonNegative, Positive
+from ....models.nn.typing import Array, Bool, Float
+from ...losses.embedding import scored
+from ...losses.embedding.vectors import Distance, Real, Vectors
+from ...losses.objective import Batch
+from .base import EmbeddingObjective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredPairsConfig(EmbeddingObjective):
+    """The base of objectives of pairs with a score."""
+
+    score_forms = ("pairs",)
+    num_documents = (1, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoSENTConfig(ScoredPairsConfig):
+    """The settings of CoSENT: pairs with a higher score are more similar."""
+
+    kind = "cosent"
+    whole_batch = True
+
+    scale: Positive = 20.0
+    """The factor of the similarities."""
+
+    def similarity(self, vectors: Vectors) -> Float[Array, " B"]:
+        """Returns the similarity of each pair."""
+        return scored.cosine(vectors)
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:
+        """Returns the loss of the batch."""
+        pairs = Real.of(batch).pairs
+        return scored.cosent(self.similarity(vectors), batch["scores"], pairs, scale=self.scale)
+
+    def items(self, real: Real) -> Bool[Array, ""]:
+        """Returns whether the batch has a pair; it is one item."""
+        return jnp.any(real.pairs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AngleConfig(CoSENTConfig):
+    """The settings of AnglE: CoSENT of angles in complex space."""
+
+    kind = "angle"
+
+    def similarity(self, vectors: Vectors) -> Float[Array, " B"]:
+        """Returns the similarity of each pair."""
+        return scored.angle(vectors)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CosineConfig(ScoredPairsConfig):
+    """The squared difference of cosine and score; it has no hyperparameters."""
+
+    kind = "cosine"
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
+        """Returns the loss of each pair."""
+        return scored.cosine_error(vectors, batch["scores"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(ScoredPairsConfig):
+    """The settings of the contrastive loss of labels 1 (similar) and 0 (different)."""
+
+    kind = "contrastive"
+
+    margin: NonNegative = 0.5
+    """Different texts at this distance or farther have no loss."""
+    distance: Distance = "cosine"
+    """The distance of two vectors; cosine is 1 - cos."""
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
+        """Returns the loss of each pair."""
+        return scored.contrastive(
+            vectors, batch["scores"], distance=self.distance, margin=self.margin
+        )
