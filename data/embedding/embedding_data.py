@@ -24,7 +24,7 @@ from .columns_data import ColumnsData
 from .text_table import NumberedTexts, TextTable
 
 ScoreForm = Literal["none", "pairs", "documents"]
-"""What has scores: nothing, the pairs, or each document."""
+"""The form of scores: none, one for each pair, or one for each document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class EmbeddingData(ColumnsData):
         return self.query_length or self.length
 
     def score_form(self) -> ScoreForm:
-        """Returns what has scores in the training examples, which are read."""
+        """Returns the form of the scores of the training examples, which are read."""
         score = self._part("train").examples[0].score
         if score is None:
             return "none"

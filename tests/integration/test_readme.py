@@ -56,6 +56,7 @@ VOCABULARIES = {  # other recipes take over a vocabulary
     "t5-quickstart": "500",
 }
 MORE = {
+    "embed": shlex.split("--objective.matryoshka-dims 16 8"),  # of a tiny model
     "multi30k-en-de": shlex.split("--steps 5 --checkpoint-every 1"),  # checkpoints to average
     "numbers-en-fr": ["--data.validation", "pairs:val.en.gz,val.de.gz"],  # 96 pairs, not 1,000
 }

@@ -1,4 +1,4 @@
-"""A batch in equal parts that run one after the other, to save memory."""
+"""A batch in equal parts that run sequentially, to save memory."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -53,8 +53,8 @@ def multiple_negatives(
         similarity: cosine, or the scalar product.
         directions: which candidates there are.
         partition: how the directions are combined.
-        hardness: the negatives with a larger logit: those of other examples, those of the example,
-          or both.
+        hardness: the negatives with a larger logit: from other examples, from the same example,
+            or both.
         hardness_strength: α.
 
     Returns:

@@ -62,7 +62,7 @@ def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
 
 
 _BEFORE_DOT: Mapping[Similarity, Callable[[Array], Array]] = {"cosine": unit, "dot": lambda x: x}
-"""What precedes the scalar product."""
+"""The map of both vectors before their scalar product."""
 
 
 def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N M"]:

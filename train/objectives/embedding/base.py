@@ -51,7 +51,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """What the data may have scores of."""
+    """The forms of scores that the objective learns from, the usual one first."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
     """The least and the largest number of documents of an example."""
     whole_batch: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """What the data may have scores of, with these settings."""
+        """The forms of scores that the objective learns from with these settings."""
         return self.score_forms
 
     def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:

@@ -60,7 +60,7 @@ class TaughtConfig(EmbeddingObjective):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """What the data may have scores of: nothing, if a teacher computes them."""
+        """The forms of scores: none if a teacher computes them."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
