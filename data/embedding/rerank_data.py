@@ -96,7 +96,7 @@ class RerankData(ColumnsData):
         texts, template = NumberedTexts.of(examples), Template.of(tokenizer, self.length)
         queries, documents = (TokenRows.of(x, tokenizer) for x in (texts.queries, texts.documents))
         number = texts.rows.shape[1] - 1
-        # Count truncated pairs, without those of sampled documents.
+        # Count truncated pairs; sampled documents are not known here.
         anchors, others = np.split(texts.rows, [1], axis=1)
         sizes = queries.sizes[anchors] + np.where(others == ABSENT, 0, documents.sizes[others])
         is_long = (sizes > template.room(2)) & (others != ABSENT)

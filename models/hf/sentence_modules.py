@@ -114,7 +114,7 @@ def read_modules(file: Path) -> list[tuple[str, str]]:
 
 
 def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> None:
-    """Checks that the first modules are those of some classes, the transformer in this folder.
+    """Checks the classes of the first modules, and that the transformer is in this folder.
 
     Raises:
       WeightsError: They are not.

@@ -27,7 +27,7 @@ def contrast(
 
     Args:
         scores: of the positive, then of the negatives.
-        real: missing documents are no candidates.
+        real: missing documents are not candidates.
         scale: the factor of σ(score), a number from 0 to 1.
     """
     logits = scale * jax.nn.sigmoid(scores)
@@ -80,7 +80,7 @@ def lambda_loss(
     number = scores.shape[1]
     order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
     s, y, is_real = (jnp.take_along_axis(x, order, axis=1) for x in (scores, labels, real))
-    # Gains over those of the ideal order, [B, C].
+    # Gains, divided by the gains of the ideal order, [B, C].
     inverse_discount = 1 / jnp.log2(2.0 + jnp.arange(number))
     gains = jnp.where(is_real, 2 ** jnp.maximum(y, 0) - 1, 0)
     ideal = jnp.sum(-jnp.sort(-gains, axis=1) * inverse_discount, axis=1, keepdims=True)
