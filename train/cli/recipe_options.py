@@ -143,15 +143,16 @@ class RecipeParser(OptionParser):
         self._example = documented if example is None else f"{whole} {example}"
         super().__init__(whole, description or about, usage=f"{whole} [options]")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
+        others = objectives_of(self._config.data)
+        has_choices = len(others) > 1 or dataclasses.fields(self._config.objective)
         self.groups = {
             title: self.add_argument_group(title, text)
             for title, (text, _) in GROUPS.items()
-            if title != "objective" or dataclasses.fields(self._config.objective)
+            if title != "objective" or has_choices
         }
         if named.of_preset is not None or named.of_model is not None:
             text = "A published size, from `flaxzoo list`."
             add_option(self.groups["run"], "preset", str, text, default=named.preset)
-        others = objectives_of(self._config.data)
         if len(others) > 1:
             text = f"The objective: {', '.join(others)}. The data choose the default."
             add_option(self.groups["objective"], OBJECTIVE, str, text, default=None)
