@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from ...data.common.fields import Positive, Range, require
@@ -218,7 +217,8 @@ def _counts(batch: Batch) -> Terms:
 
 def _terms(outputs: Outputs, batch: Batch) -> Terms:
     real = batch["attention_mask"].astype(jnp.float32)
-    loss = optax.sigmoid_binary_cross_entropy(outputs.logits, outputs.replaced)
+    # The binary cross-entropy, log(1 + exp(z)) - y z.
+    loss = jax.nn.softplus(outputs.logits) - outputs.replaced * outputs.logits
     correct = (outputs.logits > 0) == (outputs.replaced > 0)
     return {
         **masked_terms(outputs, batch),
