@@ -15,7 +15,6 @@ WORDS = "river bridge train station museum garden castle market".split()
 
 
 def test_the_benchmark_divides_articles_and_judges_a_run(tmp_path):
-    pytest.importorskip("bm25s")
     articles = [
         {"title": title, "paragraphs": [
             {"context": f"the {title} and the {word}",

@@ -133,14 +133,6 @@ def test_a_cross_encoder_ranks_the_documents_of_bm25_again(tmp_path, capsys, mon
     assert ours["bm25_ndcg@10"] != ours["ndcg@10"]
 
 
-def test_a_missing_bm25_is_reported(folder, tmp_path, capsys, monkeypatch):
-    collection(number=10).save(tmp_path / "beir")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    ours, log = scores_of(capsys, folder, "--data", f"beir:{tmp_path}/beir")
-    assert "bm25_ndcg@10" not in ours
-    assert "pip install 'flaxzoo[retrieval]'" in log
-
-
 def test_options_that_would_be_ignored_are_refused(folder, capsys):
     assert main(["evaluate", str(folder), "--data", "beir:x", "--num-beams", "2"]) == 2
     assert "--num-beams applies to the loss, not to --data beir:FOLDER" in capsys.readouterr().err

@@ -4,7 +4,6 @@ Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Be
 "BM25S: Orders of magnitude faster lexical search via eager sparse scoring".
 """
 
-import importlib.util
 import logging
 import re
 from collections.abc import Sequence
@@ -15,12 +14,6 @@ from ....data.common.fields import PositiveInt, check_value, require
 
 K1, B = 1.5, 0.75
 WORD = re.compile(r"\w+")
-INSTALL = "pip install 'flaxzoo[retrieval]'"
-
-
-def has_bm25() -> bool:
-    """Returns whether the package bm25s (the extra `retrieval`) is installed."""
-    return importlib.util.find_spec("bm25s") is not None
 
 
 def bm25(
@@ -41,10 +34,9 @@ def bm25(
         no word of the query is not found: its score is 0, and its index is −1.
 
     Raises:
-        UserError: the package bm25s is missing, `top_k` is below 1, or no document has a word.
+        UserError: `top_k` is below 1, or no document has a word.
     """
     check_value("top_k", top_k, PositiveInt)
-    require(has_bm25(), f"BM25 needs the package bm25s, which is not installed: {INSTALL}")
     import bm25s
 
     # On import the package sets its logger to the level of debugging.

@@ -10,7 +10,7 @@ from ....data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
-from .bm25 import INSTALL, bm25, has_bm25
+from .bm25 import bm25
 from .nearest import nearest, normalized
 from .ranking import DEPTH, ranking_scores
 
@@ -45,13 +45,12 @@ def evaluate_retrieval(
     Returns:
         `ndcg@10`, `mrr@10`, `map@100`, and `accuracy@k`, `precision@k` and `recall@k` for k = 1, 3,
         5, 10, as InformationRetrievalEvaluator of sentence-transformers computes them; with graded
-        relevance also `graded_ndcg@10`, as trec_eval does. nDCG of BM25 is in `bm25_ndcg@10`;
-        without the package bm25s (the extra `retrieval`) it is left out.
+        relevance also `graded_ndcg@10`, as trec_eval does. nDCG of BM25 is in `bm25_ndcg@10`.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
-        UserError: the model does not embed texts, the collection cannot be read, or bm25s is
-          missing for a cross-encoder.
+        UserError: the model does not embed texts, or does not compare vectors by their cosine, or
+          the collection cannot be read.
     """
     collection = source if isinstance(source, RetrievalData) else read_retrieval(source)
     for line in (collection.summary, *collection.notes):
@@ -71,12 +70,8 @@ def evaluate_retrieval(
         asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
         ranked = nearest(normalized(asked), embedded(embedder, documents, log), DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
-    if has_bm25():
-        lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
-        scores |= {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
-    else:
-        log(f"bm25_ndcg@10 is left out, because bm25s is not installed: {INSTALL}")
-    return scores
+    lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
+    return scores | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
 
 
 def _reranked(
