@@ -82,6 +82,7 @@ _WHOLE = whole_model_fields(
     Field("prompts", "prompts", {}),
     Field("default_prompt_name", "default_prompt", None, kind=str),
     Field("truncate_dim", "num_dimensions", None, kind=int),
+    Field("similarity_fn_name", "similarity", None, kind=str),
 )
 
 
@@ -135,6 +136,9 @@ class EmbeddingSettings:
     """The name of the default prompt. If None, no prompt is used by default."""
     pool_prompt: bool = True
     """Whether the tokens of the prompt are pooled."""
+    similarity: str | None = None
+    """How sentence-transformers compares vectors: cosine, dot, euclidean or manhattan. If None, by
+    their cosine."""
 
     def __post_init__(self) -> None:
         if not self.pooling:
@@ -155,6 +159,16 @@ class EmbeddingSettings:
             known = suggest(name, list(self.prompts)) if self.prompts else "the model has none"
             raise WeightsError(f"prompt-name {name!r} is not a prompt of the model: {known}")
         return self.prompts[name]
+
+    @property
+    def compares_by_cosine(self) -> bool:
+        """Whether the cosine orders texts as the model's own measure does."""
+        # Dot product and Euclidean distance order vectors of length 1 as the cosine does.
+        has_length_1 = bool(self.layers) and isinstance(self.layers[-1], Normalize)
+        has_length_1 = has_length_1 and self.num_dimensions is None
+        return self.similarity in (None, "cosine") or (
+            has_length_1 and self.similarity in ("dot", "euclidean")
+        )
 
     @property
     def query_prompt(self) -> str:
@@ -279,6 +293,8 @@ def write_embedding_settings(
     }
     if settings.num_dimensions is not None:
         whole["truncate_dim"] = settings.num_dimensions
+    if settings.similarity is not None:
+        whole["similarity_fn_name"] = settings.similarity
     write_json(folder / WHOLE_MODEL, whole)
     # Flags lose the order of modes, so write them only if the order is the usual one.
     pooled: JsonObject = {"word_embedding_dimension": d_model}

@@ -139,6 +139,19 @@ class TextEmbedder(TextModel):
             check_outputs({"a vector": found})
             yield batch, found
 
+    def require_cosine(self) -> None:
+        """Checks that the cosine compares vectors as the model's own measure does.
+
+        Raises:
+            UserError: the model uses another measure, so a ranking by the cosine would be wrong.
+        """
+        settings = self.settings
+        require(
+            settings.compares_by_cosine,
+            f"similarity_fn_name {settings.similarity} of the model compares vectors that are not "
+            "normalized, and a search compares cosines: rank the vectors of flaxzoo embed yourself",
+        )
+
     def _encode(self, text: str) -> list[int]:
         if self.settings.lowercase:
             text = lower_case(text)

@@ -108,6 +108,7 @@ class SearchIndex:
         require(named, "documents must not be empty: give at least one text")
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
         embedder = TextEmbedder.of_run(run, step=step, log=log)
+        embedder.require_cosine()
         # The absolute path of a local folder, because searches may start elsewhere.
         name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
         config: JsonObject = {

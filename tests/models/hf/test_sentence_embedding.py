@@ -23,6 +23,7 @@ SETTINGS = EmbeddingSettings(
     prompts={"query": "q: "},
     default_prompt="query",
     pool_prompt=False,
+    similarity="dot",
 )
 
 

@@ -1,8 +1,10 @@
 """`flaxzoo evaluate --data beir:` against sentence-transformers, and BM25 against its formula."""
 
+import dataclasses
 import json
 import math
 import re
+import shutil
 import warnings
 from collections import Counter
 
@@ -12,6 +14,11 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
+from flaxzoo.models.hf.sentence_embedding import (
+    EmbeddingSettings,
+    Normalize,
+    write_embedding_settings,
+)
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.evaluation.vectors import retrieval
 
@@ -131,6 +138,18 @@ def test_a_cross_encoder_ranks_the_documents_of_bm25_again(tmp_path, capsys, mon
         right.append(next((1 / k for k, x in enumerate(names, 1) if x in given.relevant[id]), 0))
     assert ours["mrr@10"] == pytest.approx(np.mean(right))
     assert ours["bm25_ndcg@10"] != ours["ndcg@10"]
+
+
+def test_a_measure_other_than_the_cosine_is_refused(folder, tmp_path, capsys):
+    collection(number=10).save(tmp_path / "beir")
+    settings = dataclasses.replace(EmbeddingSettings(), similarity="dot")
+    for layers, status in (((), 2), ((Normalize(),), 0)):
+        model = tmp_path / f"model{status}"
+        shutil.copytree(folder, model)
+        chosen = dataclasses.replace(settings, layers=layers)
+        write_embedding_settings(model, chosen, d_model=16, max_length=12)
+        assert main(["evaluate", str(model), "--data", f"beir:{tmp_path}/beir"]) == status
+    assert "similarity_fn_name dot" in capsys.readouterr().err
 
 
 def test_options_that_would_be_ignored_are_refused(folder, capsys):

@@ -52,6 +52,7 @@ class MTEBEncoder:
         )
         self._folder, self._log = folder, log
         self._embedder = TextEmbedder.of_run(folder, step=step, log=log)
+        self._embedder.require_cosine()
 
     def encode(
         self, inputs: Iterable[dict[str, list[str]]], *, prompt_type: object = None, **_: object

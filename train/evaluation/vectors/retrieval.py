@@ -67,6 +67,7 @@ def evaluate_retrieval(
         ranked = _reranked(scorer, queries, documents, log)
     else:
         embedder = TextEmbedder.of_run(folder, step=step, log=log)
+        embedder.require_cosine()
         asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
         ranked = nearest(normalized(asked), embedded(embedder, documents, log), DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
