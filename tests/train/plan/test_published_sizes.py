@@ -30,8 +30,11 @@ def planned(*words, command="plan"):
 def test_every_preset_is_planned_as_published(family):
     for number, name in enumerate(families()[family].presets):
         command = ("plan", "bench")[number % 2]
-        found = planned(family, "--preset", name, command=command).model
-        published = models.preset(name).with_head(found.head, found.labels)
+        published = models.preset(name)
+        # A decoder with windows on both sides predicts no next token: it embeds texts.
+        recipe = family if getattr(published, "causal", True) else "embed"
+        found = planned(recipe, "--preset", name, command=command).model
+        published = published.with_head(found.head, found.labels)
         same = {"dropout_rate": published.dropout_rate}
         assert dataclasses.replace(found, **same) == published
     if (default := RECIPES[family].preset) is not None:
