@@ -126,7 +126,7 @@ def _commands() -> Iterator[Page]:
     rows = [(f"[`flaxzoo {name}`]({name}.md)", text) for name, (_, text) in cli.COMMANDS.items()]
     index = ["# Commands\n", _table(("command", ""), rows), EXIT_STATUS]
     names = [*cli.COMMANDS, "recipes"]
-    yield "reference/commands/index.md", "\n".join([*index, _toctree(names, ":hidden:")])
+    yield "reference/commands/overview.md", "\n".join([*index, _toctree(names, ":hidden:")])
     for name, (_, text) in cli.COMMANDS.items():
         words = (name, *HELP.get(name, ("--help",)))
         printed = f"```text\n$ flaxzoo {' '.join(words)}\n{_help(words)}\n```"
