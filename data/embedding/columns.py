@@ -78,7 +78,9 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         "the positive after a #, then any negatives or a score, as #question,paragraph",
         error=DataError,
     )
-    negatives = sorted(name for name in names if NEGATIVES.fullmatch(name.casefold()))
+    # negative_2 precedes negative_10, as in a list of scores.
+    found = [name for name in names if NEGATIVES.fullmatch(name.casefold())]
+    negatives = sorted(found, key=lambda name: (len(name), name))
     return (*anchors, *positives, *negatives, *scores)
 
 
@@ -93,8 +95,10 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
     Raises:
       DataError: A record lacks a text or a score, or its documents and scores differ in number.
     """
+    last = fields[-1].casefold()
     scored = len(fields) > 2 and (
-        fields[-1].casefold() in SCORES or all(_is_score(r.values[-1]) for r in records)
+        last in SCORES
+        or (not NEGATIVES.fullmatch(last) and all(_is_score(r.values[-1]) for r in records))
     )
     return [_example(record, scored) for record in records]
 
@@ -102,15 +106,22 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
 def _example(record: Record, scored: bool) -> EmbeddingExample:
     location = record.location
     anchor, positive, *negatives = record.values[:-1] if scored else record.values
-    # A list of documents is ranked by a list of scores.
-    documents = [*_texts(positive), *(text for value in negatives for text in _texts(value))]
+    positives = _texts(positive)
+    documents = [*positives, *(text for value in negatives for text in _texts(value))]
     require(
-        isinstance(anchor, str) and documents and all(isinstance(x, str) for x in documents),
+        isinstance(anchor, str) and positives and all(isinstance(x, str) for x in documents),
         f"{location} must have a text as its anchor and as its positive, got {anchor!r:.40} and "
         f"{positive!r:.40}: name the columns after a #, as #question,paragraph",
         error=DataError,
     )
     score = _score(record.values[-1], location) if scored else None
+    # A list of documents is ranked by a list of scores; without, the second would be a negative.
+    require(
+        len(positives) == 1 or isinstance(score, tuple),
+        f"{location} has {len(positives)} positives: give a score for each document, or one "
+        "record for each positive",
+        error=DataError,
+    )
     number = len(score) if isinstance(score, tuple) else len(documents)
     require(
         number == len(documents),

@@ -86,6 +86,31 @@ class ColumnsData(RecordData[EmbeddingExample]):
             examples = [limited(example, 1 + self.num_negatives) for example in examples]
         return ExampleSet(tuple(examples), lines=(f"columns: {', '.join(names)}", *lines))
 
+    def train_examples(self) -> tuple[EmbeddingExample, ...]:
+        """Returns the training examples, which are read."""
+        return tuple(self._part("train").examples)
+
+    def require_scores(self, low: float, high: float, learner: str) -> None:
+        """Checks that the scores of the training examples are in a range.
+
+        Args:
+          low: The least score.
+          high: The largest score.
+          learner: What learns from them, for messages.
+
+        Raises:
+          DataError: A score is not.
+        """
+        for example in self.train_examples():
+            score = example.score
+            for x in score if isinstance(score, tuple) else () if score is None else (score,):
+                require(
+                    low <= x <= high,
+                    f"{example.location} has the score {x:g}, and {learner} needs scores from "
+                    f"{low:g} to {high:g}: scale them",
+                    error=DataError,
+                )
+
     def _is_optional(self, name: str, source: LabelledSource) -> bool:
         of_objects = source.kind in ("jsonl", "memory") and not source.fields
         return of_objects and NEGATIVES.fullmatch(name.casefold()) is not None

@@ -6,13 +6,13 @@ an example lacks is all zeros. ``scores`` are float32 [B] for scored pairs, and 
 document has a score.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import counted
+from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
 from ..distinct_order import ABSENT
@@ -131,12 +131,18 @@ def _spread(documents: np.ndarray) -> np.ndarray:
     return by_document[np.lexsort((by_document, turns))]
 
 
-def _scores(examples: Iterable[EmbeddingExample], number: int) -> np.ndarray | None:
+def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | None:
     """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent ones."""
     found = [example.score for example in examples if example.score is not None]
     if not found:
         return None
     lists = [score for score in found if isinstance(score, tuple)]
+    require(
+        len(lists) in (0, len(found)),
+        f"{len(lists):,} of {len(found):,} records with scores have a list of scores: give a "
+        "number in each record, or a list in each",
+        error=DataError,
+    )
     if not lists:
         return np.asarray(found, np.float32)
     return np.array([[*row, *[0.0] * (number - len(row))] for row in lists], np.float32)

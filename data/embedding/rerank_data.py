@@ -8,6 +8,7 @@ the negatives and for sampled documents.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -177,10 +178,20 @@ class RerankExamples(PickledByFields):
         """Draws documents of other queries, each at most once."""
         seed, training = self.seed
         rng = np.random.default_rng([seed, training, epoch * training, index])
+        # The query may have further documents in other records.
+        own = {*own, *self._documents_of[int(self.rows[index, 0])]}
         wanted = min(self.num_sampled + len(own), len(self.documents))
         drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
         others = [number for number in drawn if number not in own][: self.num_sampled]
         return others + [ABSENT] * (self.num_sampled - len(others))
+
+    @cached_property
+    def _documents_of(self) -> dict[int, list[int]]:
+        """The documents of each query in all records."""
+        found: dict[int, list[int]] = {}
+        for query, *documents in self.rows.tolist():
+            found.setdefault(query, []).extend(documents)
+        return found
 
     def _pair(self, query: int, document: int) -> dict[str, np.ndarray]:
         """Returns the arrays of a pair, as ``BertInputs`` makes them."""

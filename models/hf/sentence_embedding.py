@@ -46,6 +46,8 @@ CLASSES = {
     "Normalize": "sentence_transformers.models.Normalize",
 }
 """The classes of written modules, under names that all versions of the package know."""
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""The names of prompts for the documents of a search, in the order of preference."""
 _KEYS: Mapping[PoolingMode, str] = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -178,7 +180,7 @@ class EmbeddingSettings:
     @property
     def document_prompt(self) -> str:
         """The name of the prompt for the documents of a search, or ""."""
-        return self._first_prompt("document", "passage", "corpus")
+        return self._first_prompt(*DOCUMENT_PROMPTS)
 
     def _first_prompt(self, *names: str) -> str:
         # An empty prompt in a folder says nothing: the package writes it by default.

@@ -59,14 +59,41 @@ class RerankConfig(ObjectiveConfig[RerankData]):
                 f"and this is {self.loss}: leave it out",
             )
 
+    def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
+        """See `ObjectiveConfig`; data that the loss would not learn from are refused."""
+        del is_default
+        if self.loss == "binary":
+            data.require_scores(0.0, 1.0, "the loss binary")
+            return self
+        examples = data.train_examples()
+        scores = [example.score for example in examples]
+        samples = scores[0] is None and data.sampled_negatives != 0
+        require(
+            samples or any(len(example.documents) > 1 for example in examples),
+            f"objective.loss {self.loss} compares the documents of a query, and each record of "
+            f"{data.source_name!r} has one: choose --objective.loss binary",
+        )
+        for example in examples if self.loss == "contrast" else ():
+            given = example.score if isinstance(example.score, tuple) else ()
+            require(
+                all(given[0] > x for x in given[1:]),
+                f"the first document of {example.location} has not the largest score, and the "
+                "loss contrast learns that the first one is the best: choose --objective.loss "
+                "list_net or lambda",
+            )
+        return self
+
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the negative of nDCG@10."""
+        """Returns the negative of nDCG@10, or the loss if no query can be ranked."""
+        if "ndcg@10" not in scores:
+            return super().to_minimize(scores)
         return -float(cast(float, scores["ndcg@10"]))
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RerankData) -> Scores:
-        """Returns nDCG@10 and MRR@10, and the number of queries."""
+        """Returns nDCG@10 and MRR@10 if a query can be ranked, and the number of queries."""
         del data
-        measures = {name: evaluation.means[name] for name in self.progress_metrics}
+        names = [name for name in self.progress_metrics if evaluation.counts[name] > 0]
+        measures = {name: evaluation.means[name] for name in names}
         return {**measures, "queries": split.examples.num_examples}
 
 

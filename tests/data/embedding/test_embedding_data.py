@@ -112,6 +112,13 @@ def test_negatives_and_queries_have_limits():
         EmbeddingData(source="jsonl:x", **{**config, "query_length": 11})
 
 
+def test_numbered_negatives_follow_their_numbers(tmp_path):
+    texts = {f"negative_{i}": str(i) for i in range(1, 12)}
+    rows = 2 * [{"anchor": "a", "positive": "b", **texts}]
+    found, _ = split_of(written(tmp_path / "x", rows))
+    assert found == 2 * [("a", ["b", *texts.values()], None)]
+
+
 def test_numbers_in_a_table_are_scores(tmp_path):
     rows = [{"a": "a", "b": "b", "c": "0.5"}, {"a": "c", "b": "d", "c": "1"}]
     found, _ = split_of(written(tmp_path / "x", rows, "tsv") + "#a,b,c")
@@ -124,6 +131,10 @@ def test_numbers_in_a_table_are_scores(tmp_path):
         ([{"a": "x", "b": "y"}], "", r"has the columns a, b: name the columns of the anchor"),
         ([{"anchor": "x", "positive": ""}], "", "line 1 must have a text .* as its positive"),
         ([{"anchor": "x", "positive": 3}], "", "line 1 must have a text"),
+        ([{"anchor": "x", "positive": "", "negative": "y"}], "", "line 1 must have a text"),
+        ([{"anchor": "x", "positive": ["y", "z"]}], "", "line 1 has 2 positives: give a score"),
+        ([{**LISTS, "scores": 1}], "", "line 1 has 2 positives: give a score"),
+        ([{**LISTS, "documents": "c", "scores": 1}, LISTS], "", "1 of 2 records with scores"),
         ([{"anchor": "x", "positive": "y", "score": "z"}], "", "line 1 must have a number"),
         ([{**LISTS, "scores": [1]}], "", "line 1 has 1 scores for 2 documents"),
         ([{"anchor": "x", "positive": "y"}], "#anchor", "names one column"),

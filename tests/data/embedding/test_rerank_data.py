@@ -57,6 +57,14 @@ def test_documents_of_other_queries_are_sampled_anew_in_each_epoch_of_training()
     assert documents(evaluation.examples, 0) == documents(evaluation.examples, 1)
 
 
+def test_documents_of_the_same_query_in_other_records_are_not_sampled():
+    tokenizer, split = examples_of([("a", "b"), ("a", "c"), ("d", "e")])
+    row = split.examples.example(0, 0)
+    assert row["attention_mask"].any(-1).tolist() == [True, True, False, False, False]
+    ids = row["input_ids"][1][row["token_type_ids"][1] == 1]
+    assert tokenizer.decode([int(x) for x in ids]) == "e"
+
+
 def test_with_few_documents_fewer_are_sampled():
     _, split = examples_of(PAIRS[:3])
     row = split.examples.example(0, 0)

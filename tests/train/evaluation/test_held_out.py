@@ -48,3 +48,8 @@ def test_scored_pairs_are_compared_with_their_scores():
     first, second = (np.stack([VECTORS[x] for x in texts]) for texts in ("ace", "bdf"))
     expected = train.similarity_scores(first, second, [0, 1, 2])
     assert evaluated(rows) == pytest.approx(expected)
+
+
+def test_a_score_that_is_a_difference_is_not_compared_with_a_cosine():
+    rows = [{"anchor": "a", "positive": "b", "negative": "c", "score": i} for i in range(3)]
+    assert evaluated(rows) == {}

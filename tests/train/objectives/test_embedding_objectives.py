@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flaxzoo import data, train
 from flaxzoo.data import UserError
+from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
 from flaxzoo.train.losses.embedding import in_batch, scored
 from flaxzoo.train.losses.embedding.vectors import Real, Vectors, unit
 
@@ -181,3 +182,22 @@ def test_data_that_do_not_suit_are_refused(settings, named):
 def test_gist_needs_a_guide():
     with pytest.raises(UserError, match=r"--objective\.guide"):
         train.GISTConfig().build(KINDS["multiple_negatives"])
+
+
+@pytest.mark.parametrize("objective", [train.CosineConfig(), train.ContrastiveConfig()])
+def test_scores_that_no_pair_can_reach_are_refused(objective):
+    assert objective.of_data(KINDS["cosent"], is_default=False) is objective
+    with pytest.raises(UserError, match=rf"the score 5, and objective {objective.kind} needs"):
+        objective.of_data(examples(score=5), is_default=False)
+
+
+def test_prompts_that_training_left_out_are_not_kept():
+    prompts = {"query": "q: ", "passage": "p: ", "other": "x"}
+    settings = EmbeddingSettings(prompts=prompts, default_prompt="query")
+    objective = train.MultipleNegativesConfig()
+    given = dataclasses.replace(KINDS["multiple_negatives"], query_prompt="", document_prompt="")
+    found = objective.embedding_settings(given, settings)
+    assert (found.prompts, found.default_prompt) == ({"other": "x"}, None)
+    _, kept = objective.begun_with(KINDS["multiple_negatives"], settings)
+    found = objective.embedding_settings(kept, settings)
+    assert (found.query_prompt, found.prompt(found.document_prompt)) == ("query", "p: ")

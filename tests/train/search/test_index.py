@@ -105,6 +105,11 @@ def test_another_model_and_damage_are_refused(tmp_path, folder, index, capsys):
         train.SearchIndex.open(other)
 
 
+def test_candidates_without_a_reranker_are_refused(index, capsys):
+    assert main(["search", str(index), "cat", "--candidates", "20"]) == 2
+    assert "--candidates 20 applies to --rerank" in capsys.readouterr().err
+
+
 def test_a_folder_appears_complete_or_not_at_all(tmp_path, folder, monkeypatch):
     with pytest.raises(data.UserError, match="exists and is not an empty folder"):
         train.SearchIndex.build(TEXTS, folder, folder, log=lambda _: None)

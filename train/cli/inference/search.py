@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ....data.common.fields import NonNegativeInt, PositiveInt
+from ....data.common.fields import NonNegativeInt, PositiveInt, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, log, parse
@@ -51,8 +51,9 @@ class SearchArguments:
     rerank: str | None = None
     """A cross-encoder that scores the nearest texts again: a run folder, a folder in the Hugging
     Face format, or a name on the hub."""
-    candidates: PositiveInt = 50
-    """With --rerank: the number of nearest texts to score again, at least --top-k."""
+    candidates: PositiveInt | None = None
+    """With --rerank: the number of nearest texts to score again, at least --top-k; by default
+    50."""
     run: str | None = None
     """Where the model of the index is now. By default where it was when the index was built."""
     json: bool = False
@@ -62,9 +63,13 @@ class SearchArguments:
 def search_command(arguments: list[str]) -> None:
     """Runs `flaxzoo search INDEX QUERY`."""
     parsed = parse(SearchArguments, arguments, "flaxzoo search")
+    require(
+        parsed.candidates is None or parsed.rerank is not None,
+        f"--candidates {parsed.candidates} applies to --rerank: give both, or leave it out",
+    )
     enable_compilation_cache()
     from ....models.text.pair_scorer import PairScorer
-    from ...search.index import SearchIndex
+    from ...search.index import CANDIDATES, SearchIndex
 
     index = SearchIndex.open(parsed.index, run=parsed.run, log=log)
     reranker = None if parsed.rerank is None else PairScorer.of_run(parsed.rerank, log=log)
@@ -72,7 +77,7 @@ def search_command(arguments: list[str]) -> None:
         [parsed.query],
         parsed.top_k,
         reranker=reranker,
-        candidates=parsed.candidates,
+        candidates=parsed.candidates or CANDIDATES,
         log=log,
     )
     for rank, hit in enumerate(hits, start=1):

@@ -27,7 +27,9 @@ def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
         return {}
     anchors, documents = found["anchors"], found["documents"]
     if examples.scores is not None:
-        is_varied = examples.scores.ndim == 1 and len(np.unique(examples.scores)) > 1
+        # With a negative, a single score is a difference, not the similarity of a pair.
+        of_pairs = examples.scores.ndim == 1 and documents.shape[1] == 1
+        is_varied = of_pairs and len(np.unique(examples.scores)) > 1
         pairs = anchors, documents[:, 0], examples.scores
         return similarity_scores(*pairs) if is_varied else {}
     # Each different text counts once, and absent texts (-1) do not.

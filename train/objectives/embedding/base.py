@@ -200,16 +200,22 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         self, data: EmbeddingData, settings: "EmbeddingSettings | None"
     ) -> "EmbeddingSettings":
         """See `ObjectiveConfig`; prompts have the names `query` and `document`."""
-        from ....models.hf.sentence_embedding import EmbeddingSettings
+        from ....models.hf.sentence_embedding import DOCUMENT_PROMPTS, EmbeddingSettings
 
         settings = settings or EmbeddingSettings()
         own = {"query": data.query_prompt, "document": data.document_prompt}
-        prompts = {**settings.prompts, **{name: text for name, text in own.items() if text}}
+        # A search must not use prompts that training left out.
+        left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
+        dropped = {x for name, text in own.items() if text == "" for x in left_out[name]}
+        kept = {name: text for name, text in settings.prompts.items() if name not in dropped}
+        prompts = {**kept, **{name: text for name, text in own.items() if text}}
+        default = settings.default_prompt
         return dataclasses.replace(
             settings.normalized(bool(self.normalize)),
             pooling=self.pooling or settings.pooling,
             lowercase=bool(data.lowercase),
             prompts=prompts,
+            default_prompt=default if default in prompts else None,
         )
 
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:

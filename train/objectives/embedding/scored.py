@@ -1,14 +1,18 @@
 """Objectives of pairs of texts that have a score or a label."""
 
 import dataclasses
+import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 
 from ....data.common.fields import NonNegative, Positive
+from ....data.embedding.embedding_data import EmbeddingData
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding import scored
 from ...losses.embedding.vectors import Distance, Real, Vectors
 from ...losses.objective import Batch
+from ...objective_config import ObjectiveConfig
 from .base import EmbeddingObjective
 
 
@@ -18,6 +22,14 @@ class ScoredPairsConfig(EmbeddingObjective):
 
     score_forms = ("pairs",)
     num_documents = (1, 1)
+    score_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The least and the largest score that the loss can reach."""
+
+    def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
+        """See `ObjectiveConfig`; scores that no pair can reach are refused."""
+        chosen = super().of_data(data, is_default=is_default)
+        data.require_scores(*self.score_range, f"objective {self.kind}")
+        return chosen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,7 @@ class CosineConfig(ScoredPairsConfig):
     """The squared difference of cosine and score; it has no hyperparameters."""
 
     kind = "cosine"
+    score_range = (-1.0, 1.0)
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each pair."""
@@ -71,6 +84,7 @@ class ContrastiveConfig(ScoredPairsConfig):
     """The settings of the contrastive loss of labels 1 (similar) and 0 (different)."""
 
     kind = "contrastive"
+    score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
     """Different texts at this distance or farther have no loss."""
