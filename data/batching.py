@@ -3,8 +3,8 @@
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and the position of a run is one number. Examples
-that must not share a batch have another order, see ``distinct_order``.
+depend on the number of processes or workers, and the position of a run is one number. If some
+examples must not share a batch, the order is that of ``distinct_order``.
 
 Each kind of data defines an ``ExampleSource``; all share this file.
 """
@@ -24,7 +24,7 @@ from .distinct_order import distinct_order
 
 Batch = dict[str, np.ndarray]
 
-# The same number as in ``grain.MapDataset.shuffle``.
+# ``grain.MapDataset.shuffle`` uses the same number.
 _SHUFFLE_ROUNDS = 4
 
 
@@ -84,7 +84,7 @@ class TrainBatches(PickledByFields):
     def _order_of(self, epoch: int, keys: np.ndarray) -> np.ndarray:
         """Returns the batches of an epoch of examples that must not share texts."""
         if epoch not in self._orders:
-            # Keep one epoch only, since batches are read in order.
+            # Cache the order of one epoch only, since batches are read in order.
             self._orders.clear()
             self._orders[epoch] = distinct_order(keys, self.batch_size, self.seed, epoch)
         return self._orders[epoch]

@@ -12,15 +12,15 @@ from .common.errors import DataError
 from .common.fields import require
 
 ABSENT = -1
-"""The number in place of a text that an example lacks."""
+"""The number that marks a missing text of an example."""
 
 
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
     Examples are shuffled. Each one goes to the first batch that has room and follows all batches
-    with one of its texts. Examples that find no batch, and then examples for a second time, fill
-    the last batches.
+    with one of its texts. The last batches are filled with the examples that found no batch, and
+    then with repeated examples.
 
     Args:
       keys: The number of each text of each example, or -1, int [n, K].
@@ -37,7 +37,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
     number = -(-len(texts) // batch_size)
     batches: list[list[int]] = [[] for _ in range(number)]
-    # For each text the first batch that may have it; for each batch the next one with room.
+    # For each text: the first batch that may contain it. For each batch: the next one with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
     order, again = (_shuffled(len(texts), seed, epoch, turn) for turn in range(2))

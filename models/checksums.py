@@ -40,7 +40,7 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
       content: The new bytes of the file.
     """
     checksums = _read(checkpoint)
-    # Without readable checksums the checkpoint is damaged anyway: only write the file.
+    # If the checksums are unreadable, the checkpoint is damaged anyway, so only write the file.
     if isinstance(checksums, str):
         write_file(checkpoint / name, content)
         return

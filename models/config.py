@@ -124,9 +124,10 @@ class TransformerConfig(Checked):
     """Dropout rate, at the places that the paper names."""
     init_std: Positive | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
-    widths; a narrow model needs its own 1 / √D. None: each kernel is initialized uniformly, over
-    an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
-    deviation of initial embeddings is always 0.02."""
+    widths; a narrow model needs a larger value, 1 / √D. None: each kernel is initialized uniformly,
+    over an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
+    deviation of initial embeddings is always 0.02.
+    """
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
     queries and keys are rotated. buckets: learned biases of ranges of distances (T5). alibi: biases

@@ -47,7 +47,7 @@ def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
         logits = _with_hidden(projection, hidden).logits()  # [B, T / chunks, V]
         logits = jnp.where(is_real[..., None], logits, NEVER)
         values, places = jnp.max(logits, axis=1), jnp.argmax(logits, axis=1) + first
-        # An equal value of an earlier chunk stays.
+        # On equal values, keep the position of the earlier chunk.
         is_greater = values > best[0]
         merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, places, best[1])
         return merged, None

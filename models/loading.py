@@ -309,7 +309,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
         damage = find_damage(checkpoint, part)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-                # The checkpointer itself warns that parameters alone have no metadata of a step.
+                # Use the handler: the checkpointer warns that parameters alone have no metadata of
+                # a step.
                 handler: Any = ocp.StandardCheckpointHandler()
                 stored = handler.metadata(checkpoint / part)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)

@@ -84,7 +84,7 @@ class Preset:
     published: str
     """The parameter count as the paper prints it."""
     note: str = ""
-    """Which numbers were used where the paper contradicts itself."""
+    """If the paper contradicts itself, the numbers that were used."""
 
 
 def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:

@@ -55,8 +55,8 @@ def read_fields(folder: str | Path) -> JsonObject:
     """Reads the `config.json` of any folder with a model.
 
     Raises:
-      FileNotFoundError: There is none.
-      UserError: It is broken.
+      FileNotFoundError: The folder has no `config.json`.
+      UserError: The `config.json` is broken.
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
@@ -104,7 +104,7 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
         folder: The folder of the file.
 
     Raises:
-        UserError: The block raises one.
+        UserError: The block raises a UserError.
     """
     try:
         yield
@@ -201,7 +201,7 @@ def newest_step(folder: str | Path) -> int:
     """Returns the step of the newest checkpoint.
 
     Raises:
-      FileNotFoundError: There is none yet.
+      FileNotFoundError: The run has no checkpoint yet.
     """
     found = steps(folder)
     if not found:

@@ -27,7 +27,8 @@ product takes 256 operations per byte moved, about the ratio of a v5e or an H200
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
-"""Losses, and the gradients of kernel `[D, V]` and bias; None for gradients not computed."""
+"""Losses, and the gradients of kernel `[D, V]` and bias; None for a gradient that is not computed.
+"""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
 """`function(projection, *others) -> (sums, own)` for a chunk of positions."""
 DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
@@ -156,7 +157,8 @@ def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Ar
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 
     def product(h: Array, gradient: Array) -> Array:
-        # Sums over both axes: merged into one, a TPU's program moves 6% more (GPT-2, two layers).
+        # Sum over both axes. If they were merged, a TPU's program would move 6% more bytes (GPT-2,
+        # two layers).
         return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
 
     # XLA's CPU backend has no bfloat16 product over two axes.

@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers. Returns a line that states what is exact."""
+        """Writes the files for transformers. Returns a line on how the libraries differ."""
         ...

@@ -89,7 +89,7 @@ class TrainConfig(Checked):
             "above 0",
         )
         if self.objective is None or self.objective.is_default:
-            # The dataclass is frozen, so the default is set past its guard.
+            # The dataclass is frozen, so set the default with `object.__setattr__`.
             object.__setattr__(self, "objective", default_objective(self.data))
         check_learns_from(self.objective, self.data)
         if self.init_from is None:  # otherwise the model's sizes are not known yet

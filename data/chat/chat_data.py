@@ -38,7 +38,7 @@ class ChatTexts:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal texts in equal order."""
+        """The hash is equal for equal texts in the same order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ class Unusable:
         for location, record in records:
             try:
                 used.append((record, use(record)))
-            # A template without an end would use up its time again for every record.
+            # An endless template would use up its time for every record, so stop at once.
             except EndlessTemplateError:
                 raise
             except unusable as error:

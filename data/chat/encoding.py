@@ -119,9 +119,10 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
     """Encodes a prompt and its completion, without a chat template.
 
-    Both are encoded together, in the vocabulary's frame; if the frame has no token after a text, an
-    end token follows. As in TRL, the prompt's tokens are the common prefix with the prompt encoded
-    alone, so a token that covers the border belongs to the completion.
+    Both are encoded together, with the special tokens that the tokenizer puts around a text. If it
+    puts none after a text, an end token follows. As in TRL, the prompt's tokens are the common
+    prefix with the prompt encoded alone, so a token that covers the border belongs to the
+    completion.
 
     Args:
       tokenizer: A tokenizer with an end token, or with a frame that ends a text.

@@ -101,7 +101,7 @@ def _separated(
     for start, end, _ in wrong:
         inside = next((span for span in spans if span[0] <= start and end <= span[1]), None)
         if inside is None:
-            # Merge it with the ranges that it overlaps.
+            # Merge the new range with the ranges that it overlaps.
             over = [s for s in spans if s[0] < end and start < s[1]]
             spans = [s for s in spans if s not in over]
             spans.append((min([start, *(s[0] for s in over)]), max([end, *(s[1] for s in over)])))
@@ -130,7 +130,7 @@ def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _fillers(names: tuple[str, ...]) -> tuple[str, str]:
-    """Returns a letter and a mark that are in no name, or in as few as possible."""
+    """Returns a letter and a mark that no name contains, or that the fewest names contain."""
     used = "".join(names).casefold()
     letter, mark = (
         min(choices, key=lambda c: used.count(c.casefold())) for choices in (_LETTERS, _MARKS)

@@ -14,8 +14,8 @@ A TOML file lists the tasks, each with a source and several forms of an instruct
       "\"{text}\" Would a linguist accept that? {label}",
     ]
 
-A form is a pattern (``data.PromptPattern``), whose last field is the assistant's answer. Which form
-an example gets depends on the seed, the task and the number of the example.
+A form is a pattern (``data.PromptPattern``), whose last field is the assistant's answer. The seed,
+the task and the number of the example determine its form.
 """
 
 import hashlib

@@ -44,7 +44,8 @@ class Prompt:
     """A prompt with the fields that rewards may read.
 
     Attributes:
-      begun: A text, whose completion is empty, or a conversation that the assistant continues.
+      begun: What the model continues: a text (a ``Completion`` with an empty completion), or a
+          conversation.
       text: The text that the model reads; a conversation is rendered by the chat template.
       ids: Its tokens.
       fields: The fields of its record, which rewards may read.
@@ -151,7 +152,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class ListedPrompts:
-    """The same prompts in every epoch."""
+    """Every epoch has the same prompts."""
 
     prompts: Sequence[Prompt]
 

@@ -162,7 +162,8 @@ def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
 def _begin_together(*both: Encoded) -> None:
     """Makes the answers of both texts begin at the same token, as in TRL.
 
-    Otherwise they differ if a token covers the border of prompt and answer in one text only.
+    Without this they begin at different tokens if one text has a token that covers the border of
+    prompt and answer.
     """
     first = min(int(answer.argmax()) for _, answer in both)
     for _, answer in both:
@@ -202,7 +203,7 @@ def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
 
 ReferenceFn = Callable[[PairExamples], np.ndarray]
-"""From pairs to the log-probabilities of their answers under a reference, float32 [n, 2]."""
+"""Maps pairs to the log-probabilities of their answers under a reference, float32 [n, 2]."""
 
 
 @dataclass(frozen=True, kw_only=True)

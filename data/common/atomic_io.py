@@ -85,8 +85,8 @@ def check_output_path(path: Path, made_from: str) -> None:
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """Makes a folder atomically; keeps an existing one that is not empty.
 
-    An empty folder is replaced. If it cannot be, because a disk is mounted there, its parts appear
-    one by one, `config.json` last.
+    An empty folder is replaced. If a disk is mounted there, the folder cannot be replaced, and its
+    parts appear one by one, `config.json` last.
 
     Args:
       path: The final path; missing parent folders are made.
@@ -109,7 +109,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     mounted = final.is_dir()
     if not mounted:
         _make_parent(final)
-    # Within a mounted disk if there is one, because a rename cannot cross file systems.
+    # Build on the mounted disk if there is one, because a rename cannot cross file systems.
     parent = final if mounted else final.parent
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=parent))
     try:

@@ -155,7 +155,7 @@ def expectation(value: Any, hint: object) -> str:
         ranges = (rule for rule in arguments[1:] if isinstance(rule, Range | Suffix))
         missed = (str(rule) for rule in ranges if value not in rule)
         return expectation(value, arguments[0]) or next(missed, "")
-    # One type that fits is enough.
+    # A union accepts a value that one of its types accepts.
     if origin in (Union, UnionType):
         found = [expectation(value, one) for one in arguments]
         return " or ".join(found) if all(found) else ""
@@ -172,7 +172,7 @@ def _expected_items(value: Any, origin: object, arguments: tuple[object, ...]) -
     noun, kind = _CONTAINERS[origin]
     if not isinstance(value, kind):
         return noun
-    # Mapping[str, int], tuple[int, ...] and Sequence[int] have one type for all values.
+    # Mapping[str, int], tuple[int, ...] and Sequence[int] declare one type for all their values.
     items, hint = (value.values(), arguments[-1]) if kind is Mapping else (value, arguments[0])
     has_one = kind is Mapping or arguments[1:] in ((), (...,))
     found = filter(None, map(expectation, items, itertools.repeat(hint) if has_one else arguments))
@@ -277,7 +277,7 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
     for name in sorted(fields.keys() - known):
         raise UserError(f"unknown field {prefix}{name}")
     for name, field in known.items():
-        # Without a default both are MISSING.
+        # If the field has no default, both attributes are MISSING.
         has_default = field.default is not field.default_factory
         require(has_default or name in fields, f"the field {prefix}{name} is missing")
     values: dict[str, object] = {}

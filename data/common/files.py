@@ -169,7 +169,7 @@ def matching_files(pattern: str, name: str) -> list[Path]:
     paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))
     source = "" if pattern == name else f"source {name!r}, "
     problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
-    # The plus sign may be meant to join sources.
+    # The user may have meant a plus sign that joins sources.
     joins = "; to join sources write the kind of each: text:GLOB + text:GLOB"
     hint = joins if re.search(r"\s\+\s", pattern) else ""
     message = f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path{hint}"

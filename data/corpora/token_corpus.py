@@ -40,7 +40,7 @@ class Texts(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal texts in equal order."""
+        """The hash is equal for equal texts in the same order."""
         ...
 
     def __iter__(self) -> Iterator[str]:

@@ -164,7 +164,7 @@ def examples_of_collection(
     Args:
       collection: The collection.
       source: Its name, for messages.
-      whole: Whether each other document is an example without an anchor.
+      whole: Whether each remaining document becomes an example without an anchor.
     """
     documents, examples, seen = collection.documents, list[EmbeddingExample](), set[str]()
     for query, text in collection.queries.items():

@@ -31,7 +31,7 @@ from .paragraphs import paragraph_records
 class ColumnsData(RecordData[EmbeddingExample]):
     """Texts with their counterparts, from the columns of records."""
 
-    # Without named fields, the names of the columns decide.
+    # If the source names no fields, the names of the columns determine the roles.
     forms: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("jsonl", "csv", "tsv", "parquet", "tfds", "memory", "beir", "squad"), ""),
         "builtin": "anchor,positive",
@@ -46,7 +46,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
     the rest of it; builtin:numbers-en-fr has numbers in two languages; beir:FOLDER#train and
     squad:GLOB have queries and their documents. In Python also the examples themselves."""
     num_negatives: NonNegativeInt | None = None
-    """Negatives of an example; further ones are not read. Defaults to the most that one has."""
+    """Maximum number of negatives of an example. Defaults to the largest number in the data.
+    """
 
     def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
         """See ``RecordData``."""

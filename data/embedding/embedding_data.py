@@ -127,7 +127,7 @@ def _spread(documents: np.ndarray) -> np.ndarray:
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
     turns = np.concatenate([np.arange(count) for count in counts])
-    # `turns` belongs to the order by document; sort by it, then by the original place.
+    # `turns` belongs to the order by document; sort by it, then by the original index.
     return by_document[np.lexsort((by_document, turns))]
 
 

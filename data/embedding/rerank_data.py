@@ -43,7 +43,7 @@ class RerankData(ColumnsData):
     """Documents of other queries, drawn at random for each query in each epoch, as negatives. Only
     for records without scores. Defaults to 4, or to 0 for records with scores."""
     sampling_seed: Seed = 0
-    """The seed of these draws."""
+    """The seed for drawing these documents."""
 
     def labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; the only label is the score."""
@@ -56,7 +56,7 @@ class RerankData(ColumnsData):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[EmbeddingExample]:
-        """See ``RecordData``; without documents that have no query."""
+        """See ``RecordData``; documents without a query are left out."""
         found = super().read(source, published, split)
         return replace(found, examples=tuple(x for x in found.examples if x.anchor is not None))
 
@@ -111,7 +111,7 @@ class RerankData(ColumnsData):
             rows=texts.rows,
             scores=_scores(examples, number),
             num_sampled=sampled,
-            # An evaluation has other draws than training, the same in every epoch.
+            # An evaluation draws other documents than training, and the same ones in every epoch.
             seed=(self.sampling_seed, int(training)),
             notes=(f"{number + sampled} documents each", *cut),
         )
@@ -121,7 +121,8 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray:
     """Returns the scores of all documents, float32 [n, C]; 0 for absent ones."""
     scores = np.zeros((len(examples), number), np.float32)
     for row, example in zip(scores, examples, strict=True):
-        # A single score is that of the pair, or how much better the positive is than a negative.
+        # A single score is the score of the pair, or the margin between the positive and a
+        # negative.
         known = 1.0 if example.score is None else example.score
         given = known if isinstance(known, tuple) else (known,)
         row[: len(given)] = given

@@ -104,7 +104,7 @@ class SpanDecoding:
         Returns up to ``4 * n_best`` spans per window, because several spans may have the same text.
         """
         ranges = self.ranges[rows.start : rows.stop]  # [num_windows, 2]
-        # The only window of a passage without tokens is empty.
+        # A passage without tokens has a single, empty window.
         if not ranges[0, 1]:
             return []
         # The window with the most context for each passage token, [num_tokens].

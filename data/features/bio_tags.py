@@ -69,8 +69,8 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     if any(tag[0] in "ESLU" for tag in tags):
         _refuse_first(_misplaced_in_bioes(sentences), "BIOES")
         return "BIOES"
-    # An I- that starts a span is an error in BIO, but the rule in IOB1. Accept a few B- that IOB1
-    # does not need as starts: CoNLL-2003 has two.
+    # An I- that starts a span is an error in BIO, but the rule in IOB1. Tolerate a few B- tags
+    # where IOB1 would write I-: CoNLL-2003 has two.
     not_bio = list(_misplaced(sentences, "I"))
     if len(not_bio) > sum(1 for _ in _misplaced(sentences, "B")):
         return "IOB1"

@@ -20,7 +20,7 @@ from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 
-# A random number below the first becomes [MASK], between the two a random token.
+# A token whose random number is below the first becomes [MASK]; between the two, a random token.
 _MASKED, _RANDOM = 0.8, 0.9
 
 
@@ -137,9 +137,9 @@ class Masking(PickledByFields):
     ) -> np.ndarray:
         """Chooses spans of words in random order, skipping words longer than the remaining budget.
 
-        A span ends before a special token, a word that another span has, and a word that is longer
-        than the remaining budget. If every word is longer than the budget, the shortest one is
-        chosen so that there is a prediction, unless it is longer than ``max_predictions``.
+        A span ends before a special token, before a word of another span, and before a word that is
+        longer than the remaining budget. If every word is longer than the budget, the shortest one
+        is chosen so that there is a prediction, unless it is longer than ``max_predictions``.
         """
         # Without `continues`, every token is a word. Arrays are bool [num_candidates].
         is_continuation = np.zeros(len(candidates), bool)

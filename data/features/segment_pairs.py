@@ -184,8 +184,8 @@ class Segments(PickledByFields):
         middle = int(rng.integers(first + 1, end))
         if self.swap or rng.random() < 0.5:
             return Selection(document, first, middle, middle, end, short)
-        # Otherwise B starts at a random sentence of another document; all documents are equally
-        # likely, and skipping the index of this document keeps them so.
+        # Otherwise B starts at a random sentence of another document. Skipping the index of this
+        # document keeps all other documents equally likely.
         other = int(rng.integers(self.corpus.num_documents - 1))
         other += other >= document
         begin, last = self.corpus.document_starts[other : other + 2].tolist()

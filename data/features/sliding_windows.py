@@ -42,5 +42,5 @@ def most_context(ranges: np.ndarray) -> np.ndarray:
     token = np.arange(ranges[:, 1].max())  # [num_tokens]
     start, end = ranges[:, :1], ranges[:, 1:]  # [num_windows, 1]
     context = np.minimum(token - start, end - 1 - token) + 0.01 * (end - start)
-    # A window that does not contain the token has -inf, [num_windows, num_tokens].
+    # The context is -inf in a window that does not contain the token, [num_windows, num_tokens].
     return np.where((token >= start) & (token < end), context, -np.inf).argmax(0)

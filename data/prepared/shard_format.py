@@ -52,7 +52,7 @@ class Settings:
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each.
-      keep: The name and fingerprint of the selector of documents; empty if all are kept.
+      keep: The name and fingerprint of the selector of documents; empty if there is none.
       format: The version of the record format.
       selector: The selector itself, which is not written.
     """
@@ -155,7 +155,7 @@ def file_sha256(path: Path) -> str:
 def end_sha256(path: Path) -> str:
     """Hashes the last 64 KiB of a file; returns hexadecimal digits."""
     with path.open("rb") as file:
-        # Enough to detect another file without reading all of it.
+        # The last bytes reveal a changed file, without reading all of it.
         file.seek(max(0, path.stat().st_size - _END_BYTES))
         return hashlib.sha256(file.read()).hexdigest()
 

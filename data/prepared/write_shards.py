@@ -168,7 +168,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     try:
         digest = _input_digest(part)
     except DataError:
-        # If the file can no longer be read, its shard must not stay.
+        # If the file can no longer be read, delete its shard.
         shutil.rmtree(path, ignore_errors=True)
         raise
     found = read_shard(path)

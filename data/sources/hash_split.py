@@ -60,7 +60,7 @@ class HashSplit:
     @classmethod
     def of_each(cls, fraction: float) -> "HashSplit":
         """Computes the limit only from ``fraction``; a split may be empty."""
-        # Digests are uniform, so this share of them is below the limit.
+        # Digests are uniformly distributed, so about `fraction` of them is below the limit.
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:

@@ -45,7 +45,7 @@ FORMS = {
     "tfds": "tfds:NAME/CONFIG#en,de",
     "builtin": "builtin:numbers-en-fr",
 }
-# Kinds with named fields, and the default fields of each.
+# The kinds of sources that have named fields, with their default fields.
 _FIELDS = {"tsv": "1,2", "csv": "1,2", "jsonl": "source,target", "tfds": "", KIND: "source,target"}
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
@@ -104,7 +104,7 @@ class ParallelText:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash, equal for equal pairs in equal order."""
+        """A hash that is equal for equal pairs in the same order."""
         return digest(part.fingerprint for part in self.parts)
 
     @cached_property

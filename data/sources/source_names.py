@@ -54,7 +54,8 @@ _DEFAULT_PART = {"text": "file", "jsonl": "text", "tfds": "text"}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
-# The kinds of source that some kind of data reads. They are not misspellings of other kinds.
+# The kinds of source that any kind of data reads. A name among them is not a misspelling of another
+# kind.
 _ALL_KINDS = {*_FORMS, "tsv", "csv", "parquet", "conll", "squad", "pairs", "corpora", "beir"}
 # The kinds whose records have fields to filter on.
 _FILTERED = ("tsv", "csv", "parquet", "jsonl", "tfds")
@@ -111,8 +112,8 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
     """Returns the kind of a source name, the part before the first colon.
 
     Raises:
-      DataError: The kind is not in ``forms``. The message shows the forms, and those like a
-        misspelled kind.
+      DataError: The kind is not in ``forms``. The message shows all forms, or for a misspelled kind
+          the similar ones.
     """
     kind, colon, _ = name.partition(":")
     if colon and kind in forms:
@@ -194,7 +195,8 @@ def parse_source(name: str) -> Source:
     part = part or _DEFAULT_PART.get(kind, "")
     if kind == "text":
         require_one_of(f"the unit of source {name!r}", part, _UNITS, error=DataError)
-    # Only the patterns have a part: the kinds of tasks, which `Patterns.parse` checks.
+    # Among built-in sources only the patterns have a part, the kinds of tasks. `Patterns.parse`
+    # checks it.
     if kind == "builtin" and Patterns.parse(name) is None:
         require_one_of("the built-in text", name, _BUILTINS, error=DataError)
     return Source(name, cast(SourceKind, kind), location, part, conditions)

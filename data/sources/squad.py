@@ -111,7 +111,7 @@ def from_record(record: Record) -> SpanExample:
     The answers are ``{"text": [...], "answer_start": [...]}``, or a list of single answers.
 
     Raises:
-      DataError: The answers have another form.
+      DataError: The answers are not of this form.
     """
     passage, question, answers, *id = record.values
     fields = ("text", "answer_start")

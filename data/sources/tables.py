@@ -282,7 +282,7 @@ def _check_separator(first: _Row, source: LabelledSource) -> None:
 
 
 def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRoles) -> None:
-    """Refuses the default columns if the lines have further columns."""
+    """Rejects the default columns if the lines have further columns."""
     width = len(first.cells)
     named = f" ({', '.join(first.cells)})" if first.has_names else ""
     require(

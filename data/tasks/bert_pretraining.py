@@ -130,7 +130,7 @@ class PretrainingData(DocumentsData):
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``PretrainingExamples.example``."""
-        # The same number as in `Masking.of`, without a tokenizer.
+        # `Masking.of` computes the same number, but needs a tokenizer.
         predictions = self.max_predictions or usual_predictions(self.masking_rate, self.length)
         spec = token_specs(self.length) | prediction_specs(predictions)
         if self.segments == "packed":
@@ -207,7 +207,7 @@ def _checked(tokenizer: Tokenizer) -> int:
     """Returns the id of padding after checking that all special tokens exist."""
     ids = tokenizer.special_ids
     roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
-    # Padding, framing and masking each need their token.
+    # Padding, the ends of texts and masking each need a special token.
     missing = [role for role, id in roles.items() if id is None]
     if missing or ids.pad is None:
         raise DataError(

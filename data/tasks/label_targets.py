@@ -146,7 +146,7 @@ TARGETS: dict[Target, LabelTarget] = {
     "binary": LabelTarget(
         read=_read_one,
         spec=_flag_spec,
-        # Every label but the second counts as its negation.
+        # Every label except the second counts as the negation of the second.
         encode=lambda labels, names: np.array([[x == names[0]] for x, _ in labels], np.float32),
         decode=_applies_or_not,
         num_labels=(2, 2),

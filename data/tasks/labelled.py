@@ -2,7 +2,7 @@
 
 ``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
 subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
-how a record becomes an example, and how examples become arrays. Everything else is here.
+how a record becomes an example, and how examples become arrays. This file has everything else.
 """
 
 from abc import abstractmethod
@@ -201,7 +201,7 @@ class RecordData(DataConfig, Generic[E]):
         # Everything that determines the arrays: settings, labels, tokenizer and examples.
         decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        # `notes` of examples and rows are parts of the summary; `lines` are whole lines of the log.
+        # `notes` are added to the summary; each of `lines` is a separate line of the log.
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
         summary = ", ".join([number, *rows.notes, *loaded.notes])
         notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))
@@ -217,7 +217,8 @@ class LabelledData(RecordData[E]):
     """The base class of labeled data."""
 
     field_names: ClassVar[str]
-    """The fields of a record as a source names them; optional ones are in square brackets."""
+    """The fields of a record as written in source names, with optional ones in square brackets.
+    """
     label_field: ClassVar[int] = 0
     """The index of the label among the fields."""
 
@@ -234,7 +235,7 @@ class LabelledData(RecordData[E]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[E]:
         """See ``RecordData``."""
-        # Count the fields in a text such as "label,text[,text_b]".
+        # Count the fields of a syntax such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
         require(

@@ -75,7 +75,7 @@ class LabelledExamples(ABC, Generic[E]):
     Attributes:
       tokens: The texts as tokens with special tokens, R sequences.
       examples: The n examples that they are made from, for predictions.
-      values: The labels, by default of each example; None if unknown (prediction).
+      values: The labels, by default one for each example; None if unknown (prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """
 
@@ -126,7 +126,7 @@ class ExampleTexts:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal texts in equal order."""
+        """The hash is equal for equal texts in the same order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
-    # Only the training examples log how the file was read, so that the log has it once.
+    # Only the training examples log how the file was read, so that this is logged once.
     return {
         split: replace(
             whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()

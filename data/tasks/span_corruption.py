@@ -165,7 +165,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         except DataError as error:
             if "vocab_size" not in str(error) or has_mask:
                 raise
-            # The message of the trainer states a size without the sentinels.
+            # The trainer's message states the size without the sentinels, so add their number.
             besides = f", not counting {counted(number, 'sentinel')}"
             raise DataError(f"{error}{besides}") from None
     if has_mask or tokenizer.sentinels:
@@ -178,7 +178,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptedData(DocumentsData):
-    """Documents whose texts a model restores from corrupted ones."""
+    """Documents that are corrupted, so that a model learns to restore them."""
 
     examples_type: ClassVar[type[SpanCorruptionExamples]] = SpanCorruptionExamples
 

@@ -129,7 +129,8 @@ def in_bio(
 
     Args:
       examples: The sentences.
-      strict: Whether to reject an ``I-`` that does not continue a span, or else read it as ``B-``.
+      strict: Whether to reject an ``I-`` that does not continue a span. If False, read it as
+          ``B-``.
       names: The tags that a published data set declares.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Texts to classify, single or in pairs, from inputs that name or separate them.
+"""Reads texts or pairs of texts to classify, from fields with names or from lines with tabs.
 
 A model trained with flaxzoo reads as many texts as its source had. An imported model has no source:
 it reads one or two texts, like transformers.
@@ -31,7 +31,7 @@ PAIRS = (
 SECOND = frozenset(
     "text_b text_pair text2 sentence2 sentence_b sentence_B question2 hypothesis".split()
 )
-"""Names that only a second text has."""
+"""Customary names of the second text alone."""
 SINGLE = (*LABELED_TEXTS.fields["text"], "query")
 """Customary names of a single text."""
 IMPORTED = "memory:imported model#label,text,text_b?"
@@ -179,7 +179,7 @@ class TextReader:
         return found
 
     def _known(self, names: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the names of the run's source, or else customary ones, or an empty tuple."""
+        """Returns the names of the run's source, or customary names, or an empty tuple."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:

@@ -283,7 +283,7 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
     # Start character of each word in the text, then the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    # Tokens of spaces, which the next word gets.
+    # Tokens of spaces, which are given to the next word.
     blanks: list[int] = []
     last = [max(start, end - 1) for start, end in offsets]  # last character of each token
     of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token

@@ -39,7 +39,7 @@ NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence is full after this many numbers in all that do not fit.
+# A sequence counts as full after this many numbers did not fit.
 _MISSES = 3
 # Sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
@@ -227,7 +227,7 @@ class VocabularyTexts:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal texts in equal order."""
+        """The hash is equal for equal texts in the same order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:

@@ -115,7 +115,7 @@ def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
 
 
 def _check_ids(file: Path, content: JsonObject) -> None:
-    """Checks the ids of a ``tokenizer.json``; a huge id would size the embedding table."""
+    """Checks the ids of a ``tokenizer.json``: a huge id would give a huge embedding table."""
     model = content.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
     check_ids(pieces if isinstance(pieces, dict) else {}, file)
@@ -152,7 +152,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
             )
 
 
-# Steps of decoders that join tokens, and hardly change the length of a text.
+# Decoder steps that join tokens and hardly change the length of a text.
 _OF_TOKENS = ("ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "CTC", "ByteFallback", "Fuse")
 _OF_TOKENS += ("Strip",)
 
@@ -315,7 +315,7 @@ def _usual_names(ids: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
-    """Infers ``do_lower_case`` from the pieces, unless it, a class or a model is stated."""
+    """Infers ``do_lower_case`` from the pieces, unless the files state it, a class or a model."""
     if folder.is_stated:
         return folder
     # Names of special tokens are upper case in every vocabulary.
@@ -337,7 +337,8 @@ def _check_wordpiece(folder: Folder, family: Family, file: Path, ids: Mapping[st
 def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> HuggingFaceTokenizer:
     """Adds tokens and a template to the tokenizer of a family."""
     settings = folder.settings.over(family.tokens)
-    # A mask given as a plain string strips the space before it if the class's mask does.
+    # A mask that is given as a plain string strips the space before it if the mask of the class
+    # does.
     mask, usual_mask = settings.token("mask_token"), family.tokens.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):
         token = AddedToken(mask, lstrip=usual_mask.lstrip)

@@ -45,7 +45,7 @@ class SpecialIds:
 
     @property
     def present(self) -> dict[str, int]:
-        """The ids of the tokens that the vocabulary has, by role."""
+        """The ids of the special tokens that the vocabulary has, by role."""
         return {role: id for role, id in asdict(self).items() if id is not None}
 
 

@@ -175,7 +175,7 @@ class Family:
     """A class of tokenizers."""
 
     classes: tuple[str, ...] = ()
-    """Its names in transformers, without ``Fast``."""
+    """The names of the class in transformers, without ``Fast``."""
     model_types: tuple[str, ...] = ()
     """The model types that use this class unless their files state another."""
     model: Literal["BPE", "Unigram", "WordPiece"] = "BPE"
@@ -286,7 +286,8 @@ def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 def _gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     model = _pairs(vocabulary, unk_token=settings.named("unk_token"), **_FALLS_BACK)
     normalizer = normalizers.Replace(" ", SPACE)
-    # The normalizer leaves no space to split at; transformers has this step as well.
+    # This step has no effect, because the normalizer leaves no space to split at, but transformers
+    # has it as well.
     splitting = pre_tokenizers.Split(" ", "merged_with_previous")
     return _tokenizer(model, normalizer, splitting, decoders.Sequence(_SPACES_AND_BYTES))
 
@@ -372,7 +373,7 @@ def _with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 def _t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     stated, sentinels = _controls(vocabulary, settings), _sentinels(settings)
-    # The files may list sentinels as well; then their number must agree.
+    # If the files also list the sentinels, their number must agree.
     known = [token for token in stated if "<extra_id_" in name_of(token)]
     if known and sentinels and len(known) != len(sentinels):
         raise DataError(
@@ -669,7 +670,8 @@ FAMILIES = (
 
 _BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 _BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
-# Models that use `tokenizer.json` or `tokenizer.model` unchanged, whatever class is stated.
+# Models that use `tokenizer.json` or `tokenizer.model` unchanged, even if their files state a
+# class.
 _GENERIC_TYPES = ("mistral", "mixtral", "phi3", "olmo2", "olmo3", "granite", "stablelm")
 FIXED_TYPES = ("qwen2",)
 """Models whose class replaces the stated class, unless there is an ``auto_map``."""

@@ -60,7 +60,7 @@ def checked(value: Any, hint: object, file: Path, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of ``tokenizer_config.json``, and of ``special_tokens_map.json`` over them.
+    """The settings of ``tokenizer_config.json``, overridden by ``special_tokens_map.json``.
 
     Attributes:
       file: ``tokenizer_config.json``.
@@ -231,7 +231,7 @@ def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
 def _added_tokens(
     path: Path, values: JsonObject, content: JsonObject
 ) -> Iterator[tuple[Path, str, object, AddedToken]]:
-    """Yields the file, the name in it, the id and the added token; later ones override earlier."""
+    """Yields file, name in it, id and token of added tokens; later items override earlier ones."""
     # The newer format states all added tokens and replaces the older files.
     if "added_tokens_decoder" in values:
         file = path / CONFIG

@@ -81,7 +81,7 @@ class Layout:
                 "the template of this tokenizer puts its texts in another order or repeats one: "
                 "choose a tokenizer whose template is A, or A before B"
             )
-        # Everything between the texts is special tokens.
+        # All tokens between the texts are special tokens.
         edges = [-1, *(ids.index(text) for text in texts), len(ids)]
         gaps = [slice(a + 1, b) for a, b in pairwise(edges)]
         return cls(

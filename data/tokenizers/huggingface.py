@@ -36,7 +36,7 @@ _FAILED = "this tokenizer fails on the text: shorten the text, or correct tokeni
 
 _CLEANING = {
     "clean_up_tokenization_spaces": True,
-    # Transformers otherwise ignores the setting for BPE; the tokenizer here may have one.
+    # transformers ignores the clean-up setting for BPE unless this field is set.
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
 }
 
@@ -96,7 +96,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text, framed=add_special_tokens)
-        # The model may find a special token's name as an ordinary piece: encode again without it.
+        # The model may read the name of a special token as a piece of text. Then encode again
+        # without this piece.
         pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         if not self._named_pieces.isdisjoint(id for id, of_frame in pairs if not of_frame):
             encoding = _encode(self._without_named_pieces, text, framed=add_special_tokens)
@@ -111,7 +112,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
-        """The same tokenizer with random names for these pieces, so that no text has them."""
+        """The same tokenizer with random names for these pieces, which no text contains."""
         content: JsonObject = json.loads(self._backend.to_str())
         model = content["model"]
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}

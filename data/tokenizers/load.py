@@ -31,7 +31,8 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     tokenizer = _load_vocabulary(path)
     folder = path if path.is_dir() else path.parent
     template = find_template(folder)
-    # Use the names from all files of the folder, not only from tokenizer_config.json.
+    # Use the names of special tokens from all files of the folder, not only from
+    # tokenizer_config.json.
     if template is not None and tokenizer.named_tokens is not None:
         template = replace(template, tokens=tokenizer.named_tokens)
     tokenizer.own_chat_template = template

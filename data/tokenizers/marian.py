@@ -73,7 +73,7 @@ class MarianTokenizer(ExportedTokenizer):
         vocabulary = folder / _VOCABULARIES[own]
         for file in (*(folder / name for name in MODELS), vocabulary):
             if not file.is_file():
-                raise DataError(f"{file} is missing from Marian's tokenizer: fetch it, too")
+                raise DataError(f"{file} is missing from Marian's tokenizer: download it as well")
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
         # With a shared vocabulary transformers decodes both sides with the source's model.
@@ -108,7 +108,7 @@ class MarianTokenizer(ExportedTokenizer):
         self.fingerprint = _fingerprint(
             self._files, is_target, own, sorted(self._special), self.special_ids, self._cleans
         )
-        # The target tokenizer's target is itself, which ends the recursion.
+        # The `target` of the target's tokenizer is that tokenizer itself, which ends the recursion.
         self._target = self if is_target else MarianTokenizer(folder, is_target=True)
 
     @property
@@ -190,7 +190,7 @@ def _language_and_text(text: str) -> tuple[str, str]:
 
 
 def _other_specials(values: Mapping[str, object]) -> set[str]:
-    """Returns the names of the special tokens that Marian gives no role."""
+    """Returns the names of the special tokens without a role in Marian."""
     extra: Any = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     others = extra.values() if isinstance(extra, dict) else extra
     named = (value for name, value in values.items() if name.endswith("_token"))

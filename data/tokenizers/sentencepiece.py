@@ -198,7 +198,7 @@ def _splits_lines(proto: ModelProto) -> bool:
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Gives each byte piece its character's range; the library gives it only to the last byte."""
     widened = list(offsets)
-    # Go backwards, so that the last byte's range reaches all bytes before it.
+    # Go backwards, to copy the range of the last byte to all bytes before it.
     for i in reversed(range(len(widened) - 1)):
         begin, end = widened[i]
         if begin == end:

@@ -149,7 +149,7 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
 
 def _unigrams(proto: ModelProto) -> models.Unigram:
     worst = min((p.score for p in _of(proto.pieces, NORMAL)), default=0.0)
-    # So low that the best split of a text never includes such a piece.
+    # The score is so low that the best split of a text never includes such a piece.
     never = _NEVER * min(worst, -1.0)
     vocabulary = [
         (p.piece, p.score if p.type in (NORMAL, USER_DEFINED) else never) for p in proto.pieces

@@ -155,7 +155,7 @@ class SentinelTokenizer(ExportedTokenizer):
         return backend
 
     def export_without_backend(self) -> Export | None:
-        """See ``ExportedTokenizer``; the class of T5 makes the rest of its vocabulary itself."""
+        """See ``ExportedTokenizer``; transformers' class for T5 adds the sentinels itself."""
         base = self._exported.export_without_backend()
         if base is None:
             return None

@@ -101,7 +101,8 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """
     known = frozenset(pieces)
     longest = max(map(len, known), default=0)
-    # By end: the fewest pieces of text[:end] and the start of the last; None if not divisible.
+    # Entry `end` has the fewest pieces of text[:end] and the start of the last piece; None if
+    # pieces cannot make up text[:end].
     best: list[tuple[int, int] | None] = [(0, 0)]
     for end in range(1, len(text) + 1):
         found = [

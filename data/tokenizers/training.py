@@ -20,7 +20,7 @@ TokenizerKind = Literal[
     "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters", "words"
 ]
 
-# The result depends on the number of threads, so it must not depend on the machine.
+# A fixed number of threads, because the result depends on it and must be equal on all machines.
 _NUM_THREADS = 4
 # A WordPiece vocabulary has at most this many characters; rarer ones become [UNK].
 _MAX_ALPHABET = 1000
@@ -250,7 +250,7 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
         )
     except RuntimeError as error:
         message = str(error)
-        # Two of the library's errors state the size that would work.
+        # Two of the library's errors state a size that is possible.
         for pattern, check in _BOUNDS.items():
             for bound in re.findall(pattern, message):
                 check(corpus, int(bound))

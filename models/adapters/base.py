@@ -36,7 +36,7 @@ class Base:
             step: The checkpoint of a run.
             run: The folder of the run that trains adapters.
         """
-        # A path may be relative to the working directory, a name on the hub never is.
+        # A path may be relative to the working directory; a name on the hub is not a path.
         folder = local_folder(source)
         checksum = checksum_of_files(_parameters(folder, step))
         if not Path(source).expanduser().exists():  # a name on the hub, found in its cache

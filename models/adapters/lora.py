@@ -87,7 +87,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     """Returns every linear map of a model by its path, found by tracing the model once."""
     input_axes: dict[str, int] = {}
 
-    # The trace shows how many input axes a map has, which the shape of its kernel does not.
+    # The trace shows how many input axes a map has. The shape of its kernel does not.
     def note(method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if isinstance(context.module, Linear) and context.method_name == "__call__":
             input_axes["/".join(context.module.path)] = context.module.num_input_axes
@@ -225,7 +225,7 @@ class LoRA:
             a, b = (module.get_variable("params", name).astype(y.dtype) for name in (A, B))
             if module.has_variable("params", KEYS):
                 keys = module.get_variable("params", KEYS)
-                # The choices of a question are several rows with one key.
+                # In multiple choice, several rows (the choices of a question) have one key.
                 if (rows := x.shape[0] // keys.shape[0]) > 1:
                     keys = jax.vmap(functools.partial(row_keys, num_rows=rows))(keys).reshape(-1)
                 x = dropout(x, rate, keys, "lora")

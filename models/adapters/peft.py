@@ -64,8 +64,9 @@ class Edit:
     """A change of one tensor of the base."""
 
     kind: Kind
-    """A new tensor, new rows of it, or what is added: to a bias, or the product s · B A of two
-    factors, to a linear map `[out, in]` or to an embedding `[V, D]`."""
+    """One of: a new tensor; new rows of it; an addend to a bias; or the product s · B A of two
+    factors, an addend to a linear map `[out, in]` or to an embedding `[V, D]`.
+    """
     value: np.ndarray
     """The tensor, the rows, the bias, or A."""
     b: np.ndarray | None = None
@@ -83,7 +84,7 @@ class Edit:
         return product.T if self.kind == "embedding" else product
 
     def equals(self, other: "Edit") -> bool:
-        """Returns whether another edit does the same to the same tensor."""
+        """Returns whether another edit makes the same change to the same tensor."""
         same_kind = self.kind == other.kind or {self.kind, other.kind} == {*FACTORS}
         return same_kind and self.rows == other.rows and np.array_equal(self.array(), other.array())
 
@@ -145,12 +146,12 @@ class PeftAdapter:
         config = self._with_head(base)
         if not any(map(self._separates, _shared_names(config))):
             return config
-        # Untie the output, which makes one shared tensor two.
+        # Untie the output, so that the shared tensor becomes two tensors.
         untied = config
         if getattr(config, "tie_output", False):
             with contextlib.suppress(UserError):
                 untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
-        # Whatever still shares a tensor cannot be expressed.
+        # Other modules that share a tensor cannot be untied, so reject them.
         for names in filter(self._separates, _shared_names(untied)):
             changed = next(name for name in names if self._own(name))
             others = ", ".join(name for name in names if name != changed)
@@ -199,7 +200,8 @@ class PeftAdapter:
             WeightsError: A tensor belongs to no parameter, or has another shape.
         """
         mapping = module_mapping(config)
-        # An equivalent model in another order, such as one of sines, needs other factors.
+        # An equivalent model with reordered parameters, such as of sinusoidal positions, needs
+        # reordered factors.
         if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
             raise WeightsError(
                 f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
@@ -257,7 +259,7 @@ class PeftAdapter:
                 f"neither {self.folder} nor its base has {name}: give the base that the adapter "
                 "was trained on"
             )
-        # An output is a linear map whose matrix has the form of an embedding.
+        # An output projection is a linear map whose matrix has the shape of an embedding.
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
             change, expected = edit.array(), shape

@@ -113,7 +113,8 @@ def save_adapter(
 def _task(head: str, lora: LoRA) -> str | None:
     """Returns the task to write.
 
-    For a task with a new head, peft requires that head's tensors. Without a task, the base's.
+    For a task with a new head, peft requires that head's tensors. Without a task, peft keeps the
+    head of the base.
     """
     task = HEADS[head].peft_task
     frozen = not any(path.startswith(HEAD) for path in lora.whole)
@@ -154,7 +155,7 @@ def _adapter_of(
         factors.append((part, a.swapaxes(1, 2), b))
     first = factors[0][1]
     rank = first.shape[1]
-    # Parts that share one A need no larger rank. Otherwise each part has its block of ranks.
+    # If the parts share one A, the rank stays. Otherwise each part has a separate block of ranks.
     if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
         a, blocks = first, [slice(0, rank)] * len(parts)
     else:

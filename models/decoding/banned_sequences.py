@@ -1,6 +1,7 @@
-"""Banned sequences of tokens: the last token is hidden after the other tokens were written.
+"""Bans sequences of tokens: after all tokens but the last of a sequence, hides the last one.
 
-The sequences are given, or are all sequences already in a row (`completes_repetition`).
+The sequences are given by the caller, or are all those that a row already has
+(`completes_repetition`).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Adapters that run a model for beam search: a prefill of all rows, then steps with their beams.
 
-The K beams of a row are K queries to the cache of the row, each with its visible slots and its
-position.
+The K beams of a row share the cache of the row and are K queries to it, each with its own visible
+slots and position.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class SearchRows:
 
 @struct.dataclass
 class Prefill:
-    """The result of reading the rows."""
+    """What the model returns after it has read the rows."""
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]

@@ -61,9 +61,9 @@ def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
     Raises:
       UserError: an id is not in the vocabulary.
     """
-    # Greedy search ignores the penalty, and is done with the first finished hypothesis.
+    # Greedy search ignores the length penalty, and stops at the first finished hypothesis.
     greedy, forced_bos = request.num_beams == 1, request.forced_bos_token_id
-    # An end token beyond the vocabulary cannot occur. The forced one must be first.
+    # An end token beyond the vocabulary cannot occur. The forced end token must be the first one.
     forced = () if request.forced_eos_token_id is None else (request.forced_eos_token_id,)
     ends = [token for token in request.eos_token_id if token < vocab_size and token not in forced]
     return BeamParams(
@@ -266,7 +266,7 @@ def advance_beams(
     ends |= (count >= max_lengths)[:, None]
     finished = _finish(state, candidates, tokens, ends, params=params)
 
-    # Candidates that end free their places for the next best ones.
+    # If a candidate ends, the next best candidate becomes a beam.
     live = jnp.where(ends, -jnp.inf, candidates.log_probs)
     log_probs, kept = jax.lax.top_k(live, num_beams)  # [B, K], indices of candidates
     parents = jnp.take_along_axis(candidates.beams, kept, axis=1)  # indices of previous beams

@@ -34,9 +34,9 @@ from .sample import SamplingParams, history_of, require_tokens
 from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
-"""Contexts are padded to a multiple of it, or of a quarter of a power of two."""
+"""Contexts are padded to a multiple of this number, or of a quarter of a power of two."""
 SLOT_BUCKET = 64
-"""The final length of a growing cache is a multiple of it."""
+"""The final length of a growing cache is a multiple of this number."""
 
 
 @dataclasses.dataclass
@@ -190,7 +190,7 @@ class ContinuousBatch:
     ) -> None:
         self._draft, self._sampling, self._in_step = draft, sampling, in_step
         self.usage = Usage() if usage is None else usage
-        """The counts of positions that have been computed so far."""
+        """Counts of what has been computed so far."""
         step = tokens_per_call
         # All draft tokens may be rejected and removed.
         if draft is not None:
@@ -304,7 +304,7 @@ class ContinuousBatch:
         for text in texts:
             text.context = shortened(text.context, self._config.max_length)
             text.room = tokens_left(self._config, len(text.context))
-        # Note the slot and the room of each text.
+        # Record the next slot of each text, and how many tokens it can still take.
         contexts = [text.context for text in texts]
         # Rows in step must be read again when the first of them is full.
         least = min(text.room for text in texts)

@@ -60,8 +60,9 @@ def shortened(context: list[int], longest: int) -> list[int]:
 
 
 FIRST_STAGE = 256
-"""Only caches for more tokens grow. Below, attention to empty slots takes a few percent of the time
-of a token, while another program takes seconds to compile."""
+"""The least length of a cache that grows. Attention to this many empty slots takes a few percent of
+the time of a token, but compiling another program takes seconds.
+"""
 
 
 def cache_stage(needed: int, most: int) -> int:

@@ -96,8 +96,10 @@ class GenerationRequest(Sampling):
     decoder_start_token_id: NonNegativeInt | None = None
     """The first token of the targets of an encoder-decoder."""
     forced_bos_token_id: NonNegativeInt | None = None
-    """The token that follows it, for beam search, as the language of an mBART's target. The model
-    does not choose it, and its probability is not counted (as in transformers)."""
+    """For beam search, the token that follows `decoder_start_token_id`, such as the target language
+    of an mBART. The model does not choose it, and its probability is not counted (as in
+    transformers).
+    """
     eos_token_id: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
     nothing."""

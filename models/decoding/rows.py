@@ -264,7 +264,7 @@ def advance_rows(
     num_tokens: int,
 ) -> tuple[RowStates, NewTokens]:
     """Chooses the next `num_tokens` tokens of each row. Tokens of idle rows are meaningless."""
-    # Before the loop, so that no row passes its last slot within it.
+    # Reset idle rows before the loop, so that no row passes its last slot within it.
     state = dataclasses.replace(state, context=state.context.only_live(live))
 
     def step(state: RowStates, _: None = None) -> tuple[RowStates, tuple[Array, Array | None]]:

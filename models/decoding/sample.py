@@ -74,7 +74,7 @@ def sampling_params(
     Raises:
       UserError: a banned sequence is not within the vocabulary, or all tokens are banned.
     """
-    # Filters that keep all tokens are the default.
+    # The default filters keep all tokens.
     top_k = vocab_size if sampling.top_k is None else min(sampling.top_k, vocab_size)
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
     min_p = sampling.min_p or 0.0

@@ -104,7 +104,7 @@ class Draft:
 _CANNOT_REMOVE = {
     # XLA's products of ragged groups cannot be mapped over rows.
     "num_experts": "whose rows advance in step",
-    # A call that crosses this length would rotate earlier tokens wrongly.
+    # A call that crosses this length would rotate earlier tokens by the wrong frequencies.
     "reread_length": "beyond which its cache is recomputed",
 }
 """Fields that prevent the removal of rejected tokens, and why."""
@@ -229,8 +229,9 @@ def propose(
 ) -> tuple[Proposed, RowCaches]:
     """Chooses K tokens with the draft model; returns them and its caches without the last token.
 
-    The token before the newest is always read. It may have been read already. If all tokens of the
-    previous round were accepted, it is the last of them, which was not.
+    The token before the newest is always read, even if the draft model has already read it. It has
+    not read it if all tokens of the previous round were accepted, because it never reads the last
+    token that it proposes.
     """
     assert state.draft is not None
     assert state.before is not None
@@ -306,7 +307,7 @@ def verify(
     uniform = jax.vmap(jax.vmap(jax.random.uniform))(_derive(keys[:, :-1], _ACCEPT))
     accepted = _until_first_false(uniform * of_proposed(q) < of_proposed(probabilities))
     rest = jnp.maximum(at_end(probabilities) - at_end(q), 0)
-    # The rest is empty only if p equals q up to rounding, or if q is NaN.
+    # max(0, p - q) is 0 everywhere only if p equals q up to rounding, or if q is NaN.
     rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, at_end(probabilities))
     last_keys = _derive(keys, _REPLACE)[jnp.arange(accepted.shape[0]), accepted]
     return accepted, jax.vmap(jax.random.categorical)(last_keys, jnp.log(rest))

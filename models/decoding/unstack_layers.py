@@ -46,7 +46,7 @@ def _unstack(params: Params) -> Params:
 
 
 def _lay_out(path: tuple[Any, ...], x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
-    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`. Others do not change."""
+    """Reshapes a kernel `[*inputs, *outputs]` to `[outputs, inputs]`; keeps other parameters."""
     if path[-1].key != "kernel":
         return x
     outputs, inputs = target.shape

@@ -19,7 +19,7 @@ from .encoder import POOLERS, EncoderConfig
 
 @struct.dataclass
 class FirstLayerTerm:
-    """What is added to the output of the first layer, and the norm of the sum."""
+    """The term that is added to the output of the first layer, and the norm of the sum."""
 
     added: Float[Array, "B T D"]
     scale: Float[Array, " D"]
@@ -52,7 +52,7 @@ class Convolution(nn.Module):
         """Returns the term of the first layer, given the embeddings."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
-        # A diagonal of the mask says whether a token sees the token at an offset.
+        # Each diagonal of the mask says whether tokens see the token at one offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
         taps: list[Array] = []

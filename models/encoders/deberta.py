@@ -79,7 +79,7 @@ class DebertaConfig(DisentangledConfig):
 
 @struct.dataclass
 class DebertaPositions(DistancePositions):
-    """Positions with the convolution of the embeddings."""
+    """The positions of a batch, and the convolution of its embeddings."""
 
     first_layer: FirstLayerTerm | None = None
 

@@ -98,12 +98,12 @@ class DisentangledConfig(EncoderConfig):
 
 @struct.dataclass
 class DistancePositions(Positions):
-    """Positions with vectors of distances."""
+    """The positions of a batch, with the vectors of distances."""
 
     distances: Float[Array, "R D"] | None = None
     """The vectors of the distances -(T - 1) … T - 1 of query minus key, R = 2T - 1."""
     projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
-    """In a layer, their projections by term."""
+    """Within a layer, the projections of these vectors by term."""
 
 
 def make_distance_positions(

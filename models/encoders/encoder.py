@@ -298,7 +298,7 @@ class Encoder(nn.Module):
 
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
-        # A mask per query does not determine positions, so columns count.
+        # A mask per query does not say which tokens are real, so positions count columns.
         per_query = attention_mask is not None and attention_mask.ndim == 3
         position_ids, mask = prepare_inputs(
             c,
@@ -348,7 +348,7 @@ class Encoder(nn.Module):
         return output
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Returns the inputs that all layers share, with those that only this family has.
+        """Returns the inputs that all layers share, and further inputs that only this family has.
 
         Args:
           context: the inputs of every family.

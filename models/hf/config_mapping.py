@@ -298,7 +298,7 @@ def check_exportable(
     Raises:
       WeightsError: The configuration has another value; the message names all such settings.
     """
-    # A family's table overrides the general one.
+    # The family's table overrides the general table.
     own = {
         **ONLY_HERE,
         "d_k": (None, config.head_dim),

@@ -41,7 +41,7 @@ _WHOLE = whole_model_fields(
     Field("activation_fn", "activation", None, kind=str),
     FixedField("prompts", ({}, {"query": "", "document": ""})),
     FixedField("default_prompt_name", (None,)),
-    # Scores are float32 here in any case.
+    # Ignored, because scores are always float32 here.
     Field("keep_in_fp32_modules", "float32_modules", None),
 )
 _CLASS = "sentence_transformers.base.modules.transformer.Transformer"
@@ -73,7 +73,7 @@ class PairScoring:
 
     @classmethod
     def of_labels(cls, number: int) -> "PairScoring":
-        """Returns the default for a number of labels: the sigmoid of one, several unchanged."""
+        """Returns the default activation: the sigmoid for one label, the identity for several."""
         return cls(activation="Sigmoid" if number == 1 else "Identity")
 
 
@@ -142,7 +142,7 @@ def write_pair_scoring(folder: Path, settings: PairScoring, *, max_length: int) 
     activation = activation_path(settings.activation)
     whole: JsonObject = {"model_type": "CrossEncoder", "activation_fn": activation}
     write_json(folder / WHOLE_MODEL, whole)
-    # Versions 4 and 5 read config.json alone, which a run does not have here.
+    # Versions 4 and 5 read only config.json. A run folder has no such file here, so skip it.
     if (folder / _CONFIG).is_file():
         fields = read_object(folder / _CONFIG, WeightsError)
         section: JsonObject = {"sentence_transformers": {"activation_fn": activation}}

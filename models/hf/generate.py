@@ -36,7 +36,7 @@ EXTRA_OUTPUTS = (
     "return_dict_in_generate",
 )
 UNSEEN = 0
-"""Pads rows if no padding token is given; the model does not see it."""
+"""The token that pads rows if none is given; the model does not see it."""
 
 
 def generate(

@@ -86,7 +86,7 @@ def save(
         of a cross-encoder are omitted.
 
     Returns:
-      Notes on the saved model, one line each: what differs in transformers.
+      Notes on the saved model, one line each, such as differences in transformers.
 
     Raises:
       UserError: The folder is not empty, a parameter does not fit the model (the message names its

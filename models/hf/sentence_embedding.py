@@ -183,7 +183,7 @@ class EmbeddingSettings:
         return self._first_prompt(*DOCUMENT_PROMPTS)
 
     def _first_prompt(self, *names: str) -> str:
-        # An empty prompt in a folder says nothing: the package writes it by default.
+        # The package writes an empty prompt by default, so an empty prompt counts as absent.
         return next((name for name in names if self.prompts.get(name)), "")
 
     def width(self, d_model: int) -> int:

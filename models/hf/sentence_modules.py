@@ -73,7 +73,7 @@ def whole_model_fields(kind: Kind, *fields: Field | FixedField) -> ConfigMapping
     # Version 5 and earlier write no class for the default one.
     return ConfigMapping(
         (*fields, FixedField("model_type", (kind,))),
-        # A mapping without this field compares vectors in one way only.
+        # A class without this field has only one way to compare vectors.
         frozenset({"__version__", "similarity_fn_name"} - {field.hf for field in fields}),
     )
 

@@ -196,7 +196,7 @@ class IgnoredTensor:
     exported: bool = False
     """Whether exported files must contain it; it then has a `value`."""
     checked: bool = True
-    """Whether files must have that `value`; False for tensors that nothing reads."""
+    """Whether the tensor in files must equal `value`; False for tensors that nothing reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,7 +373,8 @@ def locate(
         # Check that each tensor exists under one of its names and has the expected shape.
         names = []
         wanted_tensors = rule.tensors([flax[path] for path in rule.flax])
-        # A mapping may list far more tensors than the files have; check enough to find one missing.
+        # A mapping may list far more tensors than the files have. Checking one more than that is
+        # enough to find a missing one.
         for wanted, expected in itertools.islice(wanted_tensors, len(shapes) + 1):
             name = mapping.find(wanted, shapes.keys())
             if name is None:

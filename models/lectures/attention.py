@@ -34,7 +34,7 @@ class LectureAttention(MultiHeadAttention):
             return super().__call__(x, context)
         c, cache = self.config, context.cache
         positions = cast(LecturePositions, context.positions)
-        # Values do not get positions, unless they are added to the projections themselves.
+        # Values get no positions, unless positions are added to the projections themselves.
         placed = positions.added(x, "queries_keys")
         heads = {
             "query": self.project("query", c.num_heads, c.key_dim, placed),

@@ -40,7 +40,8 @@ class LectureOptions(_Base):
 
     attention: Literal["learned", "simple"] = "learned"
     """learned: queries, keys, values and outputs are linear maps. simple: attention without
-    parameters; the input, in N parts of size D / N, is query, key and value at once."""
+    parameters: N parts of the input, of size D / N, are query, key and value.
+    """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization has learned scales and biases; else it only normalizes."""
     residual_scalar: bool = False

@@ -86,7 +86,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
 
 @struct.dataclass
 class LecturePositions(Positions):
-    """Positions whose vectors may be added elsewhere, and distances with learned vectors."""
+    """Positions whose vectors may be added at several places, and vectors of distances."""
 
     place: PositionPlace = struct.field(pytree_node=False, default="input")
     """Where the vectors are added."""

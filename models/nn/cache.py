@@ -337,7 +337,8 @@ def _write_to_one(
     def write_in_branch(
         key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
     ) -> tuple[Array, Array]:
-        # If the slots are exceeded, `advance_cache` makes the result NaN: the write is irrelevant.
+        # If the slots are exceeded, `advance_cache` makes the result NaN, so the written values do
+        # not matter.
         fits = slot + key[1].shape[3] <= key[0].shape[3]
         old = key[0], value[0]
         return jax.lax.cond(fits, _update_slots, lambda *_: old, key, value, slot)

@@ -108,8 +108,8 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
 def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
     """Returns the balance loss over the tokens of all layers and sequences together.
 
-    This is the form of transformers (`router_aux_loss_coef`). It depends on the
-    other sequences of the batch: use it for comparison, and `balance_loss` for training.
+    This is the loss of transformers (`router_aux_loss_coef`). It depends on the other sequences of
+    the batch, so use it for comparison and `balance_loss` for training.
     """
     tokens = jnp.maximum(jnp.sum(statistics.tokens), 1)
     assigned, probability = (

@@ -105,7 +105,7 @@ def flash_bytes(call: AttentionCall) -> int:
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""A property of unsupported calls, and the reason for the message."""
+"""A property that makes a call unsupported, and the reason as text for the message."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),

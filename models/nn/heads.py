@@ -152,7 +152,7 @@ class PretrainingOutput(_WithBody):
     projection: Projection
     """Hidden states of the `[B, M]` masked positions if they are given, else of all `[B, T]`."""
     seq_relationship_logits: Float[Array, "B 2"]
-    """0: the second part continues the first; 1: it is from another document. float32."""
+    """float32. Index 0: the second part continues the first; 1: it is from another document."""
 
     @property
     def prediction_logits(self) -> Float[Array, "B T V"]:

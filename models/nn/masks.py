@@ -153,7 +153,7 @@ def select_mask(
     """Returns the windowed or the full mask of a layer, whose index may be traced."""
     if isinstance(use_window, bool):
         return windowed if use_window else full
-    # A traced choice: the kernel selects its mask itself, and XLA gets the selected array.
+    # The choice is traced. A kernel selects its mask itself; for XLA, select the array here.
     if windowed.values is None:
         return dataclasses.replace(windowed, use_window=use_window)
     assert full.values is not None

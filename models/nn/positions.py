@@ -88,9 +88,13 @@ class Positions:
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Rotations in the layers with an attention window, if they differ (Gemma 3)."""
+    """Rotations in the layers with an attention window, if they differ from the other layers'
+    (Gemma 3).
+    """
     unrotated_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
-    """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, none does."""
+    """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, all layers rotate
+    them.
+    """
     bias: Float[Array, "#B N #T S"] | None = None
     """Added to the scores of attention."""
     key_positions: Int[Array, "B S"] | None = None
@@ -145,7 +149,7 @@ def make_positions(
       execution: precision.
       position_ids: the position of each token.
       length: number of tokens, T.
-      cache: keys and values of earlier calls. All of its slots are keys.
+      cache: keys and values of earlier calls. All slots of the cache are keys.
       causal: whether tokens cannot attend to later ones.
       init_std: standard deviation of the initial vectors or biases.
     """

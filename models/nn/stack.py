@@ -29,7 +29,9 @@ RematPolicy = Callable[..., bool]
 policies = jax.checkpoint_policies
 
 CROSS = 1
-"""Folded into the dropout keys of cross-attention, to differ from self-attention."""
+"""Number that is folded into the dropout keys of cross-attention, so that they differ from the keys
+of self-attention.
+"""
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
@@ -427,7 +429,7 @@ def run_layers(
       The residual stream, and the outputs of all layers.
     """
     order = range(config.num_layers) if order is None else order
-    # A bag of words has no layers.
+    # A model without layers (a bag of words) returns its embeddings.
     if not order:
         return x, LayerOutputs(None, None)
     # Wrap the layer from inside out: parameters are gathered inside of rematerialization.

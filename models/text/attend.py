@@ -127,7 +127,7 @@ class TextAttention(TextModel):
                 target is part is None,
                 "a target and a part are for an encoder-decoder: leave them out",
             )
-            # One sequence attends to itself.
+            # In any other model, one sequence attends to itself.
             ids, offsets = tokenizer.encode_with_offsets(text)
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions

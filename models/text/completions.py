@@ -20,7 +20,7 @@ _FOR_ALL = (
     *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
-"""Unknown fields that resemble a known name by more than this are treated as typos."""
+"""An unknown field whose similarity to a known name is above this counts as a typo."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Completed:
 
 @dataclasses.dataclass
 class Positions:
-    """Counts of used and computed positions over several batches."""
+    """The numbers of used and of computed positions, summed over batches."""
 
     used: int = 0
     computed: int = 0

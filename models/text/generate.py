@@ -291,7 +291,7 @@ class TextGenerator(TextModel):
 
     def _encode(self, prompt: str) -> list[int]:
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        # Use only the frame's leading tokens; its trailing ones would end the prompt.
+        # Add only the special tokens before the text; the ones after it would end the prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         require(
             before or ids,

@@ -87,7 +87,7 @@ class PairScorer(TextModel):
         return cls(model, params, tokenizer, read_pair_scoring(local_folder(folder)))
 
     def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
-        """Returns the classifier; a subclass makes it of another model."""
+        """Returns the classifier; a subclass makes it from another model."""
         return model, params
 
     def _template(self, length: int) -> Template:

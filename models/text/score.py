@@ -289,7 +289,7 @@ class TextScorer(TextModel):
         found = []
         for word, score in zip(words, self(joined), strict=True):
             ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
-            # The word's tokens are the ones that end after the text.
+            # The tokens of the word are those that end after the end of the text.
             own = tuple(
                 token
                 for token, (_, end) in zip(score.tokens, ranges, strict=True)

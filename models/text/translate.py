@@ -108,7 +108,8 @@ class TextTranslator(TextModel):
             sources = [ids[i] for i in batch]
             found = self._generator.search(sources, request)
             for i, hypotheses in zip(batch, found, strict=True):
-                # The target of a source with gaps (T5 sentinels) names the gaps, so decode them.
+                # If a source has gaps (T5 sentinels), its target contains sentinels as well, so
+                # decode them.
                 has_gaps = not set(ids[i]).isdisjoint(self._tokenizer.sentinels)
                 translated[i] = [self._translation(h, has_gaps) for h in hypotheses]
             if on_batch is not None:
@@ -125,7 +126,7 @@ class TextTranslator(TextModel):
             return ids
         if truncate:
             log(f"{len(too_long):,} of {len(ids):,} texts truncated: longer than {longest} tokens")
-            # The closing token is kept.
+            # Keep the end token.
             return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
         first = too_long[0]
         name = f"text {first + 1}" if places is None else places[first]

@@ -35,9 +35,9 @@ class YesNoPrompt:
     """The text that a language model reads about a pair; by default that of Qwen3-Reranker."""
 
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
-    """What makes a document fit a query."""
+    """The instruction: what makes a document fit a query."""
     before: str = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
-    """The text before the pair. Names of special tokens are these tokens."""
+    """The text before the pair. Names of special tokens in it are read as these tokens."""
     after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     """The text after the pair, which is never truncated."""
     yes: str = "yes"
@@ -127,7 +127,7 @@ class YesNoScorer(PairScorer):
         return ids[0]
 
     def _template(self, length: int) -> Template:
-        """Returns the special tokens of the prompt around a pair, which is one text."""
+        """Returns the special tokens around the prompt, which contains the pair as one text."""
         encode = self._tokenizer.encode_with_controls
         marks = tuple(tuple(encode(text)[0]) for text in (self._prompt.before, self._prompt.after))
         single = Layout(marks, tuple((0,) * len(ids) for ids in marks), (0,))

@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            # For example a full disk. Without this the interpreter reports it again at exit.
+            # The disk may be full. Without this the interpreter reports the error again at exit.
             _forget_output()
         return _fail(with_flags(" ".join(str(error).split())), 2)
     except (RuntimeError, AssertionError) as error:

@@ -61,7 +61,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         if (adapted / TOKENIZER_FILE).is_file():
             tokenizer = load_tokenizer(adapted)
             check_vocabulary(tokenizer, tuned, f"the tokenizer of {adapted}")
-        # The adapters of a base that is a run are also merged.
+        # If the base is a run with adapters, they are merged as well.
         config = dataclasses.replace(config, lora=None)
         config = config if tuned == config.model else config_of_model(tuned)
     else:

@@ -147,7 +147,7 @@ def _data(config: TrainConfig) -> str:
 def _settings(config: TrainConfig) -> str:
     fields = to_dict(config)
     del fields["data"], fields["model"]
-    # Only one of the two is set.
+    # A run has either `steps` or `epochs`.
     del fields["epochs" if fields["steps"] else "steps"]
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
     return "## Recipe\n\n" + _table(settings)

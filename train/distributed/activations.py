@@ -83,8 +83,9 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
     """
     heads = MESH_AXES["heads"]
     axes_by_ndim = {4: (None, heads), 3: (heads,), 2: ()}
-    """The axes after the batch: of `[B, T, heads, head_dim]`, of dropout keys `[B, heads, 2]`, and
-    of segments `[B, T]`. Other arrays are replicated."""
+    """The mesh axes of the dimensions after the batch: of `[B, T, heads, head_dim]`, of dropout
+    keys `[B, heads, 2]`, and of segments `[B, T]`. Other arrays are replicated.
+    """
 
     def spec(x: jax.Array) -> PartitionSpec:
         if x.ndim not in axes_by_ndim:

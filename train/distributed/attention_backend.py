@@ -58,7 +58,7 @@ class KernelChoice:
     instead_of: str = ""
     """A faster kernel that was not chosen."""
     reason: str = ""
-    """Why it was not."""
+    """Why it was not chosen."""
     ring: int = 1
     """The number of devices of the ring; 1 for no ring."""
 

@@ -53,7 +53,7 @@ logits, so their gradient is a sum in float32."""
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to gather parameters and to exchange gradients."""
+    """A way to gather parameters and to exchange gradients."""
 
     gather: Gather
     """When parameters are gathered, "step" or "layer"."""
@@ -257,7 +257,8 @@ class _ShardReader:
             wire: gathers and scatters.
         """
         self._wire = wire
-        # A layer sees its variables without the path of its stack, so specs are keyed by the rest.
+        # A layer sees its variables without the path of its stack, so the keys of specs omit that
+        # path.
         self._of_layer: dict[str, PartitionSpec] = {}
         self._outside: dict[str, PartitionSpec] = {}
         for name, spec in (pair for tree in specs for pair in named(tree)):

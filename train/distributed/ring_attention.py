@@ -146,7 +146,7 @@ class _Queries(NamedTuple):
     positions: Array | None
     """The positions of the queries in their row; None without dropout."""
     head_keys: HeadKeys | None
-    """The keys of dropout, whose second axis is the heads and not the tokens."""
+    """The keys of dropout. Their second axis is heads, not tokens."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -264,7 +264,7 @@ class Ring:
 
     @property
     def _own_band(self) -> Band | None:
-        """The mask of the device's own keys; its two parts are in order, so they are like one."""
+        """The mask of the device's own keys, whose two parts are in order."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:

@@ -177,7 +177,7 @@ def moment_spec(
         The parameter's spec without the axes that the array lacks. Scales are replicated along a
         last axis that has fewer blocks than shards.
     """
-    # Means over some axes keep the sharding of the others.
+    # Means over some axes keep the sharding of the remaining axes.
     if field in ("rows", "columns") and axes is not None:
         gone = axes.outputs if field == "rows" else axes.inputs
         return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in gone))

@@ -151,14 +151,14 @@ class Checkpoints:
         self._removing.start()
 
     def add_measure(self, step: int, measure: float) -> None:
-        """Adds the measure to a checkpoint that was written without one.
+        """Adds the measure to a checkpoint that was written without a measure.
 
         Args:
             step: The step of the checkpoint.
             measure: The number that is lowest for the best checkpoint.
 
         Raises:
-            DataError: It cannot be written.
+            DataError: The measure cannot be written.
         """
         self.wait()
         checkpoint = self._folder / str(step)

@@ -53,7 +53,7 @@ def configured_step(
         "none: use mesh.fsdp",
     )
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
-    # The model names the kernel, not "auto".
+    # The model needs the name of the kernel, not "auto".
     execution = dataclasses.replace(config.execution, attention=chosen.kernel)
     model = create(config.model, execution)
     sharded = make_sharded_step(

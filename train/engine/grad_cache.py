@@ -4,8 +4,8 @@ Such a loss is not a sum over micro-batches. With g the gradient of the loss wit
 outputs of the model, and J the Jacobian of the outputs of a micro-batch, the gradient with respect
 to the parameters is the sum of J^T g over micro-batches (Gao et al. 2021, "Scaling deep
 contrastive learning batch size under memory limited setup"). Here the model runs twice: first
-without a gradient, for the outputs of the whole batch, and again after g is known. The memory is
-that of one micro-batch and of the outputs.
+without a gradient, for the outputs of the whole batch, and again after g is known. It needs the
+memory of one micro-batch and of the outputs of the whole batch.
 """
 
 from collections.abc import Callable

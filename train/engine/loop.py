@@ -152,7 +152,7 @@ class Loop:
         Raises:
             StopNow: a signal interrupted it, or it failed. The evaluation is then still due.
         """
-        # Set first, so that a checkpoint after an interruption records it.
+        # Mark the evaluation as due first, so that a checkpoint after an interruption records it.
         self.evaluation_due = True
         with self.stopper.saving_first(f"the evaluation after step {self.step}"):
             evaluation = self._run_model_on_validation_data()

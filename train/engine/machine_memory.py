@@ -71,7 +71,7 @@ def memory_of_each() -> int | None:
     The first call is collective: all processes must make it together.
     """
     limit = device_memory(jax.local_devices())
-    # The minimum, as the negated maximum.
+    # The minimum is the negated maximum of the negated values.
     mebibytes = -greatest_everywhere(-(limit >> 20))  # bytes would need 64 bits
     return mebibytes << 20 or None
 

@@ -132,7 +132,7 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Rewards the answers of this process on the host; NaN for filler and without a reward.
+        """Returns the rewards of this process's answers; NaN for filler and answers without one.
 
         Raises:
             StepNotTaken: a reward failed, on this or another process.
@@ -287,7 +287,7 @@ class PolicyTrainer:
 
 @jax.jit
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Returns the mean of each metric; compiled, as each sum would be a program."""
+    """Returns the mean of each metric, in one program instead of one for each sum."""
     return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
 
 

@@ -121,7 +121,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
-        # Last: from here on another process may make a run of its own.
+        # Unlock last, because another process may then make a run in this folder.
         (folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or a mount point
             folder.rmdir()

@@ -61,7 +61,7 @@ class StopRequest:
             self.number, self._received = number, time.monotonic()
             if self.cuts_off:
                 raise StopNow
-        # Handle the second signal as Python would without us.
+        # Let Python handle the second signal in its default way.
         elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
             self.restore()
             signal.raise_signal(number)  # KeyboardInterrupt, or the end of the process

@@ -26,7 +26,8 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""Folded into the key of evaluations, so that they share no random numbers with a step."""
+"""Number that is folded into the key of evaluations; steps then draw other random numbers.
+"""
 
 
 def evaluation_key(seed: int) -> Key[Array, ""]:

@@ -59,7 +59,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     """The number of the generator's heads, its width and its feed-forward width, relative to the
     model's. It has as many layers (Clark et al., section 3.2: 1/4 to 1/2)."""
     detection_weight: Positive = 50.0
-    """The weight of the detection in the loss, λ."""
+    """The weight of the detection loss, λ."""
     share_embeddings: bool = True
     """Whether both models share the embeddings of tokens, positions and token types."""
 
@@ -119,7 +119,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
-        """Returns the entropy of single tokens."""
+        """Returns the entropy of single tokens, as a baseline."""
         return entropy_baseline("masked_token", split)
 
 
@@ -170,7 +170,7 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
         given = {name: x for name, x in batch.items() if types or name != "token_type_ids"}
         projection = run[GENERATOR](**MASKED.inputs(given)).projection  # pyright: ignore[reportCallIssue]
         samples = sampled_tokens(jax.lax.stop_gradient(projection), keys)
-        # Restore the masked tokens, and put the samples in their places.
+        # Restore the masked tokens, then replace them with the samples.
         original = _at_masked(batch, batch["masked_labels"])
         ids = _at_masked({**batch, "input_ids": original}, samples)
         inputs = {**INPUTS(given), "input_ids": ids}
@@ -201,9 +201,9 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 
 
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
-    """Returns the tokens of a batch with others at the masked places."""
+    """Returns the tokens of a batch with replacements at the masked positions."""
     ids = batch["input_ids"]
-    # Unused places have weight 0; the index T drops them.
+    # Unused slots have weight 0; the index T drops them.
     places = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.asarray(ids).at[rows, places].set(tokens, mode="drop")

@@ -49,7 +49,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         return rerank(self)
 
     def check(self, data: RerankData) -> None:
-        """Checks that the settings of other losses are left out."""
+        """Checks that settings for other losses have their defaults."""
         del data
         for name, losses in _SETTINGS_OF.items():
             default = type(self).__dataclass_fields__[name].default

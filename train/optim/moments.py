@@ -34,7 +34,7 @@ from .parameters import Leaf, is_decayed, map_named
 SEED = 0x5EED
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 SPLIT_ABOVE = 128
-"""Blocks of at least this size are halved if possible."""
+"""The size from which a block is halved if possible."""
 SMALLEST_QUANTIZED = 4096
 """Smaller arrays keep float32 (Dettmers et al. 2022, section 2)."""
 
@@ -142,7 +142,7 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     size = jnp.abs(parts)
     scales = jnp.max(size, -1)
     share = size / jnp.where(scales > 0, scales, 1)[..., None]  # in [0, 1]
-    # The inverse of the fourth power.
+    # The fourth root inverts the codes' fourth power.
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))

@@ -81,7 +81,7 @@ def make_optimizer(
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps)),
         ),
-        # Last, so that decay is scaled as well.
+        # Scale the rates last, so that decay is scaled as well.
         *([scale_by_factors(rates)] if uneven else []),
     )
 

@@ -1,4 +1,4 @@
-"""Devices to plan for, named like `v5p:8x8x8` or `2*h100:8`. They need not be present."""
+"""Devices to plan for, named like `v5p:8x8x8` or `2*h100:8`. The devices need not be present."""
 
 import dataclasses
 import math

@@ -38,7 +38,7 @@ class KeptFolder:
         except OSError:
             found = None
         is_saved = saved is None or any(step >= saved for step in numbered(self.folder))
-        # The first of these that is missing or different is named.
+        # The error names the first of these that is missing or different.
         checks = (
             (self.folder, self.folder.is_dir()),
             (self.folder / CONFIG_FILE, found == self.content),

@@ -117,7 +117,7 @@ class QualityClassifier(PickledByFields):
             "crawl=text:crawl/*.txt'",
             error=RunError,
         )
-        # Only the name of a label, or being the second of two, says which label to keep.
+        # The label to keep is known only if it has the name GOOD, or if it is the second of two.
         require(
             GOOD in labels or (len(labels) == 2 and data.label_target != "binary"),
             f"{self.folder} has the labels {', '.join(labels)}, none of which is {GOOD!r}: train "

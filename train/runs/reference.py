@@ -108,7 +108,7 @@ def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) ->
 
 
 def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
-    """Returns the data of a run with the additions of its objective, such as an open reference.
+    """Returns the data of a run with the additions of its objective, such as an opened reference.
 
     Raises:
         RunError: The objective needs an initial model and the run has none, or adapters are

@@ -199,7 +199,7 @@ def _begun_with(
     objective, data = config.objective.begun_with(config.data, found or EmbeddingSettings())
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
-    # Both parts change together, because a default objective is chosen for its data.
+    # Change objective and data together, because a default objective is chosen for its data.
     return dataclasses.replace(config, objective=objective, data=data)
 
 
@@ -228,7 +228,7 @@ def _check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
     """Checks that the frozen model of an objective has the tokenizer of the run.
 
     Raises:
-        RunError: It has another one.
+        RunError: The tokenizers differ.
     """
     other = None if folder is None else open_run(folder)[1]
     require(
@@ -347,7 +347,7 @@ def create_folder(run: Run) -> None:
             )
         if run.stated.objective.scores_pairs:
             known = None if source is None else read_pair_scoring(local_folder(source))
-            # Training lowercases nothing that the tokenizer does not.
+            # The tokenizer alone lowercases the texts in training.
             scoring = dataclasses.replace(known or PairScoring(), lowercase=False)
             write_pair_scoring(folder / IN_RUN, scoring, max_length=model.max_length)
         if (base := run.base) is not None:

@@ -19,9 +19,10 @@ from ..evaluation.vectors.retrieval import embedded
 CONFIG, VECTORS, TEXTS, STARTS = "config.json", "vectors.npy", "texts.jsonl", "starts.npy"
 FORM = "flaxzoo search index"
 PROBE = "The quick brown fox jumps over the lazy dog."
-"""Its vector is the fingerprint of a model with its tokenizer, pooling and prompts."""
+"""A text whose vector is the fingerprint of a model with its tokenizer, pooling and prompts.
+"""
 SAME = 0.999
-"""The least cosine of two fingerprints of one model, on any device."""
+"""The smallest cosine of two fingerprints of one model, computed on different devices."""
 CANDIDATES = 50
 """The number of documents that are scored again by default."""
 
@@ -109,7 +110,7 @@ class SearchIndex:
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
         embedder = TextEmbedder.of_run(run, step=step, log=log)
         embedder.require_cosine()
-        # The absolute path of a local folder, because searches may start elsewhere.
+        # Store the absolute path of a local folder, because searches may start in another folder.
         name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
         config: JsonObject = {
             "form": FORM,
@@ -146,8 +147,8 @@ class SearchIndex:
 
         Args:
             folder: the folder of the index.
-            run: where the model is now, if it was moved. Defaults to the place that the index
-              names.
+            run: where the model is now, if it was moved. Defaults to the location that the index
+                stores.
             step: the checkpoint. Defaults to the one that the index was built with.
             log: called with a line if the tokenizer may belong to another model.
 

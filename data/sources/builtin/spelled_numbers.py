@@ -113,8 +113,8 @@ class NumberWords:
 def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     """Draws training numbers endlessly; none is in ``HELD_OUT``.
 
-    Half of the numbers are uniform below a million, half below a random power of ten. With only
-    the former, one number in a thousand would be below a thousand.
+    Half of the numbers are uniform below a million, half below a random power of ten. If all were
+    uniform, only one number in a thousand would be below a thousand.
 
     Args:
       rng: The source of randomness, which alone determines the numbers.

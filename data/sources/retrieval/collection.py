@@ -112,7 +112,7 @@ def read_retrieval(name: str) -> RetrievalData:
     documents = read_texts(_file(folder, CORPUS))
     queries = read_texts(_file(folder, QUERIES))
     judged = _judgements(_file(folder, f"qrels/{part or 'test'}.tsv"))
-    # The judgements of other splits' queries, and of documents that are not in the corpus.
+    # `qrels` may judge queries of other splits, and documents that are not in the corpus.
     known = {id: judged[id] for id in queries if id in judged}
     left_out = len(judged) - len(known)
     lost = sum(len(found.keys() - documents.keys()) for found in known.values())
@@ -150,7 +150,7 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
         row = {"_id": number, **row} if numbered else row
         id = str(pick(row, "_id", location))
         require(id not in texts, f"{location}: _id {id!r} occurs twice: rename one", DataError)
-        # Queries have no title, and neither have the documents of some collections.
+        # Queries have no title, and some collections have documents without titles.
         values = [pick({"title": "", **row}, field, location) for field in ("title", "text")]
         are_texts = all(isinstance(value, str) for value in values)
         problem = f"{location}: title and text must be strings, got {values!r:.100}: correct them"

@@ -111,7 +111,7 @@ PRESETS: dict[str, Preset] = {
             num_heads=3,
             num_kv_heads=1,
             d_ff=1152,
-            # 256 tokens on either side.
+            # A distance below 257 covers 256 tokens on either side.
             window=257,
             causal=False,
         ),

@@ -54,7 +54,8 @@ class GPTNeoXConfig(GPTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         rotated, scaling = self.rotated_dim, self.rope_scaling
-        # An odd number is rounded up to pairs; only the wavelengths follow from the number itself.
+        # An odd number of rotated dimensions is rounded up to pairs. The wavelengths follow from
+        # the odd number.
         require_pairs(rotated + rotated % 2, self.key_dim, f"rope_fraction {self.rope_fraction}")
         require(
             rotated % 2 == 0 or scaling is None or scaling.kind != "yarn",

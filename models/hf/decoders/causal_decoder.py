@@ -143,7 +143,7 @@ class DecoderForm(Form[Config]):
         # transformers' default may be outside the vocabulary.
         if self.generation_defaults.get("pad_token_id", 0) >= config.vocab_size:
             fields["pad_token_id"] = None
-        # Otherwise both default to 0.1.
+        # If the files state none, both rates default to 0.1.
         if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields

@@ -8,7 +8,7 @@ from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fi
 FORM = DecoderForm(
     config=GraniteConfig,
     model_type="granite",
-    # transformers has no classifiers.
+    # transformers has no classifiers of this family.
     classes={"causal_lm": "GraniteForCausalLM", "none": "GraniteModel"},
     fields=ConfigMapping(
         (

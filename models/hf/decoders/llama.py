@@ -24,7 +24,7 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # A different order of summation, and fields of published files that nothing reads.
+        # `pretraining_tp` only changes the order of summation; nothing reads the other fields.
         ignored=NAMES
         | {"pretraining_tp", "is_llama_config", "max_sequence_length", "rope_interleaved"},
     ),

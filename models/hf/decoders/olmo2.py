@@ -32,7 +32,7 @@ SIZES = size_fields(
 FORM = DecoderForm(
     config=Olmo2Config,
     model_type="olmo2",
-    # transformers has no class for tokens.
+    # transformers has no class for token classification in this family.
     classes={
         "causal_lm": "Olmo2ForCausalLM",
         "none": "Olmo2Model",

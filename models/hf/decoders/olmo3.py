@@ -18,9 +18,9 @@ from .olmo2 import OUTPUT_NORMS, SIZES
 from .rotary import KINDS_OF_LAYERS, rotary_by_layers_to_hf, take_windowed_base
 
 WINDOW = 4096
-"""The default window."""
+"""The window that transformers assumes if a file states none."""
 BASE = 500_000.0
-"""The default base of rotary positions."""
+"""The base of rotary positions that transformers assumes if a file states none."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -57,7 +57,7 @@ def _own_fields(config: Olmo3Config) -> JsonObject:
 FORM = DecoderForm(
     config=Olmo3Config,
     model_type="olmo3",
-    # transformers has no class for tokens.
+    # transformers has no class for token classification in this family.
     classes={
         "causal_lm": "Olmo3ForCausalLM",
         "none": "Olmo3Model",

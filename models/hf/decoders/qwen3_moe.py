@@ -24,7 +24,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
     fields["sliding_window"] = window if used is True else None
-    # Experts are in every so many layers, without the listed ones.
+    # Every n-th layer has experts (n is `decoder_sparse_step`), except the listed layers.
     number = typed_field(fields, "num_hidden_layers", 24, source)
     every = typed_field(fields, "decoder_sparse_step", 1, source)
     listed = typed_field(fields, "mlp_only_layers", None, source, kind=list) or []

@@ -21,7 +21,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     Raises:
       WeightsError: Fields contradict each other, or one has a wrong type.
     """
-    # Merge all places; a value that two places give must be the same.
+    # Merge the fields of all objects. If two of them state a value, both must be equal.
     rotary: JsonObject = {}
     for name in ("rope_parameters", "rope_scaling"):
         given = fields.pop(name, None)

@@ -86,7 +86,7 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # A different order of summation, and a field of Qwen2 that nothing reads.
+        # `pretraining_tp` only changes the order of summation; nothing reads the other field.
         ignored=NAMES | {"pretraining_tp", "max_window_layers"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **NORMS},

@@ -53,7 +53,7 @@ FORM = StableLMForm(
             Field("use_qkv_bias", "attention_bias", False),
             Field("qk_layernorm", "normalize_heads", False),
             Field("use_parallel_residual", "parallel_residual", False),
-            # transformers drops only the output of the feed-forward layer.
+            # transformers applies dropout only to the output of the feed-forward layer.
             FixedField("hidden_dropout", (0.0,)),
         ),
         ignored=NAMES,

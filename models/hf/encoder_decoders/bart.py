@@ -72,7 +72,7 @@ MBART = dataclasses.replace(
 
 
 def as_stored(config: BartConfig, tensors: Callable[[], TensorSource]) -> BartConfig:
-    """Returns the configuration without a bias of the logits if the files have none."""
+    """Returns the configuration; `output_bias` is False if the files have no bias of the logits."""
     if config.output_bias and "final_logits_bias" not in tensors().shapes():
         return dataclasses.replace(config, output_bias=False)
     return config

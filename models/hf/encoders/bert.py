@@ -6,13 +6,13 @@ from ..form import head_classes
 from ..generation_config import NAMES
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
-# The fields of the pooler come from the library that first wrote these files; nothing reads them.
+# Fields of the pooler, which the library that first wrote these files added. Nothing reads them.
 IGNORED = NAMES | {
     *("cross_attention_hidden_size", "pooler_fc_size", "pooler_num_attention_heads"),
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 }
 IS_DECODER = FixedField("is_decoder", (False, True))
-"""The head decides."""
+"""The head says whether the model is a decoder, so both values are accepted."""
 
 FORM = EncoderForm(
     config=BertConfig,

@@ -34,7 +34,7 @@ V2_ONLY = {
     "position_buckets": ("position_buckets", -1),
     "conv_kernel_size": ("convolution_size", 0),
 }
-"""Fields with a positive number: the name here, and the number that stands for None."""
+"""Fields whose value is a positive number → the name here, and the number that stands for None."""
 NORMS = {"none": False, "layer_norm": True}
 
 
@@ -56,12 +56,12 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     relative, names = _take(fields, "relative_attention", False, source), " and ".join(terms)
     supported = f"{source}: only {bool(terms)} with pos_att_type {names or None}"
     _require(relative == bool(terms), "relative_attention", relative, supported)
-    # Sizes that equal those of the layers.
+    # The sizes of the embeddings and of the pooler default to the width of the layers.
     width = typed_field(fields, "hidden_size", width, source)
     narrow = _take(fields, "embedding_size", width, source)
     pooler = _take(fields, "pooler_hidden_size", width, source)
     _require(pooler == width, "pooler_hidden_size", pooler, f"{source}: only hidden_size, {width}")
-    # The head of tokens with `legacy` false differs in its names, and has no matrix.
+    # With `legacy` false, the masked-word head has other names of tensors, and no separate matrix.
     if not _take(fields, "legacy", True, source):
         fields["tie_word_embeddings"] = True
     settings |= {

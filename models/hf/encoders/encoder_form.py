@@ -68,7 +68,7 @@ BERT_EMBEDDINGS = {
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
-"""A field with a dropout rate, and its default; None means the rate of the layers."""
+"""A field with a dropout rate, and the default of the rate; None means the rate of the layers."""
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 

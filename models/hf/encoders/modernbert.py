@@ -98,7 +98,7 @@ FORM = EncoderForm(
             FixedField("norm_bias", (False,)),
             FixedField("decoder_bias", (True,)),
         ),
-        # How the implementation computes, and fields that it does not read.
+        # Fields that only affect how transformers computes, and fields that it does not read.
         ignored=NAMES
         | {"reference_compile", "repad_logits_with_grad", "deterministic_flash_attn"}
         | {"sparse_prediction", "sparse_pred_ignore_index", "initializer_cutoff_factor"}

@@ -14,7 +14,7 @@ WITHOUT = ("type_vocab_size", "position_embedding_type", "add_cross_attention")
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Sets what no field states."""
+    """Sets the settings that no field states."""
     del source
     settings["num_token_types"] = 0
     take_offset(fields, settings, OFFSET)

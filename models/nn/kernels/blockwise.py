@@ -126,7 +126,7 @@ def visible_blocks(
     Args:
       num_queries: T, which `block_size` supports.
       num_keys: S, which `block_size` supports.
-      band: the visible distances. If None, nothing is hidden.
+      band: the visible distances. If None, every pair is visible.
       dropping: as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
@@ -254,7 +254,7 @@ def forward(
       key: of the size of the queries; K divides N.
       value: of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
-      band: the visible distances. If None, nothing is hidden.
+      band: the visible distances. If None, all keys are visible.
       cap: if given, scores s become cap · tanh(s / cap).
       dropped: the dropout of the weights. If None, no weight is dropped.
     """

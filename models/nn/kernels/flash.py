@@ -41,7 +41,7 @@ class _Spec:
     causal: bool
     window: int | None
     rate: float
-    """If 0, nothing is dropped, and the dropout keys are not read."""
+    """The dropout rate. If 0, no weight is dropped, and the dropout keys are not read."""
     block_q: int
     block_k: int
     num_q: int

@@ -45,7 +45,7 @@ Inputs = tuple[Array, Array, Array]
 """Queries [B, T, N, H], keys [B, S, K, H] and values [B, S, K, V]."""
 Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
-"""The first block of a loop, and the one after the last."""
+"""The first block of a loop, and the end (exclusive)."""
 
 
 def block_keys(num_keys: int, size: int) -> int:
@@ -66,7 +66,7 @@ class _Spec:
     causal: bool
     window: int | None
     rate: float
-    """If 0, nothing is dropped, and the dropout keys are not read."""
+    """The dropout rate. If 0, no weight is dropped, and the dropout keys are not read."""
     has_ids: bool
     block_k: int
     num_queries: int

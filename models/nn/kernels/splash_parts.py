@@ -85,7 +85,8 @@ def backward(
             do=gradient,
             **options,
         )
-        # The first entries belong to masks, the next three to queries, keys and values.
+        # The first entries are for masks (unused here), the next three for queries, keys and
+        # values.
         return gradients[3:6]
 
     arrays = (query, key, value), attended, gradient

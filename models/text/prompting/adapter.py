@@ -91,7 +91,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text; of a vocabulary without one, the token that begins it."""
+        """The token that ends a text, or in a vocabulary without one, the token that begins it."""
         end = self._tokenizer.target.special_ids.eos
         return self.first_id if end is None else end
 
@@ -108,7 +108,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: object
     ) -> list[int]:
-        """Returns the tokens of a text, with the special tokens of a context unless refused."""
+        """Returns the tokens of a text, by default with the special tokens of a context."""
         del kwargs
         if add_special_tokens is False:
             return self._tokenizer.target.encode(string, add_special_tokens=False)
@@ -118,7 +118,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return [*self.added_before(ids), *ids]
 
     def encode_text(self, text: str) -> list[int]:
-        """Returns the tokens of a text; in a chat, control tokens of the template are tokens."""
+        """Returns the tokens of a text; in a chat, names of control tokens become these tokens."""
         if not self.in_chats:
             return super().encode_text(text)
         if not isinstance(text, Traced):  # the harness has put together another text
@@ -150,7 +150,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: object
     ) -> list[tuple[float, bool]]:
-        """Returns the log-probability of each continuation, and whether it is greedy decoding's."""
+        """Returns each continuation's log-probability, and whether greedy decoding writes it."""
         del kwargs
         progress = Progress(quiet=True) if disable_tqdm else self._progress
         with progress.counter("requests", len(requests)) as advance:

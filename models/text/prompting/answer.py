@@ -26,7 +26,7 @@ class Answer:
     text: str
     """The answer, without the white space around it."""
     finished: bool
-    """Whether the model ended the answer; otherwise its length did."""
+    """Whether the model ended the answer; otherwise it reached the maximum length."""
     completions: tuple[Completion, ...] = dataclasses.field(compare=False)
     """All answers, including the first, with their log-probabilities and why each ended."""
 

@@ -157,7 +157,8 @@ class ContinuationScorer(TextModel):
             UserError: the context is empty, and the vocabulary has no token that begins or ends a
               text.
         """
-        # Whitespace is a part of the token after it.
+        # Whitespace at the context's end is a part of the token after it, so move it to the
+        # continuation.
         before = context.rstrip()
         continuation = context[len(before) :] + continuation
         tokenizer = self._tokenizer
@@ -172,11 +173,11 @@ class ContinuationScorer(TextModel):
         return [*self.added_before(ids), *ids], whole[len(ids) :]
 
     def encode_text(self, text: str) -> list[int]:
-        """Returns the tokens of a text without any that are added."""
+        """Returns the tokens of a text without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def added_before(self, ids: list[int]) -> list[int]:
-        """Returns the tokens that the model's texts begin with, unless these tokens do already."""
+        """Returns the special tokens that begin a text, unless `tokens` already begin with them."""
         before = list(self._tokenizer.frame.before)
         return [] if ids[: len(before)] == before else before
 
@@ -208,9 +209,9 @@ class ContinuationScorer(TextModel):
         """Returns the probability of each continuation, given its context.
 
         Args:
-            requests: the token ids of each context and continuation, at least one each. Together
-              they may have one token more than the model reads; a longer context loses its first
-              tokens.
+            requests: the token ids of each context and continuation, at least one each. A context
+                and its continuation may together have one token more than the model reads; a longer
+                context loses its first tokens.
             share_prefixes: whether tokens that several requests begin with are computed once; the
               results are the same.
             on_batch: called after each batch with the numbers of finished requests and tokens.
@@ -295,7 +296,7 @@ class ContinuationScorer(TextModel):
     def _plans(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
     ) -> list[tuple[tuple[int, ...], Plan]]:
-        """Returns each source with the plan of its requests. A causal model has one, the empty one.
+        """Returns each source with the plan of its requests; a causal model has one empty source.
 
         A target is scored from its first token, so an encoder-decoder has no `PrefixGroup`.
         """
@@ -420,7 +421,8 @@ class ContinuationScorer(TextModel):
     def _read_prefix(self):
         @functools.partial(jax.jit, static_argnums=3)
         def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
-            # The padding is removed again, and a tree of tokens follows, so keep all tokens.
+            # Keep the tokens of all slots, because the padding is removed and a tree of tokens is
+            # added.
             cache = init_cache(
                 self._model.config, self._model.execution, 1, num_slots, spare=num_slots
             )

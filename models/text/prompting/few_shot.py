@@ -54,7 +54,7 @@ class _Question(NamedTuple):
     answers: Sequence[str]
     """The scored continuations; a space before an answer is a part of it."""
     right: int | None
-    """The index of the right one, or None if the answer is a generated text."""
+    """The index of the right continuation, or None if the answer is a generated text."""
     letters: Sequence[int]
     """The number of letters of each label."""
 

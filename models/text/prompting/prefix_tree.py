@@ -128,7 +128,7 @@ class Plan:
 
 @dataclasses.dataclass
 class _Node:
-    """A prefix of several requests, or all inputs of some."""
+    """A node: a common prefix of several requests, or in a leaf all inputs of some requests."""
 
     depth: int
     """The length of the prefix."""
@@ -142,7 +142,9 @@ class _Node:
     cost: int = 0
     """The smallest number of tokens that compute the subtree."""
     way: Literal["pieces", "prefix", "children"] = "pieces"
-    """How: in pieces up to the capacity, after a prefix of a separate call, or child by child."""
+    """The cheapest way to compute the subtree: in pieces up to the capacity, after a prefix of a
+    separate call, or child by child.
+    """
 
     @property
     def prefix(self) -> int:
@@ -155,7 +157,7 @@ class _Node:
 
     def pieces(self, base: int, capacity: int) -> "Iterator[_Node]":
         """Yields the largest subtrees of at most `capacity` tokens after `base`, and leaves."""
-        # No recursion: a chain of prefixes may be long.
+        # Do not recurse, because a chain of prefixes may be long.
         waiting: list[_Node] = [self]
         while waiting:
             node = waiting.pop()
@@ -172,7 +174,7 @@ class _Node:
         ]
 
     def close(self, capacity: int) -> None:
-        """Computes the sums and the cheapest way, after the same for all children."""
+        """Computes the sums and the cheapest way; call it for all children first."""
         self.total = self.depth + sum(child.total - self.depth for child in self.children)
         self.unscored = min(
             [*(child.unscored for child in self.children), *(r.first for r in self.requests)]
@@ -221,13 +223,14 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
     path = [_Node(0)]  # from the root to the newest leaf
     before: tuple[int, ...] | None = None
     closed = None
-    # The end closes all nodes, as a request would that shares less than nothing.
+    # At the end, close all nodes: a common length of -1 is below that of the root.
     for request in [*requests, None]:
         if request is not None and request.inputs == before:
             path[-1].requests.append(request)
             continue
         common = -1 if request is None else common_prefix(before or (), request.inputs)
-        # Close the nodes that this request does not belong to, also a leaf that it continues.
+        # Close the nodes that this request does not belong to, and a leaf whose inputs it
+        # continues.
         closed = None
         while path and (path[-1].requests or path[-1].depth > common):
             node = path.pop()

@@ -93,4 +93,4 @@ REQUESTED = (
     *("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "num_beams", "length_penalty", "num_return_sequences"),
 )
-"""Options that are arguments of `models.generate`."""
+"""The options that `models.generate` takes as arguments."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ....models.text.generate import TextGenerator
 
 SEPARATOR = "\n----\n"
-"""Printed between texts."""
+"""The line that is printed between texts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ def generate_command(arguments: list[str]) -> None:
     # A single continuation is printed while it is generated.
     alone = file is None and not parsed.json and number == 1
     if file is None:
-        # Prompts of one call are one batch, as in transformers: a stored `max_length` leaves all
-        # of them what it leaves the longest.
+        # The prompts of one call are one batch, as in transformers. A stored `max_length` therefore
+        # leaves every prompt as many new tokens as the longest prompt.
         request = generator.request(parsed.prompt, **requested)
         requested["max_new_tokens"] = request.max_new_tokens or 0
         # A folder in the Hugging Face format may return several sequences by default.

@@ -124,7 +124,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
     examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
     file = parsed.query_file
     named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
-    # A source, or a table with named fields. Other files have one text per line.
+    # Sources and tables have named fields. Other files have one text per line.
     queries = prompt_examples(file, "validation") if file is not None and named else []
     if named and parsed.task is not None:
         queries = [query for query in queries if query.task == parsed.task]

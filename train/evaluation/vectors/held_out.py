@@ -37,7 +37,7 @@ def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
     asked, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)
     corpus = documents.reshape(numbers.size, -1)[first[stored >= 0]]
-    # Texts are numbered from 0, so the number of a text is its index here.
+    # Texts are numbered from 0, so the number of a text is its index in the arrays below.
     relevant: list[dict[int, float]] = [{} for _ in range(int(asked[-1]) + 1)]
     for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
         if query >= 0:

@@ -53,7 +53,7 @@ def multiple_negatives(
         similarity: cosine, or the scalar product.
         directions: which candidates there are.
         partition: how the directions are combined.
-        hardness: the negatives with a larger logit: from other examples, from the same example,
+        hardness: the negatives whose logits are raised: from other examples, from the same example,
             or both.
         hardness_strength: α.
 

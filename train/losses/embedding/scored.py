@@ -28,7 +28,7 @@ def cosent(
     # [B, B], where i is the row.
     wrong = scale * (similarity[None] - similarity[:, None])
     counted = (scores[:, None] > scores[None]) & real[:, None] & real[None]
-    # exp(0) is the 1.
+    # exp(0) is the 1 of the formula.
     logits = jnp.append(jnp.where(counted, wrong, -1e30), 0.0)
     return jax.nn.logsumexp(logits)
 

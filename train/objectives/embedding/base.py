@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="EmbeddingObjective")
 GUIDE = "guide"
-"""The name of the further model of an objective."""
+"""The name of the guide or teacher among the further models of an objective."""
 DEFAULTS: dict[ScoreForm, str] = {
     "none": "multiple_negatives",
     "pairs": "cosent",
@@ -51,9 +51,10 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """The forms of scores that the objective learns from, the usual one first."""
+    """The `ScoreForm`s that the objective learns from, the default first.
+    """
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
-    """The least and the largest number of documents of an example."""
+    """The smallest and the largest number of documents of an example."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the examples of a batch with each other."""
 
@@ -63,8 +64,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     normalize: bool | None = None
     """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, or no."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
-    """Learn also the first dimensions of vectors, in these numbers, as vectors that stay useful
-    when they are cut. Include the full number."""
+    """Numbers of dimensions. The first dimensions of each vector, in each of these numbers, also
+    learn to be useful vectors (Matryoshka). Include the full number.
+    """
     matryoshka_weights: tuple[NonNegative, ...] = ()
     """The weight of the loss of each number of dimensions. Defaults to 1 each."""
 
@@ -138,7 +140,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The forms of scores that the objective learns from with these settings."""
+        """The `ScoreForm`s that the objective accepts with these settings."""
         return self.score_forms
 
     def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:

@@ -32,12 +32,13 @@ class MultipleNegativesConfig(EmbeddingObjective):
     directions: tuple[Direction, ...] = ("query_to_doc",)
     """The texts that are compared, besides anchors with documents. All four are GTE's loss."""
     partition: Partition = "joint"
-    """joint: one softmax over all candidates. per_direction: one for each direction, averaged; with
-    query_to_doc doc_to_query this is the symmetric loss."""
+    """joint: one softmax over all candidates. per_direction: one softmax for each direction, with
+    averaged losses; with query_to_doc doc_to_query this is the symmetric loss.
+    """
     hardness: Hardness = "none"
     """The negatives whose logits grow with their similarity."""
     hardness_strength: NonNegative = 0.0
-    """The factor of the similarity that is added to these logits."""
+    """α: a negative's logit grows by α times its similarity."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -66,7 +66,7 @@ def _window_pairs(
 ) -> int:
     """Counts the pairs (output index, window index) that read an element of the input.
 
-    The others read padding, or a hole between elements of a dilated input.
+    All other pairs read padding, or a hole between elements of a dilated input.
 
     Args:
         convolution: The instruction.

@@ -26,7 +26,7 @@ FOUR_NORMS: Parts = {
 
 
 WINDOW = 4096
-"""The default window."""
+"""The window that transformers assumes if a file states none."""
 
 
 def take_windows(
@@ -39,7 +39,7 @@ def take_windows(
       settings: Receives `window` and `full_layers`.
       source: The path of the file, for messages.
       num_layers: The default of `num_hidden_layers`.
-      every: By default, every so many layers one attends to all tokens.
+      every: By default, one of this many layers attends to all tokens.
 
     Raises:
       WeightsError: A field has a wrong type or does not fit the layers.

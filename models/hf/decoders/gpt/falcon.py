@@ -118,7 +118,7 @@ FORM = FalconForm(
             Field("classifier_dropout", "classifier_dropout_rate", 0.0),
             Field("bias", "use_bias", False),
             Field("tie_word_embeddings", "tie_output", True),
-            # transformers drops the sum of both outputs, and here each output is dropped.
+            # transformers applies dropout to the sum of both outputs, and flaxzoo to each output.
             FixedField("hidden_dropout", (0.0,)),
             FixedField("attention_dropout", (0.0,)),
             FixedField("apply_residual_connection_post_layernorm", (False,)),

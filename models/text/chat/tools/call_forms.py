@@ -55,7 +55,7 @@ class CallForm:
 
     @property
     def in_content(self) -> bool:
-        """Whether a call stays in the content of its message, rather than apart from it."""
+        """Whether a call stays in the content of its message, instead of in a separate field."""
         return self.name == "brackets"
 
     def instructions(self, tools: Sequence[Tool]) -> str | None:
@@ -81,7 +81,7 @@ class CallForm:
             text: the whole answer.
             tools: the available tools; the lectures' format has one unnamed argument.
         """
-        # The first call in brackets, whose text is the only argument.
+        # Parse the first call in brackets; its text is the only argument.
         if self.name == "brackets":
             found = _BRACKETS.search(text)
             if found is None:
@@ -90,7 +90,7 @@ class CallForm:
             parameters = next((tool.parameters for tool in tools if tool.name == name), {})
             arguments = {next(iter(parameters), "argument"): argument}
             return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
-        # All calls as JSON objects; one that cannot be parsed invalidates the answer.
+        # Parse all calls as JSON objects. A call that cannot be parsed invalidates the answer.
         calls = []
         content = _HERMES.sub("", text).strip()
         for written in _HERMES.findall(text):

@@ -59,7 +59,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         "visible": _folders_of_python(),
         "limits": dataclasses.asdict(limits),
     }
-    # Without a user's packages and environment: -I isolates, -S leaves site-packages out.
+    # Run without the user's packages and environment: -I isolates, -S leaves site-packages out.
     command = [_interpreter(), "-I", "-S", "-X", "utf8", sandbox_child.__file__]
     process = subprocess.Popen(
         command,

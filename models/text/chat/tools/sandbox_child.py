@@ -101,8 +101,8 @@ def enter_namespaces() -> None:
 def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
     """Replaces the root by a file system in memory with some read-only folders of the machine.
 
-    It is mounted over /proc, which only this process sees, so that a killed process leaves no
-    folder.
+    It is mounted over /proc in this process's own namespace, so that a killed process leaves no
+    folder behind.
 
     Args:
         visible: folders that Python needs.
@@ -117,7 +117,7 @@ def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
             os.makedirs(target, exist_ok=True)
             _mount(folder, target, flags=_BIND | _RECURSIVE)
             for mounted in _mounts_below(target, mounts):  # each: the flag is not recursive
-                # The flags of a mount that the machine has locked must stay.
+                # If the machine has locked the flags of a mount, they must not change.
                 kept = os.statvfs(mounted).f_flag & 0xFFF
                 flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
                 _mount("none", mounted, flags=flags)
@@ -217,7 +217,7 @@ def main() -> int:
         enter_namespaces()
         end_with_parent(lambda: os.getppid() != given["parent"])
         ended, alive = os.pipe()  # readable when its other end is closed
-        # The first process of the new namespace: the others end with it.
+        # Fork the first process of the new namespace; all others end with it.
         child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)
