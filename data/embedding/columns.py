@@ -108,8 +108,9 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
     anchor, positive, *negatives = record.values[:-1] if scored else record.values
     positives = _texts(positive)
     documents = [*positives, *(text for value in negatives for text in _texts(value))]
+    texts = [anchor, *documents]
     require(
-        isinstance(anchor, str) and positives and all(isinstance(x, str) for x in documents),
+        all(isinstance(x, str) for x in texts) and _texts(anchor) and positives,
         f"{location} must have a text as its anchor and as its positive, got {anchor!r:.40} and "
         f"{positive!r:.40}: name the columns after a #, as #question,paragraph",
         error=DataError,
@@ -132,10 +133,9 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
 
 
 def _texts(value: Any) -> list[Any]:
-    """Returns the texts of a column; an empty text and None are left out."""
-    return [
-        text for text in (value if isinstance(value, list) else [value]) if text not in (None, "")
-    ]
+    """Returns the texts of a column; a blank text and None are left out."""
+    values = value if isinstance(value, list) else [value]
+    return [x for x in values if (x.strip() if isinstance(x, str) else x is not None)]
 
 
 def _is_score(value: Any) -> bool:

@@ -3,7 +3,7 @@
 Half of the articles train the reranker, the other half judge it: no article is on both sides. A
 training question has its paragraph, and four of the first paragraphs of BM25 that are not its own.
 Printed are nDCG@10 and MRR@10 of BM25's first 20 paragraphs, ranked again, and nDCG@10 of BM25. Run
-with the extra `retrieval` on an idle machine:
+it on an idle machine:
 
     python tests/benchmarks/reranker.py squad.json.gz FOLDER --init-from MODEL --seed 0
 

@@ -12,6 +12,7 @@ Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of
 Retrieval Models".
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,13 +176,16 @@ def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
         if not line.strip() or (number == 1 and columns[-1] == "score"):
             continue
         try:
-            query, document, relevance = columns
-            yield query, document, float(relevance)
+            relevance = float(columns[-1])
         except ValueError:
-            raise DataError(
-                f"{name} line {number} must be QUERY, DOCUMENT and RELEVANCE with tabs between, "
-                f"got {line[:80]!r}: correct it"
-            ) from None
+            relevance = math.nan
+        require(
+            len(columns) == 3 and math.isfinite(relevance),
+            f"{name} line {number} must be QUERY, DOCUMENT and RELEVANCE with tabs between, got "
+            f"{line[:80]!r}: correct it",
+            DataError,
+        )
+        yield columns[0], columns[1], relevance
 
 
 def _from_questions(source: LabelledSource) -> RetrievalData:

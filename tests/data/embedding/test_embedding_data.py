@@ -131,6 +131,8 @@ def test_numbers_in_a_table_are_scores(tmp_path):
         ([{"a": "x", "b": "y"}], "", r"has the columns a, b: name the columns of the anchor"),
         ([{"anchor": "x", "positive": ""}], "", "line 1 must have a text .* as its positive"),
         ([{"anchor": "x", "positive": 3}], "", "line 1 must have a text"),
+        ([{"anchor": " ", "positive": "y"}], "", "line 1 must have a text as its anchor"),
+        ([{"anchor": "x", "positive": "\n"}], "", "line 1 must have a text"),
         ([{"anchor": "x", "positive": "", "negative": "y"}], "", "line 1 must have a text"),
         ([{"anchor": "x", "positive": ["y", "z"]}], "", "line 1 has 2 positives: give a score"),
         ([{**LISTS, "scores": 1}], "", "line 1 has 2 positives: give a score"),

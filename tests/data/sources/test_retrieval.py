@@ -66,6 +66,8 @@ BAD = [
     ({"queries": '{"id": "q1"}\n'}, "queries.jsonl line 1 has no field '_id'"),
     ({"qrels": "q1\td1\tx\n"}, r"test.tsv line 1 must be QUERY, .* got 'q1\\td1\\tx'"),
     ({"qrels": "q1 d1 1\n"}, "test.tsv line 1 must be QUERY"),
+    ({"qrels": "q1\td1\tnan\n"}, "test.tsv line 1 must be QUERY"),
+    ({"qrels": "q1\td1\tinf\n"}, "test.tsv line 1 must be QUERY"),
     ({"qrels": "query-id\tcorpus-id\tscore\nq1\td1\t0\n"}, "no query with a relevant document"),
     ({"split": "dev"}, "no file .*qrels/test.tsv"),
     ({"corpus": ""}, "documents and queries, got 0 and 2"),

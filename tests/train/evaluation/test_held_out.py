@@ -53,3 +53,8 @@ def test_scored_pairs_are_compared_with_their_scores():
 def test_a_score_that_is_a_difference_is_not_compared_with_a_cosine():
     rows = [{"anchor": "a", "positive": "b", "negative": "c", "score": i} for i in range(3)]
     assert evaluated(rows) == {}
+
+
+def test_equal_cosines_have_no_correlation():
+    rows = [{"text1": "a", "text2": "b", "score": i} for i in range(3)]
+    assert evaluated(rows) == {"spearman": 0.0, "pearson": 0.0}

@@ -201,3 +201,11 @@ def test_prompts_that_training_left_out_are_not_kept():
     _, kept = objective.begun_with(KINDS["multiple_negatives"], settings)
     found = objective.embedding_settings(kept, settings)
     assert (found.query_prompt, found.prompt(found.document_prompt)) == ("query", "p: ")
+
+
+def test_a_loss_of_dot_products_is_said_to_differ_from_evaluations():
+    source = KINDS["distillation"]
+    assert "by their dot product" in (train.DistillationConfig().loss_note(source) or "")
+    for settings in ({"normalize": True}, {"similarity": "cosine"}):
+        assert train.DistillationConfig(**settings).loss_note(source) is None
+    assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None

@@ -7,7 +7,7 @@ import numpy as np
 from ....data.dataset import DataSplit
 from ....data.embedding.embedding_data import EmbeddingExamples
 from ...losses.eval_step import Evaluation
-from .pairs import similarity_scores
+from .pairs import cosines, similarity_scores
 from .ranking import retrieval_scores
 
 
@@ -30,8 +30,13 @@ def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
         # With a negative, a single score is a difference, not the similarity of a pair.
         of_pairs = examples.scores.ndim == 1 and documents.shape[1] == 1
         is_varied = of_pairs and len(np.unique(examples.scores)) > 1
-        pairs = anchors, documents[:, 0], examples.scores
-        return similarity_scores(*pairs) if is_varied else {}
+        if not is_varied:
+            return {}
+        pairs = anchors, documents[:, 0]
+        # A model with equal vectors for all texts must not end the run.
+        if len(np.unique(cosines(*pairs))) == 1:
+            return {"spearman": 0.0, "pearson": 0.0}
+        return similarity_scores(*pairs, examples.scores)
     # Each different text counts once, and absent texts (-1) do not.
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
     asked, first_query = np.unique(queries, return_index=True)

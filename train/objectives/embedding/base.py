@@ -147,6 +147,18 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         dims, weights = self.matryoshka_dims, self.matryoshka_weights
         return matryoshka(loss, dims, weights) if dims else loss
 
+    def loss_note(self, data: EmbeddingData) -> str | None:
+        """Returns a line if evaluations compare vectors in another way than the loss."""
+        del data
+        # Matryoshka normalizes vectors in any case.
+        is_normal = self.normalize or self.matryoshka_dims
+        if getattr(self, "similarity", None) != "dot" or is_normal:
+            return None
+        return (
+            "the loss compares vectors by their dot product, and evaluations and searches by their "
+            "cosine: --objective.normalize or --objective.similarity cosine makes them agree"
+        )
+
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of the data, with scores if the objective learns from them."""
         spec = data.batch_spec(num_labels, num_choices)
