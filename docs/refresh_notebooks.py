@@ -37,7 +37,7 @@ def refresh(path: Path) -> None:
 
 
 def store(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Writes an executed notebook, without what differs between two executions."""
+    """Writes an executed notebook without the parts that differ between two executions."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times
         if cell.cell_type == "code":

@@ -121,7 +121,7 @@ class TransformerConfig(Checked):
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
     dropout_rate: Rate = 0.0
-    """Dropout rate, at the places that the paper names."""
+    """Dropout rate, applied wherever the paper applies it."""
     init_std: Positive | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
     widths; a narrow model needs a larger value, 1 / √D. None: each kernel is initialized uniformly,
@@ -130,9 +130,10 @@ class TransformerConfig(Checked):
     """
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
-    queries and keys are rotated. buckets: learned biases of ranges of distances (T5). alibi: biases
-    that fall with the distance, by a slope of each head (Press et al. 2022). none: the model does
-    not see the order of its tokens."""
+    queries and keys are rotated. buckets: a learned bias for each range of distances (T5). alibi:
+    biases that fall with the distance, by a slope of each head (Press et al. 2022). none: the model
+    does not see the order of its tokens.
+    """
     position_base: Positive = 10_000.0
     """Base of the wavelengths of sinusoidal and rotary positions."""
     position_layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved"

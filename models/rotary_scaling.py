@@ -41,8 +41,10 @@ class RotaryScaling(Checked):
 
     kind: ScalingKind
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
-    frequencies are divided, high ones stay. yarn: likewise, with a ramp over the dimensions.
-    longrope: each frequency has one divisor for short sequences and one for long sequences."""
+    frequencies are divided, high ones stay. yarn: as llama3, with a ramp over the dimensions in
+    between. longrope: each frequency has one divisor for short sequences and one for long
+    sequences.
+    """
     factor: Positive | None = None
     """How much longer sequences may be. For yarn and longrope it defaults to `max_length` /
     `original_length`."""

@@ -132,7 +132,8 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
 
     rows = PartitionSpec(batch_axes, positions)
-    # A vocabulary that is sharded over `tensor` stays with the compiler; else all axes are manual.
+    # If the vocabulary is sharded over `tensor`, leave that axis to the compiler; else all axes are
+    # manual.
     cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
     manual = axes if cut else automatic(mesh.axis_names)
 

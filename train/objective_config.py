@@ -71,10 +71,10 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def with_models(
         self, objective: Objective, model: TransformerConfig, execution: Execution
     ) -> Objective:
-        """Returns the objective with the further models whose sizes depend on the model's.
+        """Returns the objective with its further models, whose sizes depend on the run's model.
 
         Args:
-            objective: what `build` returned.
+            objective: the result of `build`.
             model: the configuration of the model of the run.
             execution: how the models are run.
         """
@@ -131,7 +131,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
-        """Returns the objective for the content of the data, which are read if that decides.
+        """Returns the objective for the data, which are read if the choice depends on them.
 
         Args:
             data: The data.

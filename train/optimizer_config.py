@@ -88,7 +88,7 @@ class OptimizerConfig(Checked):
             f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is {self.name}: "
             "leave it out",
         )
-        # Only the syntax is checked here: matches need the parameters.
+        # Check only the syntax here. Whether a pattern matches is known when there are parameters.
         for pattern in self.frozen:
             try:
                 re.compile(pattern)

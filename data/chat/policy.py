@@ -244,7 +244,7 @@ class PolicyData(ChatData[PromptRecord]):
         """Returns the same data, whose prompts leave room for answers of this many tokens.
 
         Args:
-          tokens: The longest answer. Without this call it is half of `length`.
+          tokens: The longest answer. Defaults to half of `length` if this method is not called.
             ``dataclasses.replace`` drops it, because it copies only the settings.
         """
         # Not a field, because fields are the user's settings.

@@ -140,7 +140,7 @@ class PreferenceData(ChatData[Preference]):
         if self.shifted:
             for _, chosen, rejected in kept:
                 _begin_together(chosen, rejected)
-        # Without a stated margin the batch has no such array.
+        # If the data state no margin, the batch has no such array.
         margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
         examples = PairExamples(
             chosen=tuple(chosen for _, chosen, _ in kept),

@@ -164,7 +164,7 @@ def truncate_longest_first(*sizes: int, room: int) -> tuple[int, ...]:
         return sizes
     if len(sizes) == 1:
         return (room,)
-    # A text shorter than half of the room is kept complete; the other text gets the rest.
+    # A text shorter than half of the room is kept complete; the other text gets the remaining room.
     one, other = sizes
     shorter = min(one, other, room // 2)
     return (room - shorter, shorter) if one > other else (shorter, room - shorter)

@@ -55,7 +55,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     Raises:
       InconsistentTagError: The tags have different schemes.
     """
-    # Without a prefix of spans the tags are plain. A source with only O counts as BIO.
+    # If no tag has a prefix such as B-, the scheme is plain. A source with only O counts as BIO.
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"

@@ -51,8 +51,8 @@ def concat_then_split(
     """Returns one sequence of an epoch of ``total // length`` full sequences.
 
     The target tokens form a ring, which is split from ``offset`` on. The last ``total % length``
-    tokens do not fill a sequence and are left out of this epoch; the offset of another epoch
-    leaves out others.
+    tokens do not fill a sequence and are left out of this epoch. In another epoch the offset
+    differs, so other tokens are left out.
 
     Args:
       sequence: In ``[0, total // length)``.

@@ -26,7 +26,8 @@ class HashSplit:
     """A division into splits: documents with a digest below a limit are for validation.
 
     Attributes:
-      limit: The exclusive upper bound of validation digests, 16 bytes; empty for none.
+      limit: The exclusive upper bound of validation digests, 16 bytes; empty if nothing is for
+          validation.
     """
 
     limit: bytes

@@ -254,7 +254,7 @@ def _divide(documents: Documents, fraction: float, source: Source, cache: Path) 
 
 
 def _cached(path: Path, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns the array in a file, which is computed and written first if it is missing."""
+    """Returns the array in a file; computes and writes it first if the file is missing."""
     if not path.is_file():
         content = io.BytesIO()
         np.save(content, compute())

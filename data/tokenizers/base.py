@@ -91,7 +91,7 @@ class Tokenizer(ABC):
 
     @property
     def target(self) -> "Tokenizer":
-        """The tokenizer of a translation model's output; this one unless the output has another."""
+        """The tokenizer of a translation model's output; ``self`` if both languages share it."""
         return self
 
     @property

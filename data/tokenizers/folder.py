@@ -123,8 +123,8 @@ class Folder:
         because ``auto_map`` names another reader.
       is_stated: Whether a model or class is stated, so that the defaults of transformers apply.
       settings: The settings.
-      added: The added tokens by number. Only their order counts: each gets the id that it has in
-        the vocabulary, or the next free one.
+      added: The added tokens by number. Only the order of the numbers counts: a token gets its id
+          in the vocabulary, or the next free id.
       content: The content of ``tokenizer.json``; empty if there is none.
     """
 

@@ -96,7 +96,7 @@ def parse_model(model: bytes) -> ModelProto:
 def obstacle(proto: ModelProto) -> str | None:
     """Returns why a model has no exact counterpart in the library; None if it has one."""
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
-    # Each reason with whether it applies; the export prints the first one that does.
+    # Each reason, and whether it applies; the export prints the first reason that applies.
     reasons = {
         "it is neither a unigram nor a BPE model": trainer.model_type not in (_UNIGRAM, _BPE),
         f"it normalizes text ({rules.name or 'with custom rules'})": rules.precompiled_charsmap,
@@ -262,7 +262,7 @@ def _transformers_rules(rules: NormalizerSpec, legacy: bool) -> list[normalizers
             normalizers.Replace(Regex(" {2,}"), " "),
         ),
         *when(rules.escape_whitespaces, normalizers.Replace(" ", SPACE)),
-        # Metaspace adds no space before a text that begins with one, so double that one.
+        # Metaspace adds no space before a text that begins with a space, so double that space.
         *when(
             rules.add_dummy_prefix and legacy,
             normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2),

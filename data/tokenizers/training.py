@@ -109,7 +109,7 @@ class _Corpus:
             yield text
 
     def check_minimum(self, least: int) -> None:
-        """Checks that all bytes, characters and special tokens have a place.
+        """Checks that the size has room for all bytes, characters and special tokens.
 
         Raises:
           DataError: The size is below ``least``.

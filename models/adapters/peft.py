@@ -253,7 +253,7 @@ class PeftAdapter:
         name: str,
         shape: Shape,
     ) -> np.ndarray:
-        """Returns a tensor of the base, if it has it, with an adapter's edits."""
+        """Returns a tensor of the base with an adapter's edits; the base may lack the tensor."""
         if tensor is None and not any(edit.kind == "tensor" for edit in edits):
             raise WeightsError(
                 f"neither {self.folder} nor its base has {name}: give the base that the adapter "

@@ -60,7 +60,7 @@ class Olmo2Layer(Layer[CausalDecoderConfig]):
         y = RMSNorm(c, e, name="attention_output_norm")(y)
         x = self.add(x, y, "attention", own.rng)
 
-        # Gated feed-forward, likewise.
+        # The gated feed-forward layer also reads the stream itself, and its output is normalized.
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
         y = RMSNorm(c, e, name="feed_forward_output_norm")(y)
         x = self.add(x, y, "feed_forward", own.rng)

@@ -39,7 +39,7 @@ class AlbertConfig(EncoderConfig):
     num_groups: Size = 1
     """Number of groups of consecutive layers that share their parameters, at most `num_layers`."""
     inner_layers: Size = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of layers, with separate parameters, that every layer of a group consists of."""
+    """Number of inner layers, with separate parameters, in each layer of a group."""
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layers and of the head for masked words."""
     dropout_rate: Rate = 0.0

@@ -91,7 +91,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
     """
     if kind_of(folder) == "CrossEncoder":
         return _read_modules(settings_folder(folder))
-    # Versions before 6 have the activation alone, in the file with the fields of the model.
+    # Versions before 6 store only the activation, in the file with the fields of the model.
     file = folder / _CONFIG
     fields = read_object(file, WeightsError) if file.is_file() else {}
     section = fields.get("sentence_transformers")

@@ -4,7 +4,7 @@
 - `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
 - `positions` "relative": a vector for each clipped distance, added to keys and values (Shaw et al.
   2018, equations 3 and 4).
-- `positions_at` "queries_keys" and "projections": places where position vectors are added.
+- `positions_at` "queries_keys" and "projections": where position vectors are added.
 """
 
 import dataclasses

@@ -26,7 +26,8 @@ class EarlierTokens:
     real: Bool[Array, "B T"] | None
     """Whether each token may be read by later tokens, or None if all may."""
     readable: Bool[Array, "#B T w"] | None
-    """Whether a token may read the token 1, 2, … w positions before, or None if all real ones."""
+    """Whether a token may read the token 1, 2, … w before it, or None if it may read all real ones.
+    """
     are_beams: bool = struct.field(pytree_node=False)
     """Whether the T tokens continue T beams with separate histories, not one sequence."""
 

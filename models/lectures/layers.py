@@ -27,7 +27,7 @@ class ScaledSum(nn.Module):
 
 
 class LectureLayer(Layer[Config]):
-    """Adds positions to the input of the layer, and multiplies what its sublayers add.
+    """Adds positions to the input of the layer, and scales the outputs of its sublayers.
 
     Example::
 

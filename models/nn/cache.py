@@ -263,7 +263,7 @@ def _write_ring(
             one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
             keys, values = _write_slots(*one, slot)
         return dataclasses.replace(cache, key=keys, value=values)
-    # Many tokens: build the whole ring from new tokens and remaining old ones.
+    # For many tokens, build the whole ring from new tokens and remaining old ones.
     tokens = newest_tokens(index + length, slots)  # [R]
     new, places = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
     return dataclasses.replace(
@@ -331,7 +331,7 @@ def _write_to_one(
 
     XLA's CPU backend removes an axis of size 1 for the products of attention and fuses this reshape
     with the write, which copies each whole array four times per token. It does not fuse across the
-    branch of a condition, so write inside one.
+    branch of a condition, so write inside a branch.
     """
 
     def write_in_branch(

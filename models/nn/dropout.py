@@ -156,7 +156,7 @@ def kept_elements(
     shape = num_rows, -(-num_columns // GROUP) * ROWS
     row, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
     if places is not None:
-        # Sequences may have different places: broadcast over the axes of heads.
+        # Indices may differ between sequences, so broadcast them over the axes of heads.
         lead = (-1, *(1,) * (keys.ndim - 2))
         row = places[0].astype(jnp.uint32).reshape(*lead, num_rows, 1)
         firsts = places[1][:, ::GROUP].astype(jnp.uint32)[..., None] // np.uint32(GROUP // ROWS)

@@ -33,8 +33,9 @@ from .typing import Array, Bool, Float, Int
 
 BLOCKS = 256, 64, 16
 """Block sizes in tokens, each a multiple of the next. An expert's tokens fill as many large blocks
-as possible, and the rest goes to smaller ones. Large blocks read the expert's matrices less often,
-and small ones waste less of the last block."""
+as possible; the remaining tokens fill smaller blocks. Large blocks read the expert's matrices less
+often, and small ones waste less of the last block.
+"""
 _JITTER = 0x6A
 
 Config = TypeVar("Config", bound=TransformerConfig)
@@ -519,7 +520,7 @@ def _over_blocks(
     def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
         return of_block(start + i * size, size, carry)
 
-    # Fill large blocks first, and pass the rest to smaller ones.
+    # Fill large blocks first, and the remaining tokens into smaller blocks.
     for size in BLOCKS:
         if size > most:
             continue

@@ -365,7 +365,7 @@ class FusedAttention(nn.Module):
           value: of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment
             id. Without such keys its output is finite, and its gradient must not be used.
-          use_window: whether the window applies. If None, it does.
+          use_window: whether the window applies. If None, the window applies.
           keys: dropout keys for each head of each sequence. If None, no dropout.
         """
         # cuDNN and splash attention have no argument for dropout.

@@ -24,7 +24,8 @@ def relative_buckets(
     """Returns the bucket of each distance, key position minus query position (T5).
 
     Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each. The others
-    hold logarithmically growing ranges up to `max_distance`. Larger distances share the last one.
+    hold logarithmically growing ranges up to `max_distance`. Larger distances share the last
+    bucket.
 
     Args:
       distance: key position minus query position.
@@ -65,9 +66,9 @@ def logarithmic_buckets(
 ) -> Int[Array, "..."]:
     """Returns the bucket of each distance, with its sign (DeBERTa version 2, the authors' code).
 
-    Distances d up to m = `num_buckets` / 2 have one bucket each. A larger one has the bucket
-    m + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉, and distances from M share one. If M is at most
-    m + 1, distances from m share one.
+    Distances d up to m = `num_buckets` / 2 have one bucket each. A larger distance has the bucket m
+    + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉. Distances from M share a bucket; if M is at most m
+    + 1, distances from m do.
 
     Args:
       distance: distances of either sign.

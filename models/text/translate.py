@@ -119,7 +119,7 @@ class TextTranslator(TextModel):
     def _fitting(
         self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn
     ) -> list[list[int]]:
-        """Returns sources within the model's length; truncates or rejects longer ones."""
+        """Truncates or rejects sources longer than the model reads; returns all sources."""
         longest = self._max_length
         too_long = [i for i, row in enumerate(ids) if len(row) > longest]
         if not too_long:

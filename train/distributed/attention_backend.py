@@ -71,10 +71,10 @@ class KernelChoice:
 
 
 def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> KernelChoice:
-    """Returns the attention kernel for a run's steps, on devices like this one.
+    """Returns the attention kernel for the steps of a run on devices of one kind.
 
     Args:
-        config: of the run; a kernel named by `execution.attention` is used.
+        config: the configuration of the run. A kernel that `execution.attention` names is used.
         device: a device that the step is compiled for.
         context: the number of parts of the tokens of a row.
 

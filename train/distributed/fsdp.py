@@ -58,7 +58,7 @@ class Way:
     gather: Gather
     """When parameters are gathered, "step" or "layer"."""
     axes: tuple[str, ...]
-    """The mesh axes to sum over here. The compiler handles the others."""
+    """The mesh axes to sum over here. The compiler sums over all other axes."""
     per_layer: bool
     """Whether each layer gathers its parameters when it is computed."""
     dtype: DTypeLike | None
@@ -82,7 +82,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         function: sums gradients over given rows, in one or several micro-batches.
         way: how to exchange. Without axes, `function` is left to the compiler.
         mesh: the mesh; it must be jax's current mesh when the result is traced.
-        shardings: of the state; gradients are sharded like the parameters.
+        shardings: the shardings of the state; gradients are sharded like the parameters.
     """
     axes = way.axes
     if not axes:
@@ -252,8 +252,8 @@ class _ShardReader:
         """Creates the reader.
 
         Args:
-            specs: of the parameters, and of the frozen ones if any. All stacks of a model shard
-              parameters of the same name within a layer alike.
+            specs: the specs of the parameters, including any frozen ones. All stacks of a model
+              shard parameters of the same name within a layer alike.
             wire: gathers and scatters.
         """
         self._wire = wire
@@ -277,7 +277,7 @@ class _ShardReader:
         return map_named(self._read(self._outside), params)
 
     def _read(self, specs: dict[str, PartitionSpec]) -> Callable[[str, Array], Array]:
-        """Returns the function that gathers a parameter; one without a spec stays as it is."""
+        """Returns the function that gathers a parameter; without a spec, the identity."""
 
         def read(name: str, x: Array) -> Array:
             spec = specs.get(name, PartitionSpec())

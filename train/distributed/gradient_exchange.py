@@ -21,7 +21,7 @@ ONCE = ("data", "fsdp")
 """The mesh axes that allow summing gradients once per step."""
 LARGEST_PART = 0.9
 """Fraction of a device's memory that the state and full parameters and gradients may take for
-"step" to be tried by default. Activations need the rest."""
+"step" to be tried by default. Activations need the remaining memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +55,10 @@ def choose_exchanges(
         mesh: the mesh; its devices need not be present.
         state: arrays or their shapes.
         state_bytes: the bytes of the state per device.
-        shardings: of the state.
-        whole_batch: whether the loss is not a sum over examples that devices can compute apart.
+        shardings: the shardings of the state.
+        whole_batch: whether the loss of an example depends on the other examples of the batch.
         micro_batches: their number.
-        execution: of the model.
+        execution: how the model is run.
         device_memory: the memory of a device in bytes; None if unknown.
         has_adapter: whether adapters to the layers are trained.
 
@@ -169,7 +169,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
         return ""  # each device has all tokens, and the gradients of its part of the model
     is_once = way.micro_batches == 1
     often = "once a step" if is_once else "in each micro-batch"
-    # Only data parallelism: no parameters are gathered.
+    # With data parallelism alone, no parameters are gathered.
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if way.axes else often}"
     if way.gather == "step":

@@ -23,7 +23,7 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
     """Returns the exchange of gradients by `pmap` over the devices of a mesh.
 
     Args:
-        mesh: of one process; only `data` is larger than 1.
+        mesh: a mesh of one process whose axes, except for `data`, have size 1.
         whole_batch: whether the loss of an example depends on the other examples of its batch.
 
     Raises:

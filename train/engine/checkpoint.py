@@ -82,8 +82,8 @@ class Checkpoints:
         self._saving = 0
         self.written = self.newest
         """The step of the newest complete checkpoint; older ones may already be removed."""
-        # Remove what a killed process left. Not in the background, because the next save renames
-        # checkpoints into this folder.
+        # Remove what a killed process left. Do not do so in the background, because the next save
+        # renames checkpoints into this folder.
         self._remove_deleted()
         self._removing: threading.Thread | None = None
 
@@ -146,7 +146,8 @@ class Checkpoints:
         metrics = {} if measure is None else {"loss": measure}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
-        # A daemon thread does not keep the process alive: the next process removes the rest.
+        # A daemon thread does not keep the process alive. The next process removes the remaining
+        # files.
         self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
         self._removing.start()
 

@@ -33,7 +33,7 @@ def cached_gradient(
     """Returns the gradient of `loss(run(params, rows))` and its means.
 
     Args:
-        run: computes the outputs of examples, arrays `[B, …]`, each row from its example alone.
+        run: computes the outputs of examples, arrays `[B, …]`. A row depends only on its example.
         loss: computes the loss, and means to report, from the outputs of the batch.
         params: the parameters.
         rows: the batch.

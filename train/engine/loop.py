@@ -204,8 +204,8 @@ class Loop:
             yield batch
 
     def _scores(self, evaluation: Evaluation) -> Scores:
-        # The usual metrics are computed from the predictions of the usual objective of these data,
-        # so a custom objective is scored by its means alone.
+        # The data's metrics need the predictions of the default objective, so a custom objective is
+        # scored only by the means of its terms.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         scores = self.config.objective.score(evaluation, self.run.validation, self.config.data)

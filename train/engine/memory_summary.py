@@ -89,7 +89,7 @@ def check_state_fits(
         config: The run.
         shapes: The state, as shapes with shardings.
         devices: The devices of this process.
-        resumed: Whether the run has been begun, so that its batch size cannot change.
+        resumed: Whether the run already exists, so that its batch size must stay the same.
 
     Raises:
         UserError: They do not fit.
@@ -108,7 +108,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
     Args:
         config: The run.
         batch: The arrays of the global batch.
-        resumed: Whether the run has been begun, so that its batch size cannot change.
+        resumed: Whether the run already exists, so that its batch size must stay the same.
 
     Raises:
         UserError: The batch does not fit.
@@ -133,7 +133,7 @@ def check_step_fits(
         config: The run.
         compile_step: Compiles the step; also returns what it changed to make it fit.
         devices: The devices of this process.
-        resumed: Whether the run has been begun, so that its batch size cannot change.
+        resumed: Whether the run already exists, so that its batch size must stay the same.
         log: Called with the time that the compilation took, and the memory.
 
     Raises:

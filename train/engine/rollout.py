@@ -113,8 +113,8 @@ class RolloutPrograms:
         """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
 
         Args:
-            params: the state's.
-            frozen: the state's.
+            params: the parameters of the state.
+            frozen: the frozen parameters of the state.
             prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
                 which sets the row numbers.
             rng: the key of the step.
@@ -164,8 +164,8 @@ class RolloutPrograms:
         """Returns log-probabilities of the labels under policy and reference, without dropout.
 
         Args:
-            params: the state's.
-            frozen: the state's.
+            params: the parameters of the state.
+            frozen: the frozen parameters of the state.
             rollout: the answers.
             reference: whether to also score with the reference.
 
@@ -231,7 +231,7 @@ def rollout_metrics(
     real, lengths = rollout.real, rollout.lengths
     columns = {"reward": total}
     columns |= {f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)}
-    # Name → values, and which of them count.
+    # Name → the values of a metric, and a mask of the values that count.
     metrics = {name: (x, real & ~jnp.isnan(x)) for name, x in columns.items()}
     metrics["completions/mean_length"] = lengths, real
     metrics["completions/clipped_ratio"] = 1.0 - rollout.ended, real

@@ -131,7 +131,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
     """Compiles the step and raises UserError if it does not fit into memory."""
     config, is_begun = run.config, bool(steps(run.folder))
-    # One example gives the shapes of a batch without reading one.
+    # Make one example to learn the shapes of a batch, without reading a whole batch.
     example = run.train.examples.example(0, 0)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)

@@ -28,7 +28,7 @@ def answers_before_and_after(
     Args:
         folders: the step and the folder of each model.
         tokenizer: the tokenizer of the run, whose chat template all models get.
-        records: demonstrations, or preferences, of which the chosen text counts.
+        records: demonstrations, or preferences, whose chosen text is used.
     """
     begun = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
     prompts = [PromptRecord(one, {}).encode(tokenizer) for one in begun]

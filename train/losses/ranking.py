@@ -26,7 +26,7 @@ def contrast(
     """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
 
     Args:
-        scores: of the positive, then of the negatives.
+        scores: the score of the positive, then the scores of the negatives.
         real: missing documents are not candidates.
         scale: the factor of σ(score), a number from 0 to 1.
     """
@@ -68,10 +68,10 @@ def lambda_loss(
     - `ndcg_loss_2pp`: 10 times the second plus the first of them (section 4.4.2).
 
     Args:
-        scores: of the documents.
+        scores: the score of each document.
         labels: the relevance of each document, at least 0.
         real: missing documents have no pairs.
-        weighting: of the pairs.
+        weighting: the weighting of the pairs.
         sigma: the factor of the difference of scores.
 
     Returns:
@@ -129,7 +129,7 @@ def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Fl
 
 
 def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
-    """Returns whether a query has a document with a label above 0, and another one."""
+    """Returns whether a query has at least two documents, one of them with a label above 0."""
     relevant = (labels > 0) & real
     return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
 

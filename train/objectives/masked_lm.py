@@ -97,7 +97,7 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""The loss of pairs of segments, by what their label says."""
+"""What the label of a pair says → the loss of pairs of segments."""
 
 
 def _of_pairs(term: str) -> Objective:

@@ -57,7 +57,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
 
     generator_size: Annotated[float, Range(above=0, most=1)] = 0.25
     """The number of the generator's heads, its width and its feed-forward width, relative to the
-    model's. It has as many layers (Clark et al., section 3.2: 1/4 to 1/2)."""
+    model's. The number of layers is the same. (Clark et al., section 3.2, recommend 1/4 to 1/2.)"""
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
     share_embeddings: bool = True

@@ -28,7 +28,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         0 <= warmup < steps,
         f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}",
     )
-    # The peak is at the first step, or at the last step of the warm-up if there is one.
+    # The peak is at the last step of the warm-up, or without a warm-up at the first step.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {

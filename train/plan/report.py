@@ -121,7 +121,7 @@ def _uncompiled(plan: Plan) -> str:
     used = used_bytes(message)
     if used is None:
         return "unknown"
-    # Without this phrase the number is the sum of all parts.
+    # If the message lacks this phrase, its number is the sum of all parts.
     if "HLO temporaries" not in message:
         used -= plan.argument_bytes
     return f"about {format_bytes(used)}, from the compiler's refusal"

@@ -1,4 +1,4 @@
-"""Rewards that are functions of texts, and a table of the named ones.
+"""Rewards that are functions of texts, and a table of the rewards that have names.
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
 each completion, or None for a completion that it does not judge. All arguments are lists of the

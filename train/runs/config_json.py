@@ -17,7 +17,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
         UserError: A field is missing or unknown. `naming_writer` of models/run_files.py adds the
             file and the version of flaxzoo that wrote it to the message.
     """
-    # The class of these sections depends on their content; `make_record` reads the others.
+    # The class of these sections depends on their content; `make_record` reads all other sections.
     sections = {
         "model": config_from_dict(_section(fields, "model")),
         "data": _of_kind(fields, "data", data_class),

@@ -25,8 +25,9 @@ from ...data.common.progress import LogFn
 LOCK_FILE = "lock.json"
 
 _HELD: dict[Path, str] = {}
-"""Path → entry of each file that this process has locked. The system does not refuse a second lock
-of the same process, so this table does."""
+"""Path → entry of each file that this process has locked. The system would grant the same process a
+second lock; this table prevents that.
+"""
 
 
 class RunLock:

@@ -117,7 +117,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     uniform, only one number in a thousand would be below a thousand.
 
     Args:
-      rng: The source of randomness, which alone determines the numbers.
+      rng: The source of randomness; nothing else affects the numbers.
     """
     while True:
         # Draw in blocks, because single draws are slow.

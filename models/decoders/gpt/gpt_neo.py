@@ -46,7 +46,7 @@ class GPTNeoConfig(GPTConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to `local_window` only; read only if there is one."""
+        """Whether each layer attends to `local_window` only; not read if that is None."""
         if self.local_layers is None:
             return super().windowed_layers
         return tuple(i in self.local_layers for i in range(self.num_layers))

@@ -1,6 +1,6 @@
 """The Hugging Face form shared by BART, mBART, Marian and Pegasus.
 
-A family states its differences in a `BartForm`: fields, classes, positions, the place of norms. In
+A family states its differences in a `BartForm`: fields, classes, positions, and where norms are. In
 transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its norms.
 """
 

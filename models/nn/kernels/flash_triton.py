@@ -109,11 +109,11 @@ class _Spec:
 
 
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
-    """Returns the key at each place of a block.
+    """Returns the key at each index of a block.
 
-    A thread has the scores of places that differ in bit 3 (value 8) and, in a block of more than 64
-    keys, in the highest bit. These two bits of a place therefore select one of the four keys that
-    share a draw. The other bits are the index of the draw.
+    A thread has the scores of indices that differ in bit 3 (value 8) and, in a block of more than
+    64 keys, in the highest bit. These two bits of an index therefore select one of the four keys
+    that share a draw. The other bits are the index of the draw.
     """
     place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
     upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
@@ -171,7 +171,7 @@ class _Tile:
         words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))
 
         def split(upper: int, lower: int) -> tuple[int, ...]:
-            """Returns the shape of a matrix whose axis of keys is split by the bits of a place."""
+            """Returns the shape of a matrix whose axis of keys is split by the bits of indices."""
             keys, queries = (upper, count // ROWS, lower, ROWS), self.queries.shape
             return queries + keys if self.key_axis == 1 else keys + queries
 
@@ -322,7 +322,8 @@ def _ids(block: int | None, length: int) -> pl.BlockSpec:
 HEAD_KEY = pl.BlockSpec((None, None, 2), lambda i, n, b: (b, n, 0))
 FEW_WARPS = plgpu.CompilerParams(num_warps=4, num_stages=2)
 """Four warps form the group that Hopper's matrix unit uses. With eight warps, a thread would not
-have the places that `key_order` assumes."""
+have the indices that `key_order` assumes.
+"""
 
 
 def _forward(

@@ -1,1 +1,1 @@
-"""A conversation with a model: turns, their text, and what is read of it."""
+"""A conversation with a model: its turns, their text, and the parsing of answers."""

@@ -342,7 +342,7 @@ class ContinuationScorer(TextModel):
         config = self._model.config
         longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
         apart = rotates_by_length(config, min(longest, config.max_length))
-        # First the requests that continue a prefix with a separate call, then all others.
+        # Score the requests that continue a prefix with a separate call first, then all others.
         plans = self._plans(requests, share and not apart)
         for _, division in plans:
             for group in division.groups:

@@ -52,7 +52,7 @@ def bm25(
     indices = np.full((len(queries), kept), -1, np.int32)
     for row, query in enumerate(asked):
         of_all = index.get_scores(query) if query else np.zeros(len(documents), np.float32)
-        # Only documents from the K-th best score on are sorted.
+        # Sort only the documents whose score is at least the K-th best score.
         least = max(np.partition(of_all, -kept)[-kept], np.nextafter(np.float32(0), np.float32(1)))
         candidates = np.flatnonzero(of_all >= least)
         best = candidates[np.argsort(-of_all[candidates], kind="stable")][:kept]

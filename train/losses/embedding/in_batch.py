@@ -47,7 +47,7 @@ def multiple_negatives(
     Vera et al. 2025, "EmbeddingGemma", has only an example's hard negatives).
 
     Args:
-        vectors: of the batch.
+        vectors: the vectors of the batch.
         real: missing texts are not candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
@@ -114,7 +114,7 @@ def gist(
     because it is probably another positive (Solatorio 2024, "GISTEmbed", section 3).
 
     Args:
-        vectors: of the batch, with those of the guide.
+        vectors: the vectors of the batch, and the guide's vectors of the same texts.
         real: missing texts are not candidates.
         temperature: divides the similarities.
         margin: how far below the guide's similarity of the pair a candidate must be.
@@ -134,7 +134,7 @@ def gist(
     # The largest similarity that the guide may find between an anchor and its negative.
     pair = to_own(guide, "cosine")[:, :1]
     largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
-    # The texts that are compared, the candidates that count, and those that always do.
+    # The texts that are compared, the candidates that count, and the candidates that always count.
     pools: list[tuple[Callable[[Vectors], tuple[Array, Array]], Array, Array | bool]] = [
         (
             lambda x: (x.anchors, x.documents.reshape(batch * num_documents, -1)),

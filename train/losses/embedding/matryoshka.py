@@ -17,7 +17,7 @@ def matryoshka(
     Kusupati et al. 2022, "Matryoshka representation learning", equation 1.
 
     Args:
-        loss: of the vectors.
+        loss: maps vectors to the loss of each item.
         dims: the numbers of dimensions d.
         weights: w, one for each number of dimensions. Defaults to 1 each.
 

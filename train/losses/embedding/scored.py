@@ -21,7 +21,7 @@ def cosent(
 
     Args:
         similarity: of both texts of each pair, such as `cosine`.
-        scores: of the pairs.
+        scores: the score of each pair.
         real: which pairs count.
         scale: s.
     """
@@ -69,7 +69,7 @@ def contrastive(
     Hadsell et al. 2006, "Dimensionality reduction by learning an invariant mapping", equation 4.
 
     Args:
-        vectors: of the batch.
+        vectors: the vectors of the batch.
         labels: y.
         distance: d, of the anchor and the first document.
         margin: other texts at this distance or farther have no loss.
@@ -87,7 +87,7 @@ def triplet(
     Schroff et al. 2015, "FaceNet", equation 1, without squares, as Reimers and Gurevych 2019.
 
     Args:
-        vectors: of the batch.
+        vectors: the vectors of the batch.
         distance: d.
         margin: how much farther than the positive p a negative must be from the anchor a.
     """
@@ -107,7 +107,7 @@ def margin_error(
     knowledge distillation", equation 5.
 
     Args:
-        vectors: of the batch.
+        vectors: the vectors of the batch.
         scores: `[B, C]`, a teacher's scores of the documents, so that y is the score of p minus
             that of n; `[B]`, y itself, for a single negative.
         similarity: sim.
@@ -131,7 +131,7 @@ def distillation(
     et al. 2021, "In-batch negatives for knowledge distillation", equation 3.
 
     Args:
-        vectors: of the batch.
+        vectors: the vectors of the batch.
         scores: y, a teacher's scores of the documents.
         real: missing documents have no probability.
         similarity: sim.

@@ -168,7 +168,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return spec
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> "ObjectiveConfig[EmbeddingData]":
-        """See `ObjectiveConfig`; the scores of the data decide."""
+        """See `ObjectiveConfig`; the scores of the data determine the objective."""
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
             from ..table import objective_class

@@ -123,7 +123,7 @@ def _instruction_bytes(
     # Reads and writes the slice.
     if opcode in _SLICES:
         return 2 * instruction.hbm_bytes
-    # Reads and writes the update, in place.
+    # The update is read, and written in place.
     if opcode == "dynamic-update-slice":
         return 2 * operands[1].hbm_bytes
     return instruction.hbm_bytes + sum(x.hbm_bytes for x in operands)

@@ -66,7 +66,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     if (part := rotary.pop("rope_fraction", 1)) != 1:
         raise WeightsError(f"{source}: partial_rotary_factor {part!r} is not supported: only 1.0")
     rotary["position_base"] = float(rotary.pop("rope_base"))
-    # With ALiBi nothing reads the rotary fields.
+    # A model with ALiBi does not read the rotary fields.
     is_alibi = _take(fields, "alibi", False, source)
     settings |= {"positions": "alibi"} if is_alibi else rotary
     if fields.get("classifier_dropout") is None:

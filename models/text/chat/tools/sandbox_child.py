@@ -46,10 +46,10 @@ _CALLS = {
             "setns": 308, "process_vm_readv": 310, "bpf": 321, "execveat": 322,
             "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
             "fsopen": 430, "clone3": 435, "mount_setattr": 442,
-            # memory that no limit counts
+            # calls that allocate memory that no limit counts
             "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248,
             "request_key": 249, "memfd_create": 319,
-            # ways out of the group of processes that is killed when the time is over
+            # calls that leave the process group, which is killed when the time is over
             "setpgid": 109, "setsid": 112, "prctl": 157,
         },
     ),
@@ -165,7 +165,7 @@ def end_with_parent(is_orphan: Callable[[], bool]) -> None:
 
 
 def drop_privileges() -> None:
-    """Gives up all capabilities, and refuses the system calls that could undo the rest."""
+    """Gives up all capabilities, and refuses the system calls that could undo the isolation."""
     machine, calls = _CALLS[platform.machine()]
     _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
