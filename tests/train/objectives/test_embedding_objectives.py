@@ -197,7 +197,8 @@ def test_prompts_that_training_left_out_are_not_kept():
     objective = train.MultipleNegativesConfig()
     given = dataclasses.replace(KINDS["multiple_negatives"], query_prompt="", document_prompt="")
     found = objective.embedding_settings(given, settings)
-    assert (found.prompts, found.default_prompt) == ({"other": "x"}, None)
+    assert found.prompts == {"query": "", "passage": "", "other": "x"}
+    assert found.prompt(None) == found.query_prompt == found.document_prompt == ""
     _, kept = objective.begun_with(KINDS["multiple_negatives"], settings)
     found = objective.embedding_settings(kept, settings)
     assert (found.query_prompt, found.prompt(found.document_prompt)) == ("query", "p: ")

@@ -220,16 +220,14 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         own = {"query": data.query_prompt, "document": data.document_prompt}
         # A search must not use prompts that training left out.
         left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
-        dropped = {x for name, text in own.items() if text == "" for x in left_out[name]}
-        kept = {name: text for name, text in settings.prompts.items() if name not in dropped}
+        empty = {x for name, text in own.items() if text == "" for x in left_out[name]}
+        kept = {name: "" if name in empty else text for name, text in settings.prompts.items()}
         prompts = {**kept, **{name: text for name, text in own.items() if text}}
-        default = settings.default_prompt
         return dataclasses.replace(
             settings.normalized(bool(self.normalize)),
             pooling=self.pooling or settings.pooling,
             lowercase=bool(data.lowercase),
             prompts=prompts,
-            default_prompt=default if default in prompts else None,
         )
 
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
