@@ -393,6 +393,8 @@ def test_a_window_of_modernbert_reaches_as_far_as_theirs(tmp_path, width):
         {"pos_att_type": "c2p", "position_buckets": 6, "max_relative_positions": 12},
         {"pos_att_type": ["p2c"], "share_att_key": True, "pooler_hidden_act": "tanh"},
         {"relative_attention": False, "pos_att_type": None},
+        {"pos_att_type": None, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        {"relative_attention": False, "pos_att_type": "None", "position_buckets": 4},
     ],
 )
 def test_other_debertas(tmp_path, fields):

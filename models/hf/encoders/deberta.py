@@ -73,6 +73,8 @@ SHARED: dict[str, Any] = {
     "other_heads": (
         *("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"),
         "deberta.embeddings.position_embeddings.*",
+        # Vectors of distances that no term reads.
+        *("deberta.encoder.rel_embeddings.*", "deberta.encoder.LayerNorm.*"),
     ),
     "classifier_rates": dict.fromkeys(POOLED, ("cls_dropout", None)),
     "own_fields": write_own,
