@@ -19,7 +19,9 @@ LARGEST = 2**26
 """A larger `checksums.json`, in bytes, is not read."""
 
 Checksums: TypeAlias = dict[str, list[str]]
-"""The valid contents of each file, as `SIZE SHA256`. There are two while it is replaced."""
+"""The valid contents of each file, as `SIZE SHA256`. A file has two valid contents while it is
+replaced.
+"""
 
 
 def write_checksums(checkpoint: Path) -> None:

@@ -259,7 +259,8 @@ class TransformerConfig(Checked):
         """Width of one expert, F."""
         return self.feed_forward_dim
 
-    # Properties that differ between families. They are fields where models of a family differ.
+    # Properties that differ between families. In a family whose models differ in a property, the
+    # property is a field.
 
     head: ClassVar[str] = "none"
     """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
@@ -414,7 +415,8 @@ class TransformerConfig(Checked):
 class MixtureConfig(Checked):
     """The fields of a model whose feed-forward layers can be mixtures of experts.
 
-    A configuration derives it before another one: `GPTConfig(MixtureConfig, TransformerConfig)`.
+    A configuration derives from it first, then from another class: `GPTConfig(MixtureConfig,
+    TransformerConfig)`.
 
     Raises:
       UserError: a size or a rate is out of range.

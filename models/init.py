@@ -60,7 +60,7 @@ def fitting_params(model: Model, params: Params) -> Params:
         )
     wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
     given: Params = flatten_dict(unfreeze(params), sep="/")
-    # A frequent mistake is to pass the result of `model.init` unopened.
+    # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
     if given.keys() == {f"params/{path}" for path in wanted}:
         raise UserError('params has one entry, "params": give what is in it, params["params"]')
     # Report the first problem in the order of paths.

@@ -176,7 +176,8 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
     """
     config = model_config(folder)
     stored = by_path(target_shapes(create(config)))
-    # Place shared parameters as the target is sharded. The rest goes to the first device, unused.
+    # Place shared parameters as the target is sharded. The other parameters go to the first device
+    # and are not used.
     for path in stored.keys() & targets.keys():
         x, sharding = stored[path], targets[path].sharding
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -107,7 +107,7 @@ class RotaryScaling(Checked):
             return self.attention_factor or 1.0
         assert self.original_length is not None
         factor = self.factor or max_length / self.original_length
-        # Sequences are not longer than in training: nothing to correct.
+        # Sequences are not longer than in training, so there is nothing to correct.
         if factor <= 1:
             return 1.0
         if self.kind == "longrope":

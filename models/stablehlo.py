@@ -31,7 +31,7 @@ def export_forward(model: nn.Module) -> bytes:
     """
 
     def forward(params: Params, **arrays: Any) -> dict[str, Array]:
-        # A flat dict of arrays needs no class of flaxzoo to be read.
+        # Return a flat dict of arrays, which can be read without a class of flaxzoo.
         names = ("last_hidden_state", "pooler_output", *HEADS[model.config.head].output_names)
         output = model.apply({"params": unflatten_dict(params, sep="/")}, **arrays)
         return {name: x for name in names if (x := getattr(output, name, None)) is not None}

@@ -95,7 +95,7 @@ def chunk_length(rows: int, length: int) -> int:
     """Returns the chunk length for `rows` sequences of `length` tokens."""
     needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
     even = next(number for number in range(needed, length + 1) if length % number == 0)
-    # Avoid padding if that needs less than twice as many chunks.
+    # Choose a length without padding if it needs less than twice as many chunks.
     return -(-length // (even if even < 2 * needed else needed))
 
 

@@ -63,7 +63,8 @@ class OptimizerConfig(Checked):
     """Precision of the two moments of AdamW and LAMB. float32: 8 bytes per parameter. bfloat16: 6
     bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both in bfloat16 with
     stochastic rounding. int8: about 2.1 bytes, both in blocks with a scale. Muon keeps one moment
-    per matrix, so half of that."""
+    per matrix, which takes half of that.
+    """
     weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have none."""
     max_gradient_norm: Positive | None = 1.0

@@ -54,8 +54,8 @@ def encode_chat(
       tokenizer: The tokenizer.
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call.
-      add_generation_prompt: Whether the text ends with the beginning of the assistant's turn. Then
-        no token is learned.
+      add_generation_prompt: Whether the text ends with the beginning of the assistant's turn. If
+          True, no token is learned.
       template: The template. Defaults to ``tokenizer.chat_template``.
 
     Raises:

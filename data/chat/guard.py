@@ -3,8 +3,9 @@
 The whole text is encoded at once. To find the control tokens that the template wrote, every other
 character is replaced by a letter that no control token contains; the control tokens that remain are
 the template's. Any other control token in the text came from a user, whatever a template or a
-normalizer did to it. Such a range is encoded separately, as ordinary text. Finally, the control
-tokens of the result must be exactly the template's; otherwise the text is refused.
+normalizer did to it. The range of characters of a user's control token is encoded separately, as
+ordinary text. Finally, the control tokens of the result must be exactly the template's; otherwise
+the text is refused.
 """
 
 import functools
@@ -21,7 +22,8 @@ Span = tuple[int, int]
 
 _NOT_THE_TEMPLATES = re.compile(f"[^{TEMPLATE}]+")
 _ROUNDS = 16
-# Candidates for replacement, common ones first. One that no control token contains is used.
+# Candidates for the replacement of characters, common ones first. The first one that no control
+# token contains is used.
 _LETTERS = "xzqjkvwyQZXJKVWY0123456789abcdefghilmnoprstuéжאあ한"
 _MARKS = "·¬§¶°~^%$*.,"
 

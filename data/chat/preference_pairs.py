@@ -136,7 +136,7 @@ class PreferenceData(ChatData[Preference]):
         require(kept, f"{equal} have equal texts: give other pairs", error=DataError)
         if len(kept) < len(fitting):
             notes += (f"{equal} left out: equal texts",)
-        # The sums of log-probabilities compare only if both answers have the same prompt.
+        # Sums of log-probabilities can be compared only if both answers have the same prompt.
         if self.shifted:
             for _, chosen, rejected in kept:
                 _begin_together(chosen, rejected)

@@ -332,7 +332,7 @@ def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
         first = _num_common(*lists)
         return [Dialogue(messages, None, first) for messages in lists]
     prompt = chosen[: num_common(chosen, rejected)]
-    # A space before the point of division belongs to the answers, as in TRL.
+    # If the common beginning ends with a space, that space belongs to the answers, as in TRL.
     prompt = prompt[:-1] if prompt.endswith(" ") else prompt
     return [PromptedText(prompt, text[len(prompt) :]) for text in (chosen, rejected)]
 

@@ -120,8 +120,8 @@ class SupervisedData(ChatData[Demonstration]):
     ) -> DataSplit:
         """Returns the demonstrations as sequences; see ``SupervisedExamples``.
 
-        Demonstrations longer than a sequence are left out: cut, they would teach answers without an
-        end.
+        Demonstrations longer than a sequence are left out. If they were truncated, they would teach
+        answers without an end.
         """
         del seed
         # T + 1 tokens give T inputs and T labels.

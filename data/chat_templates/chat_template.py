@@ -100,8 +100,9 @@ class ChatTemplate:
     def of_folder(cls, folder: str | Path) -> "ChatTemplate":
         """Reads the template of a folder in Hugging Face's format.
 
-        It is in ``chat_template.jinja``, with others in ``additional_chat_templates``, or in older
-        folders in ``tokenizer_config.json``.
+        The template is in ``chat_template.jinja``, and further templates are in
+        ``additional_chat_templates``. Older folders have all templates in
+        ``tokenizer_config.json``.
 
         Raises:
           DataError: The folder has no template.

@@ -233,7 +233,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Calls a function, a method or a macro."""
         spend()
         self.counted([args, kwargs])
-        # For a method, the value that it belongs to.
+        # The value that a method belongs to.
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str) and called.__name__ == "translate":
             raise TooMuch("it calls translate, whose result has no bound")
@@ -254,7 +254,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def wrapped(*args: Any, **fields: Any) -> Traced:
             if value.__name__ == "format_map":
                 (fields,), args = args, ()
-            # jinja2's text is the result. Where ours differs, the origins are unknown.
+            # The result is jinja2's text. Where the traced text differs, the origins are unknown.
             text = formatter.vformat(str.__str__(pattern), args, fields)
             made = formatter.traced(pattern, args, fields)
             return made if made == text else Traced(text)

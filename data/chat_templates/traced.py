@@ -277,7 +277,7 @@ def _filled(pattern: str, values: Any) -> Traced:
         if found["kind"] == "%":
             parts.append(pattern[end - 1 : end])
             continue
-        # A width that is itself a value is rare: give up the origins.
+        # A width that is itself a value is rare, so do not keep origins.
         if "*" in found[0]:
             return Traced(text)
         key: Any = found["key"]

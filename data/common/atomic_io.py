@@ -29,7 +29,7 @@ def write_file(path: Path, content: bytes) -> None:
     """
     check_file(path)
     try:
-        # In the same folder, because a rename is atomic only within a file system.
+        # Write into the same folder, because a rename is atomic only within a file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:

@@ -38,7 +38,7 @@ class ReportedByPrimary(RunError):
 class StepNotTaken(Exception):
     """A function on the host failed before a step changed anything, on all processes.
 
-    The cause is its error.
+    The cause (`__cause__`) is the error of the function.
     """
 
 

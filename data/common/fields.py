@@ -233,7 +233,7 @@ def require_one_of(
     Raises:
       UserError: "role must be one of user, system, got 'usr': did you mean user?", as `error`.
     """
-    # A list, because a value from a file need not be hashable.
+    # Use a list, because a value from a file need not be hashable.
     known = list(choices)
     if value in known:
         return

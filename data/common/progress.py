@@ -29,7 +29,8 @@ TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
-"""For notebooks, which keep each drawing of a bar as output; terminals draw ten per second."""
+"""For notebooks, which keep each drawing of a bar as output. Terminals draw ten times per second.
+"""
 
 
 class Progress:

@@ -116,7 +116,8 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
         error=DataError,
     )
     score = _score(record.values[-1], location) if scored else None
-    # A list of documents is ranked by a list of scores; without, the second would be a negative.
+    # A list of documents needs a list of scores that ranks it. Without scores, the second document
+    # would count as a negative.
     require(
         len(positives) == 1 or isinstance(score, tuple),
         f"{location} has {len(positives)} positives: give a score for each document, or one "

@@ -118,7 +118,8 @@ class EmbeddingData(ColumnsData):
         return tokens, too_long(num_truncated, len(made), noun, limit, consequence="truncated")
 
     def _lowered(self, text: str) -> str:
-        # Character by character, as the tokenizers library does: a final Σ becomes σ, not ς.
+        # Lowercase character by character, as the tokenizers library does: a final Σ becomes σ, not
+        # ς.
         return "".join(map(str.lower, text)) if self.lowercase else text
 
 

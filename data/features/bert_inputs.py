@@ -66,7 +66,7 @@ class BertInputs:
           template: The special tokens and the length.
           examples: The ids of the one or two texts of each example.
         """
-        # Typed arrays grow without an object per token.
+        # Use typed arrays, which grow without an object per token.
         ids, types, starts, second = array("i"), array("B"), array("q", [0]), array("i")
         for texts in examples:
             framed = template.frame.join(*texts)

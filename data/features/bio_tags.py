@@ -59,7 +59,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"
-    # Once some tags mark spans, all must.
+    # If some tags mark spans, all tags must.
     for location, _, tag in _neighbors(sentences):
         if not _TAG.fullmatch(tag):
             raise InconsistentTagError(

@@ -31,7 +31,8 @@ from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame, Layout
 
-# The last seed word of the shifts. The random numbers of an example have other seeds.
+# The last seed word of the shifts. The random numbers of an example have seeds that end
+# differently.
 _SHIFTS = 1
 
 

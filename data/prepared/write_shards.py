@@ -209,7 +209,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
     Raises:
       DataError: A shard is missing; the message gives the error of ``prepare_shard``, or says
-        that the workers did not make it. Or a split has no sequence.
+        that the workers did not make it. Also raised if a split has no sequence.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
@@ -241,7 +241,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
     """Raises an error that says why a shard is missing that the workers should have made."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
-    # This raises if the file itself has an error.
+    # This call raises an error if the file itself has one.
     prepare_shard(part, folder, settings)
     raise DataError(
         f"{missing} of {len(parts)} shards are not in {folder} now that the workers have ended, "

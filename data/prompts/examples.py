@@ -74,7 +74,8 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     if isinstance(name, Examples):
         return (_example(row, f"examples[{i}]") for i, row in enumerate(name.rows))
     kind, colon, rest = name.partition(":")
-    # A name without a kind, or the path of an existing file: infer the kind from the suffix.
+    # For a name without a kind, and for the path of an existing file, infer the kind from the
+    # suffix.
     if not colon or Path(name).exists():
         kind, rest = Path(name.removesuffix(".gz")).suffix.removeprefix("."), name
         choices = "a file .jsonl, .csv or .tsv, or a source such as builtin:reviews"

@@ -117,7 +117,8 @@ class FewShot(Checked):
             f"the number of shots must be at most {len(chosen)}, the number of examples{of} that "
             f"differ from the query, got {self.num_shots}",
         )
-        # Reversed, dropping the first examples of a prompt keeps the ones chosen first.
+        # Reverse the order, so that dropping the first examples of a prompt keeps the ones chosen
+        # first.
         order = sorted(chosen) if self.seed is None else chosen[::-1]
         return [self.examples[index] for index in order]
 

@@ -105,7 +105,7 @@ class PromptPattern:
           fields: The fields of the query; the answer may be missing and is ignored.
           strip: Whether to remove spaces and tabs before the answer. In most vocabularies a
             space belongs to the token after it, so a prompt that ends with a space forces a
-            rare continuation. A line feed stays.
+            rare continuation. A line feed is not removed.
 
         Raises:
           UserError: A field of the pattern is missing.

@@ -26,8 +26,8 @@ PAIR = ("source", "target")
 class Examples(str):
     """Examples in memory: texts, or the fields of labeled examples.
 
-    The string is a description that is equal only for equal examples in equal order. Where a source
-    is expected, a plain list also works, unless its fields have unusual names.
+    The string is a description, which is equal only for equal examples in the same order. Where a
+    source is expected, a plain list also works, unless its fields have unusual names.
 
     Attributes:
       rows: Each example as a text or as a dict of fields.
@@ -83,7 +83,7 @@ class Examples(str):
         return self
 
     def __deepcopy__(self, memo: object) -> "Examples":
-        # Immutable like a string, so a copy would only cost memory.
+        # The object is immutable like a string, so a copy would only cost memory.
         return self
 
     def with_fields(self, fields: Iterable[str]) -> "Examples":

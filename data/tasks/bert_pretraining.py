@@ -170,7 +170,8 @@ class PretrainingData(DocumentsData):
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
-        # Either whole sentences as in the original code, or windows of a fixed length.
+        # The segments are either whole sentences as in the original code, or windows of a fixed
+        # length.
         segments: Segments | Windows | PackedTexts
         if self.segments == "packed":
             segments = PackedTexts(corpus, self.length, tokenizer.frame)

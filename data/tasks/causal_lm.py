@@ -137,7 +137,7 @@ class PatternExamples:
 
     @property
     def num_examples(self) -> int:
-        """A constant, because the source is endless."""
+        """The number is a constant, because the source is endless."""
         return EPISODES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:

@@ -2,7 +2,8 @@
 
 ``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
 subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
-how a record becomes an example, and how examples become arrays. This file has everything else.
+how a record becomes an example, and how examples become arrays. Everything else about a split is in
+this file.
 """
 
 from abc import abstractmethod
@@ -186,7 +187,7 @@ class RecordData(DataConfig, Generic[E]):
 
     @cached_property
     def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
-        """A cache, because labels, texts and splits need the same examples."""
+        """Cache the examples, because labels, texts and splits need the same ones."""
         return {}
 
     def _split(

@@ -171,7 +171,7 @@ class NumberExamples:
 
     @property
     def num_examples(self) -> int:
-        """A constant, because the source is endless."""
+        """The number is a constant, because the source is endless."""
         return NUMBER_EXAMPLES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:

@@ -6,10 +6,10 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
   ``truncation_side``, ``split_special_tokens`` and whether there are token types. So transformers
   reads and pads texts in the same way before an import and after the export. The rest of this list
   concerns vocabularies trained here.
-- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. A program
-  that appends the end token as text gets it split into pieces: append its id instead. With a chat
-  template, which writes special tokens by name, ``[MASK]`` or sentinels, names in a text are read
-  as these tokens, as users of transformers expect.
+- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. If a
+  program appends the end token as text, the text is split into pieces. Append the id instead. With
+  a chat template, which writes special tokens by name, ``[MASK]`` or sentinels, names in a text are
+  read as these tokens, as users of transformers expect.
 - Batches are padded with the padding token, or with the end token if the vocabulary has no padding
   token. Padding is on the left for language models, which continue texts on the right, and
   otherwise on the right.

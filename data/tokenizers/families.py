@@ -89,8 +89,8 @@ def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
 def _layout(single: str, pair: str) -> Template:
     """Makes a template from layouts of one text and of two, such as ``cls_token:0 $A:0``.
 
-    ``$A`` and ``$B`` are the texts; other words are settings that name special tokens. A number is
-    the token type.
+    ``$A`` and ``$B`` are the texts; other words are settings that name special tokens. The number
+    after a colon is the token type.
     """
 
     def template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
@@ -273,7 +273,8 @@ _SPACES_AND_BYTES = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), deco
 
 def _llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     prefix = settings.flag("add_prefix_space", True)
-    # Legacy: a space before each part between added tokens, not only before the first.
+    # Legacy tokenizers put a space before each part between added tokens, not only before the first
+    # part.
     scheme = "always" if settings.flag("legacy", False) else "first"
     splitting = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False

@@ -41,7 +41,8 @@ class TokenizerConfig(Checked):
     default all words of the text)."""
 
     lowercase: bool = True
-    """Whether wordpiece and words lowercase text and remove accents. Other kinds never do."""
+    """Whether wordpiece and words lowercase text and remove accents. Other kinds never change text.
+    """
 
     path: str | None = None
     """An existing tokenizer (file or folder) to use instead of training one."""

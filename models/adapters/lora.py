@@ -163,8 +163,8 @@ class LoRA:
     def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
         """Returns the parameters of the adapted model, and the parameters without adapters.
 
-        The latter use the frozen value of every parameter that has one. Frozen parameters have no
-        gradient.
+        The parameters without adapters use the frozen value of every parameter that has one. Frozen
+        parameters have no gradient.
 
         Raises:
             ValueError: `frozen` is None.

@@ -70,7 +70,7 @@ class Edit:
     value: np.ndarray
     """The tensor, the rows, the bias, or A."""
     b: np.ndarray | None = None
-    """B with the scale, of a product."""
+    """For a product, B multiplied by the scale; otherwise None."""
     rows: tuple[int, ...] = ()
     of_module: bool = False
     """Whether the change affects one module only, not all modules that share the tensor."""
@@ -371,7 +371,8 @@ def _edits(
         if part is not None:
             parts.setdefault(part[1], {})[part[2]] = tensor
             continue
-        # A tensor without factors is new: a copy of a module, or the base's own in a wrapper.
+        # A tensor without factors replaces a tensor of the base: it is a copy of a module, or the
+        # base's tensor in a wrapper.
         inner = bare.replace(".base_layer.", ".")
         saved = inner == bare and fields.is_saved(inner.rpartition(".")[0])
         yield inner, Edit("tensor", tensor, of_module=saved)

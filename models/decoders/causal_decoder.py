@@ -198,7 +198,7 @@ class CausalDecoder(CausalLM):
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations of the tokens, separately for windowed layers if needed."""
         c = self.config
-        # Scalings belong to the layers that attend to all tokens.
+        # Only the layers that attend to all tokens use a scaling.
         full = rotary_positions(
             position_ids,
             c.rotated_dim,

@@ -66,7 +66,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
 
 def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
     """Returns the last `number` tokens of each row, int32[B, number]."""
-    # Not row[-number:], which would be the whole row for 0.
+    # Do not write row[-number:], which would be the whole row for 0.
     ends = [row[max(0, len(row) - number) :] for row in rows]
     return pad_rows(ends, length=number, fill=NOTHING, left=True)[0]
 

@@ -30,7 +30,7 @@ from .beam_step import (
 )
 
 
-# Module-level, so that all `Generator`s share the compilation cache.
+# Define the function at module level, so that all `Generator`s share the compilation cache.
 @functools.partial(jax.jit, static_argnames=("model", "num_beams", "num_tokens"))
 def run(
     model: CausalBeams | EncoderDecoderBeams,

@@ -55,7 +55,7 @@ class Usage:
     """Counts of what a batch computed."""
 
     contexts: int = 0
-    """Number of contexts read. Each gives one new token."""
+    """Number of contexts read. Each context read gives one new token."""
     tokens_read: int = 0
     """Number of context tokens read."""
     positions_read: int = 0
@@ -192,7 +192,7 @@ class ContinuousBatch:
         self.usage = Usage() if usage is None else usage
         """Counts of what has been computed so far."""
         step = tokens_per_call
-        # All draft tokens may be rejected and removed.
+        # All draft tokens may be rejected, so leave room to remove them.
         if draft is not None:
             step, spare = draft.num_tokens + 1, draft.num_tokens
             self._draft_reader = _Reader(draft.model, draft.params, step, spare, self.usage)

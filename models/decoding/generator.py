@@ -88,7 +88,7 @@ class Generator:
           request: a request with one beam.
           seed: the random seed.
           tokens_per_call: tokens per call of the compiled loop. Defaults to the fastest number on
-            this backend. Ignored with a draft model.
+            this backend. Not used with a draft model.
 
         Yields:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.

@@ -60,8 +60,8 @@ def shortened(context: list[int], longest: int) -> list[int]:
 
 
 FIRST_STAGE = 256
-"""The least length of a cache that grows. Attention to this many empty slots takes a few percent of
-the time of a token, but compiling another program takes seconds.
+"""The smallest length of a cache that grows. Attention to this many empty slots takes a few percent
+of the time of a token, but compiling another program takes seconds.
 """
 
 

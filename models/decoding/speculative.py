@@ -201,7 +201,7 @@ def speculate(
             proposed,
             keys_of_choices(state.past, num_tokens),
         )
-    # Accepted tokens, then the token that follows them. Later entries are meaningless.
+    # Accepted tokens, then the token that follows them. Entries after these tokens are meaningless.
     index = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
     new = jnp.where(index == accepted[:, None], last[:, None], new)  # [R, K + 1]

@@ -183,7 +183,7 @@ def _preset(
     paper: str, published: str, sizes: tuple[int, int], fields: Settings, *, note: str = ""
 ) -> Preset:
     """Builds a preset of the sizes (layers of each half, width), with heads of size 64."""
-    # Heads of size 64 in every published BART.
+    # Every published BART has heads of size 64.
     num_layers, d_model = sizes
     config = BartConfig(
         max_length=1024,

@@ -151,7 +151,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             segment_ids,
             decoder_segment_ids,
         )
-        # A mask [B, T, slots] states everything, so no causal mask is added to it.
+        # A mask [B, T, slots] states all that each token sees, so no causal mask is added to it.
         per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
         positions, mask = prepare_inputs(
             self.config,

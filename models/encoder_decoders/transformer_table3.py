@@ -17,7 +17,7 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The printed parameter count, or base's if the row prints none."""
+    """The printed parameter count. If the row prints none, the count of the base model."""
     counts: tuple[str, str]
     """The parameter counts that result from 37,000 tokens, and from 41,100."""
     fields: Settings

@@ -30,7 +30,9 @@ WITHIN = (
     *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
-"""Path suffixes of arrays without an axis of size D; in all other arrays it is the last."""
+"""Path suffixes of arrays without an axis of size D. In all other arrays the last axis has this
+size.
+"""
 POSITIONS = "position_embedding/embedding"
 
 

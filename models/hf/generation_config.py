@@ -234,8 +234,9 @@ def generation_arguments(folder: str | Path) -> JsonObject:
     same as transformers' `model.generate(input_ids)`.
 
     Args:
-      folder: a folder in Hugging Face's form, its name on the hub, or a run imported from it. It
-        has `config.json` and `generation_config.json`; in old folders `config.json` has all fields.
+      folder: a folder in Hugging Face's form, its name on the hub, or a run imported from it. A
+          folder has `config.json` and `generation_config.json`; in old folders `config.json` has
+          all fields.
 
     Raises:
       FileNotFoundError: the folder does not exist.

@@ -70,7 +70,7 @@ def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
 
 def whole_model_fields(kind: Kind, *fields: Field | FixedField) -> ConfigMapping:
     """Returns the mapping of `config_sentence_transformers.json` for a class of models."""
-    # Version 5 and earlier write no class for the default one.
+    # Version 5 and earlier write no class if it is the default.
     return ConfigMapping(
         (*fields, FixedField("model_type", (kind,))),
         # A class without this field has only one way to compare vectors.

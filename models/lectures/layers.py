@@ -56,6 +56,6 @@ class LectureLayer(Layer[Config]):
         """
         if not cast(LectureOptions, self.config).residual_scalar:
             return super().add(x, y, name, rng)
-        # Drop first, as in other layers: the scalar multiplies what remains.
+        # Apply dropout first, as in other layers; the scalar multiplies the result.
         y = dropout(y, self.config.dropout_rate, rng, name)
         return ScaledSum(self.execution, name=f"{name}_residual")(x, y)

@@ -22,7 +22,7 @@ class LectureTransformerConfig(LectureOptions, transformer.EncoderDecoderConfig)
 
     @property
     def encoder(self) -> "LectureTransformerConfig":
-        """The configuration of the encoder. The head convolution is causal, so it has none."""
+        """The configuration of the encoder, without the head convolution, which is causal."""
         return dataclasses.replace(self, head_convolution=None)
 
 

@@ -71,7 +71,7 @@ class LectureOptions(_Base):
             f"head_convolution {self.head_convolution} follows projections, and attention "
             '"simple" has none: leave it out',
         )
-        # The input itself is query, key and value. Its parts have one size.
+        # The input itself is query, key and value. All parts of the input have the same size.
         part = self.d_model // self.num_heads
         require(
             (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),

@@ -68,7 +68,7 @@ def attention_weights(
         scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
     else:
-        # Many queries: keep the heads of a group as an axis, which needs no transpose first.
+        # For many queries, keep the heads of a group as an axis, which needs no transpose before.
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
@@ -291,7 +291,7 @@ class MultiHeadAttention(nn.Module):
         """Computes attention by the kernel of `execution`, without materializing all weights."""
         c, mask = self.config, context.mask
         rate = c.attention_dropout_rate
-        # A module, so that distributed training can find the kernel and shard its inputs.
+        # The kernel is a module, so that distributed training can find it and shard its inputs.
         fused = FusedAttention(
             self.execution.attention,
             mask.causal,

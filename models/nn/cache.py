@@ -107,7 +107,7 @@ def init_cache(
       spare: the number of tokens kept beyond a window, so that as many can be removed (`Cache`).
         With `length`, every layer keeps all slots.
       num_beams: the number of beams whose tokens are written side by side, with a mask
-        `[B, num_beams, S]`. Windows are multiplied by it.
+        `[B, num_beams, S]`. Windows are multiplied by this number.
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)

@@ -80,7 +80,7 @@ class Seq2SeqLMOutput:
     """The decoder's residual stream after the last layer."""
     projection: Projection
     encoder_last_hidden_state: Float[Array, "B S D"] | None
-    """None if the cache already holds the keys and values of the source."""
+    """If the cache already holds the keys and values of the source, None."""
     cache: Cache | None = None
     encoder_attentions: AttentionWeights = None
     decoder_attentions: AttentionWeights = None

@@ -17,7 +17,7 @@ from .growing_text import GrowingText
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of `TextGenerator.complete`; None does nothing."""
+    """The callbacks of `TextGenerator.complete`. A callback that is None is not called."""
 
     on_text: Callable[[str], None] | None = None
     on_batch: Callable[[int, int], None] | None = None

@@ -98,7 +98,7 @@ class SparseEmbedder(TextEmbedder):
         weights: list[dict[str, float]] = [{} for _ in texts]
         for batch, found in self._batches(texts, log, prompt_name):
             for i, row in zip(batch, found, strict=True):
-                # The largest weights first, equal ones by id.
+                # Order by weight, the largest first, and equal weights by id.
                 order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:top_k]
                 names = map(self._tokenizer.token, order.tolist())
                 weights[i] = dict(zip(names, row[order].tolist(), strict=True))

@@ -43,7 +43,7 @@ class YesNoPrompt:
     yes: str = "yes"
     """The answer for a document that fits, one token."""
     no: str = "no"
-    """The other answer, one token."""
+    """The answer for any other document, one token."""
 
     def join(self, query: str, document: str) -> str:
         """Returns the text of a pair."""

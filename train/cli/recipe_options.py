@@ -360,7 +360,7 @@ def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -
             given[field.name] = tuple(read) if isinstance(read, list) else read
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
-        # A default objective is marked as such, and a copy is not.
+        # A default objective has a mark, which a copy does not have.
         return dataclasses.replace(config, **given) if given else config  # pyright: ignore[reportArgumentType]
 
 

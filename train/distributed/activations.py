@@ -30,7 +30,7 @@ Around = Callable[[Apply, Args, Kwargs, Any], object]
 def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply:
     """Wraps a model's `apply` to run a function around each call of the modules of a class.
 
-    Code within a `shard_map` over all axes already runs per device and is not changed.
+    Code within a `shard_map` over all axes already runs per device, so it is not changed.
     """
 
     def interceptor(

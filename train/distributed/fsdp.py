@@ -153,7 +153,7 @@ class Wire:
 
         Linear maps and embeddings are sent in `dtype`; only linear maps are kept in it.
         """
-        # Cast before sending: bfloat16 has half of the bytes of float32.
+        # Cast before sending, because bfloat16 has half of the bytes of float32.
         sent, full = compute_dtype(name, x.dtype, self.dtype, CAST), x
         for dimension, axes in _sharded(spec):
             full = jax.lax.all_gather(full.astype(sent), axes, axis=dimension, tiled=True)
@@ -191,7 +191,7 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     Returns:
         The groups of both stages, as indices along the axis; empty for a prime number.
     """
-    # The most balanced factors of the number.
+    # Find the two most balanced factors of the number.
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
         return ()

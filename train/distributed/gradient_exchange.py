@@ -30,7 +30,7 @@ class Exchange:
 
     wrap: Callable[[GradientFn], GradientFn] | None = None
     """Wraps the function that sums gradients over the rows of a batch, so that it also sums over
-    devices. None on a single device."""
+    devices. It is None on a single device."""
     description: str = ""
     """A clause for a message; empty if no gradients are exchanged."""
 

@@ -191,7 +191,7 @@ def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     """Makes a function that returns the elementwise maximum of numbers over all processes.
 
     With several processes a call returns the maxima of the previous call, which are known by then.
-    Called once per step, it does not make devices wait.
+    If it is called once per step, devices do not wait for it.
     """
     if jax.process_count() == 1:
         return lambda numbers: numbers

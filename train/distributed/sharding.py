@@ -233,7 +233,7 @@ def has_virtual_devices() -> bool:
 
     A device of XLA's CPU client runs a limited number of programs at once, including those that
     wait for a collective. With many queued programs, the collective itself may never start. A
-    caller that starts several programs therefore waits for each.
+    caller that starts several programs therefore has to wait for each.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 

@@ -82,13 +82,13 @@ class CompiledTrainer:
     """Lowers the step for these arguments; after compiling the result `step` does not compile."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
     """Compiles the step for these batch shapes, without a state, so that `step` does not compile.
-    Also returns what was changed to make it fit, for a message, or an empty string."""
+    Also returns a description of the changes that made it fit, or an empty string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     shapes: TrainState
     """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
     description: str
-    """The devices, for a message."""
+    """A description of the devices, for a message."""
     memory_summary: str
     """The size of a step on each device, for a message."""
     shard: tuple[int, int] = (0, 1)

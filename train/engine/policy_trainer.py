@@ -80,7 +80,7 @@ class PolicyTrainer:
         )
         step_rng = run_keys(self.config.seed)[1]
         self._sample_key, self._update_key = (jax.random.fold_in(step_rng, i) for i in range(2))
-        # Replicated, because each process reads all answers, as in any evaluation.
+        # Answers are replicated, because each process reads all of them, as in any evaluation.
         replicated = NamedSharding(mesh, PartitionSpec())
         self._sample = jax.jit(self.programs.sample, static_argnames="group_size")
         self._score = jax.jit(self._scored)
@@ -121,7 +121,7 @@ class PolicyTrainer:
             if has_virtual_devices():
                 jax.block_until_ready(metrics_of_update)
         means = _mean(collected)
-        # The schedule counts updates: log the rate of the last one.
+        # The schedule counts updates, so log the rate of the last update.
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
@@ -140,7 +140,8 @@ class PolicyTrainer:
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
-        # A reward model needs all processes, so one with filler only rewards its first row.
+        # A reward model needs all processes, so a process that has only filler rewards its first
+        # row.
         judged = [i for i, is_real in enumerate(real) if is_real] or [0]
         prompts = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)

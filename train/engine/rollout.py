@@ -249,7 +249,7 @@ def rollout_metrics(
 
 def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
     """Returns the spread of rewards within groups, under TRL's names."""
-    # A group of one has no spread: use that of the batch.
+    # A group of one answer has no spread, so use the spread of the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}
     spread = jnp.nanstd(total.reshape(-1, group_size), axis=1, ddof=1)

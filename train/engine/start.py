@@ -271,6 +271,6 @@ def _with_base(
     fresh = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
-    # Separate what is trained from the frozen base again.
+    # Separate the trained parameters from the frozen base again.
     own, frozen = lora.split(params, keep_initial=keep_initial)
     return dataclasses.replace(state, params=join_params(state.params, own), frozen=frozen)

@@ -25,7 +25,7 @@ SECONDS_OF_ONE = 1.0
 class StopNow(BaseException):
     """Ends the loop over steps, and interrupts a wait while `StopRequest.cuts_off`.
 
-    Not an Exception, which a library might catch.
+    It does not derive from Exception, which a library might catch.
     """
 
 

@@ -147,7 +147,7 @@ def _take_steps(
         closing(train_batches(run, opened.trainer.shard)) as batches,
     ):
         start = start_or_resume(opened, checkpoints, batches, resume=resume, log=progress.log)
-        # Nothing remains except perhaps the report, which `train` writes.
+        # All steps are done. `train` writes the report if it is missing.
         if start.step == config.steps and not start.evaluation_due:
             progress.log(f"{run.folder} is finished: all {counted(start.step, 'step')} are done")
             return start.step, None, None

@@ -43,7 +43,7 @@ def make_evaluate_fn(
 
     The caller compiles it. `frozen` holds the reference of the objective or the base of the
     adapter; `adapter` is as in `make_train_step`. An objective that needs the whole batch gets it,
-    and its model runs on `num_micro_batches` parts one by one. Others ignore the number.
+    and its model runs on `num_micro_batches` parts one by one. Other objectives ignore the number.
     """
     parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
@@ -60,7 +60,7 @@ def make_evaluate_fn(
 
         outputs = in_parts(run, batch, parts)
         sums = objective.sums(outputs, batch)
-        # As in a train step, so that both compute the same loss.
+        # Count over the whole batch, as in a train step, so that both compute the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
         objective.check_counted(sums, counts)
         return sums, counts, objective.predictions(outputs[0])

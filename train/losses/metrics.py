@@ -101,9 +101,9 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
 def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
     """Returns entity scores in seqeval's strict mode.
 
-    An entity is correct if its type and both ends are. An `I-` tag that does not continue an entity
-    of its type is ignored. (The older CoNLL script and seqeval's default mode start an entity
-    there.)
+    An entity is correct if its type and both of its ends are correct. An `I-` tag that does not
+    continue an entity of its type is ignored. (The older CoNLL script and seqeval's default mode
+    start an entity there.)
 
     Args:
         gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.

@@ -35,7 +35,7 @@ class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
         """Returns exact match and F1, as SQuAD defines them."""
         del data
         examples = cast(QuestionAnsweringExamples, split.examples)
-        # A long text has several rows, so answers are matched by the id of their question.
+        # A long text has several rows, so match answers by the id of their question.
         predicted = {p["id"]: p["answer"] for p in examples.decode(evaluation.predictions)}
         gold = {g["id"]: g["answers"] for g in examples.gold()}
         return answer_scores(gold, predicted)

@@ -1,4 +1,4 @@
-"""Replaced-token detection: a generator fills masked tokens in, and the model finds them.
+"""Replaced-token detection: a generator replaces masked tokens, and the model finds them.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2. The generator learns masked tokens. Its samples replace the masked tokens, and the model

@@ -1,6 +1,7 @@
 """AdamW, LAMB, Adafactor and Muon with weight decay of matrices, layer-wise rates and freezing.
 
-Composed of optax's parts. The treatment of a parameter depends only on its path (`parameters.py`).
+Optimizers are composed of optax's parts. The treatment of a parameter depends only on its path
+(`parameters.py`).
 """
 
 import difflib

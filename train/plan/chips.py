@@ -42,8 +42,9 @@ class Chip(abc.ABC):
     """The available units: a torus such as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """Name of a group of chips that share an interconnect, `slice` or `host`. The network connects
-    units."""
+    """Name of a group of chips that share an interconnect, `slice` or `host`. Units are connected
+    by the network.
+    """
     package: ClassVar[str]
     """The module whose presence shows that the compiler is installed."""
     extra: ClassVar[str]
@@ -114,7 +115,7 @@ class Tpu(Chip):
         }
 
     def unit_of(self, device: Device) -> int:
-        """Returns the index of a device's slice. Devices of a single slice may lack one."""
+        """Returns the index of a device's slice. Devices of a single slice may lack an index."""
         return getattr(device, "slice_index", 0)
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:

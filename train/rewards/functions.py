@@ -117,7 +117,7 @@ def of_word(word: str) -> RewardFunction:
         UserError: the word is empty.
     """
     require(word.strip(), "the reward contains: must have a word, as contains:cat")
-    # Not `\b`, which fails for a word that begins or ends with punctuation.
+    # Do not use `\b`, which fails for a word that begins or ends with punctuation.
     whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
     return _each(lambda completion: whole.search(completion) is not None)
 
@@ -244,7 +244,8 @@ class Rewards:
             "begun": [prompt.begun for prompt in prompts],
         }
         columns = {}
-        # Call models first: if a function failed in one process, the others would wait in a model.
+        # Call models first. If a function failed before in one process, the other processes would
+        # wait in a model.
         order = sorted(self.functions.items(), key=lambda item: item[1] not in self.models)
         for name, function in order:
             try:

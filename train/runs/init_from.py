@@ -105,7 +105,7 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
 
     Args:
         plan: The parameters to copy and their source.
-        fresh: The run's random initial parameters. Shapes suffice for the copied ones.
+        fresh: The run's random initial parameters. For copied parameters, shapes suffice.
         shardings: The sharding of each parameter, a tree like `fresh`.
         log: Called with one line each for copied, new and unused parameters.
     """

@@ -31,7 +31,7 @@ class MetricsLog:
     """
 
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
-        # Start it first, so that no file is open if it fails.
+        # Start Weights & Biases first, so that no file is open if it fails.
         self._wandb = _start_wandb(wandb_project, run) if wandb_project else None
         self._file = run / METRICS_FILE
         _forget_after(self._file, first_step)
@@ -47,7 +47,7 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes all outputs. An error that ends the run takes precedence over one of closing."""
+        """Closes all outputs. An error that ends the run precedes errors in closing."""
         try:
             with contextlib.closing(self._board), contextlib.closing(self._lines):
                 pass

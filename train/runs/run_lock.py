@@ -93,10 +93,12 @@ class RunLock:
     def _open(self) -> io.FileIO:
         """Opens and locks the file. Raises RunError if another process holds the lock."""
         while True:
-            # Unbuffered, so that other processes can read the entry as soon as it is written.
+            # Open the file unbuffered, so that other processes can read the entry as soon as it is
+            # written.
             file = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
             try:
-                # Not flock: forked processes inherit a flock and may outlive a killed parent.
+                # Do not use flock: forked processes inherit a flock and may outlive a killed
+                # parent.
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):

@@ -79,7 +79,7 @@ class Gemma2Layer(Layer[Gemma2Config]):
         y = RMSNorm(c, e, name="attention_output_norm")(y)
         x = self.add(x, y, "attention", own.rng)
 
-        # Gated feed-forward, likewise between two norms.
+        # The gated feed-forward layer is also between two norms.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
         y = RMSNorm(c, e, name="feed_forward_output_norm")(y)

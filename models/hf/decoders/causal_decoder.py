@@ -94,8 +94,8 @@ class DecoderForm(Form[Config]):
                 f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
             )
         settings |= settings_from_hf(self.fields, fields, source)
-        # The head, and defaults in place of equal explicit values, so that configurations compare
-        # equal.
+        # Set the head. Replace explicit values that equal the default, so that configurations
+        # compare equal.
         head = self.read_head(hf_config, settings, source)
         dropout = hf_config.get("classifier_dropout")
         if head in CLASSIFIERS and dropout is not None:

@@ -13,7 +13,7 @@ NORMS_OF_HEADS: Parts = {
     "attention/query_norm": "self_attn.q_layernorm.norms.{e}",
     "attention/key_norm": "self_attn.k_layernorm.norms.{e}",
 }
-"""One tensor for each head."""
+"""The norms are stored as one tensor for each head."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:

@@ -185,7 +185,7 @@ class BartForm(Form[Config], Generic[Config]):
         source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
         # Older files store a version number of the embeddings.
         ignored = [IgnoredTensor(f"{prefix}{side}.version") for side in STACKS]
-        # Embeddings: one for source and target, or one each.
+        # Embeddings: a shared one for source and target, or one for each.
         if config.share_embeddings:
             tokens, legacy_names = shared, SHARED_NAMES
             rules = [*embedding("token_embedding", shared)]

@@ -131,7 +131,8 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
     """Runs `body` for the first row of every 32 keys of a block, which fit into registers.
 
-    Unrolling two steps leaves fewer gaps in the schedule. More steps compile longer than they save.
+    Unrolling two steps leaves fewer gaps in the schedule. Unrolling more steps adds more compile
+    time than it saves.
     """
 
     def step(number: Array, _: None) -> None:

@@ -183,7 +183,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             )
             windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
             ends.append(len(windows))
-        # Score all windows together, then add those of each text.
+        # Score all windows together, then add up the scores of each text.
         scores = [score for score, _ in self._loglikelihood_tokens(windows, disable_tqdm)]
         totals = [sum(scores[a:b]) for a, b in itertools.pairwise([0, *ends])]
         for request, total in zip(requests, totals, strict=True):

@@ -250,7 +250,7 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
     """
     from matplotlib.figure import Figure
 
-    # Figure and not pyplot, which would choose a window system.
+    # Use Figure instead of pyplot, which would choose a window system.
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     numbers = sorted(found)

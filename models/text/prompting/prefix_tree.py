@@ -133,7 +133,7 @@ class _Node:
     depth: int
     """The length of the prefix."""
     requests: list[Request] = dataclasses.field(default_factory=list)
-    """Requests whose inputs are the prefix; only a leaf has some."""
+    """Requests whose inputs are the prefix; only a leaf has such requests."""
     children: "list[_Node]" = dataclasses.field(default_factory=list)
     total: int = 0
     """The number of tokens of the subtree, including the prefix."""
@@ -229,8 +229,7 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
             path[-1].requests.append(request)
             continue
         common = -1 if request is None else common_prefix(before or (), request.inputs)
-        # Close the nodes that this request does not belong to, and a leaf whose inputs it
-        # continues.
+        # Close the nodes that this request does not belong to, and a leaf that is its prefix.
         closed = None
         while path and (path[-1].requests or path[-1].depth > common):
             node = path.pop()

@@ -79,8 +79,9 @@ class DecodingArguments(SamplingArguments):
     num_return_sequences: PositiveInt | None = None
     """Continuations of each prompt. By default 1."""
     batch_size: PositiveInt = 8
-    """With many prompts: the number of completions generated at once. When one ends, the next
-    begins."""
+    """With many prompts: the number of completions generated at once. When a completion ends, the
+    next one begins.
+    """
     assistant_model: str | None = None
     """A smaller model with the same tokenizer, named like RUN. It proposes tokens, and the model
     checks several at once. With temperature 0 the text stays the same; with sampling it changes,

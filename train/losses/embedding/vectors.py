@@ -57,7 +57,7 @@ class Real:
 
 def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     """Returns vectors of norm 1; their gradient at a vector 0 is finite."""
-    # As `normalize` of PyTorch, which divides by at least 1e-12.
+    # Divide by at least 1e-12, as `normalize` of PyTorch does.
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-24))
 
 
@@ -79,7 +79,7 @@ def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
 
 def _euclidean(a: Array, b: Array) -> Array:
     squared = jnp.sum(jnp.square(a - b), axis=-1)
-    # The root has no gradient at 0.
+    # Avoid 0, where the root has no gradient.
     apart = squared > 0
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
 

@@ -170,7 +170,7 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
         elif _is_relayout(user):
             total += _bytes_read(user, fused, program)
         elif user.opcode == "fusion":
-            # Follow the array into the nested fusion.
+            # Count the bytes inside the nested fusion that reads the array.
             inner = program.computations[user.called or ""]
             parameter = _parameter(inner, user.operands.index(array.name))
             total += _bytes_read(parameter, inner, program)

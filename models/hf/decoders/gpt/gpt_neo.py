@@ -67,7 +67,7 @@ FORM = GPTForm(
             Field("classifier_dropout", "classifier_dropout_rate", 0.1),
             Field("tie_word_embeddings", "tie_output", True),
         ),
-        # The summary belongs to older classes.
+        # The summary fields belong to older classes.
         ignored=NAMES
         | {
             *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),

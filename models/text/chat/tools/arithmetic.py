@@ -28,7 +28,7 @@ def _power(base: Number, exponent: Number) -> object:
 
 
 def _round(number: Number, digits: int = 0) -> Number:
-    """Rounds a number; the built-in function computes 10**-digits, however large that is."""
+    """Rounds a number; checks `digits`, because `round` would compute any 10**-digits."""
     if abs(digits) > DIGITS:
         raise ValueError(f"round accepts at most {DIGITS} digits, got {digits}")
     return round(number, digits)

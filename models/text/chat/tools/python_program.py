@@ -23,7 +23,7 @@ class Limits:
     """The resource limits of a program, which is ended if it exceeds them."""
 
     seconds: int = 5
-    """Time, on the clock and of the processor."""
+    """The limit of the elapsed time, and also of the processor time."""
     bytes_of_memory: int = 256 << 20
     bytes_of_files: int = 1 << 20
     """The size of all files in its folder, which is empty at first and deleted at the end."""

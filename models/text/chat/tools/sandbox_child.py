@@ -136,7 +136,7 @@ def _mounts_below(folder: str, mounts: TextIO) -> list[str]:
     """Returns the mount points in a folder, including the folder itself."""
     mounts.seek(0)
     written = [line.split()[4] for line in mounts]
-    # Spaces and the like are written as \\040.
+    # The kernel writes spaces and similar characters as \\040.
     places = [re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), x) for x in written]
     return sorted({x for x in places if x == folder or x.startswith(f"{folder}/")})
 
