@@ -59,7 +59,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 def _with_room(following: list[int], batch: int) -> int:
     """Returns the first batch with room from a batch on, or the number of batches."""
     while following[batch] != batch:
-        # Shorten the path for later calls.
+        # Skip one batch for later calls, which shortens their path.
         following[batch] = following[following[batch]]
         batch = following[batch]
     return batch
@@ -68,7 +68,7 @@ def _with_room(following: list[int], batch: int) -> int:
 def _fill(
     batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
 ) -> None:
-    """Fills batches with spare examples in turn, whose texts a batch does not have yet."""
+    """Fills each batch with the next spare examples whose texts it does not have yet."""
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = {text for index in batch for text in texts[index]}

@@ -90,7 +90,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the number that is lowest for the best checkpoint, by default the loss."""
+        """Returns the measure of a checkpoint, by default the loss, lowest for the best one."""
         return cast(float, scores["loss"])
 
     def heads(self, data: D) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ class RewardData(PreferenceData):
 
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a text as a classifier reads them; encoders need the frame.
+    """Returns the tokens of a text as a classifier reads them, with the frame that encoders need.
 
     A frame that the tokens already have is not added again.
     """

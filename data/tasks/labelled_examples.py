@@ -146,10 +146,10 @@ def encoded_texts(
 
     Args:
       texts: One or two texts each.
-      locations: The location of each of them, for messages.
+      locations: The location of each text or pair, for messages.
       tokenizer: The tokenizer.
       length: The length of a sequence, T.
-      noun: The singular name of one of them.
+      noun: The singular name of a text or pair.
 
     Returns:
       The tokens, and a note if some were truncated.

@@ -77,7 +77,7 @@ class Settings:
         return replace(self, values={**defaults, **self.values})
 
     def changed(self, **values: object) -> "Settings":
-        """Returns the settings with other values for some of them."""
+        """Returns a copy of the settings with the given values."""
         return replace(self, values={**self.values, **values})
 
     def get(self, name: str, hint: object, default: Any = None) -> Any:

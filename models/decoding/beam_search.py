@@ -102,7 +102,7 @@ def run(
         return advance_beams(state, candidates, max_lengths, beam_params)
 
     state = jax.lax.while_loop(
-        # The second condition ends the loop for NaN scores, with no row ever done.
+        # If scores are NaN, no row is ever done, so the second condition ends the loop.
         lambda state: jnp.any(~state.done) & (state.count < jnp.max(max_lengths)),
         step,
         advance_beams(state, candidates, max_lengths, beam_params),

@@ -113,7 +113,7 @@ class Generator:
         done = 0
         for written in batch:
             tokens[written.text].extend(written.tokens)
-            # Yield the tokens that every row already has.
+            # Yield tokens up to the number that every row has.
             ready = min(map(len, tokens))
             if ready > done:
                 yield np.asarray([row[done:ready] for row in tokens], np.int32)

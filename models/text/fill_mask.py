@@ -120,7 +120,7 @@ class MaskFiller(TextModel):
             check_known(word, pieces, tokenizer)
             tokens, total = [], 0.0
             for i, piece in enumerate(pieces):
-                # Fill the pieces before this one, and mask the others.
+                # Fill in the pieces of the word before this one, and mask the others.
                 filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
                 row = [*ids[:gap], *filled, *ids[gap + 1 :]]
                 log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])

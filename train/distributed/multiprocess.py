@@ -41,9 +41,9 @@ T = TypeVar("T")
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
     """Connects to the other training processes, if the environment names any.
 
-    Enter it before jax initializes its devices. The environment names other processes under
-    `flaxzoo launch`, in a SLURM step with several tasks, on a TPU pod of Kubernetes, and wherever
-    `JAX_COORDINATOR_ADDRESS` is set.
+    Enter the context before jax initializes its devices. The environment names other processes
+    under `flaxzoo launch`, in a SLURM step with several tasks, on a TPU pod of Kubernetes, and
+    wherever `JAX_COORDINATOR_ADDRESS` is set.
 
     Args:
         rendezvous_seconds: How long to wait for all processes.

@@ -379,7 +379,7 @@ class Ring:
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
-        """Joins the result of a later step with the sums of all tokens."""
+        """Joins the result of a later step, for two halves, with the sums of all tokens."""
         if halves is None:
             return join(total, part)
         # Both halves may be the same, so the second is read after the first is written.

@@ -15,7 +15,7 @@ class SkipCounts:
 
     total: int = 0
     in_a_row: int = 0
-    """The number since the last step that was not skipped."""
+    """The number of steps skipped since the last step that was not skipped."""
 
 
 @dataclasses.dataclass

@@ -212,7 +212,7 @@ class Loop:
         return {**scores, **vector_scores(evaluation, self.run.validation)}
 
     def _measure(self, scores: Scores) -> float:
-        """Returns the number that is lowest for the best checkpoint."""
+        """Returns the measure of a checkpoint, which is lowest for the best one."""
         own = bool(self.run.custom.names)
         return scores["loss"] if own else self.config.objective.to_minimize(scores)
 

@@ -93,8 +93,8 @@ def ended_by_second_signal() -> Iterator[None]:
     """Makes the second signal end the process at once, even during compilation.
 
     Python calls a handler only between two bytecode instructions, which may be minutes apart while
-    a program is compiled. Enter it in the main thread of a command-line program only: it would end
-    a notebook's kernel.
+    a program is compiled. Enter the context only in the main thread of a command-line program,
+    because a signal would end a notebook's kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -154,7 +154,7 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
     Both use the best matching gold answer and are averaged over questions. Questions with answers
     are scored as in version 1.1; the answer to one without is "", as in version 2.0. (The versions
     differ on gold answers that are empty after normalization, such as "A": 2.0 drops them; 1.1 can
-    match them exactly but gives them no F1. SQuAD 1.1 has some.)
+    match them exactly but gives them no F1. SQuAD 1.1 has such answers.)
 
     Args:
         gold: answers of each question; empty or "" if it has no answer.

@@ -2,7 +2,7 @@
 
 The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
 Counts come from the whole batch, before it is split into micro-batches or over devices, so whole,
-accumulated and sharded steps agree. A mean of means would differ.
+accumulated and sharded steps agree. The mean of the means of all parts would differ.
 """
 
 import dataclasses

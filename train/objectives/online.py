@@ -106,7 +106,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return {}
 
     def build(self, data: PolicyData) -> Objective:
-        """Returns the loss, which keeps the initial parameters in the state if β is above 0."""
+        """Returns the objective. If β is above 0, it keeps the initial parameters in the state."""
         # The divergence is from the initial model, so the state keeps it.
         return dataclasses.replace(self.loss(data), keeps_initial=self.beta > 0)
 

@@ -45,9 +45,9 @@ def make_optimizer(
     original optimizer did not, which makes its first step (1 - beta1) / √(1 - beta2) times as long,
     3.2 for its betas. Mosbach et al. (2021) recommend the correction for fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) corrects it as well. Unlike in `optax.lamb`, biases and
-    norms have no trust ratio, as they have no decay (like the published LAMB code for BERT), and
-    each layer of the stack has a separate one.
+    LAMB (You et al. 2020, algorithm 2) corrects it as well. There are two differences from
+    `optax.lamb`. Biases and norms have no decay and therefore no trust ratio, as in the published
+    LAMB code for BERT. Each layer of the stack has a separate trust ratio.
 
     Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All rules
     multiply decay by the learning rate.

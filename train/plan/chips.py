@@ -136,7 +136,7 @@ class Tpu(Chip):
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 """The environment variable for the fraction of a GPU's memory that jax allocates."""
 OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""Its former name, which jax still reads."""
+"""The former name of this variable, which jax still reads."""
 DEFAULT_MEMORY_FRACTION = 0.75
 
 

@@ -128,7 +128,7 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
     ):
         if names:
             log(f"{what}: {_summary(names, params)}")
-    # The order of `fresh` is kept, so that its structure fits.
+    # Keep the order of `fresh`, so that the result has its structure.
     merged = [source[name] if name in plan.copied else x for name, x in own.items()]
     return jax.tree.unflatten(jax.tree.structure(fresh), merged)
 

@@ -213,7 +213,7 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
       kind: One of ``KINDS``.
       held_out: Whether to draw among the held-out tasks, or among all others.
     """
-    # Draw keys until the task is on the right side of the division.
+    # Draw keys until the task is held out, or not held out, as requested.
     while True:
         if kind == "map":
             # A random injective mapping of the letters.

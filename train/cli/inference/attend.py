@@ -88,7 +88,7 @@ def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
     for query, row in zip(
         attention.queries, attention.mean(parsed.layer, parsed.head), strict=True
     ):
-        # Zero weights are masked keys.
+        # A weight of 0 belongs to a masked key.
         best = [i for i in (-row).argsort(kind="stable")[: parsed.top_k or 3] if row[i] > 0]
         print(f"{query:<{width}}  " + "  ".join(f"{attention.keys[i]} {row[i]:.3f}" for i in best))
 

@@ -87,7 +87,7 @@ def pair_classification_scores(
     # A rounded midpoint must not include the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
     hits, taken = positive.cumsum()[last], last + 1
-    # Accuracy begins with the threshold above all scores, which takes no pair.
+    # For the accuracy, the first threshold is above all scores, so that no pair counts as similar.
     correct = np.append(0, 2 * hits - taken) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     f1 = 2 * hits / (taken + positive.sum())
