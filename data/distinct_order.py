@@ -59,7 +59,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 def _with_room(following: list[int], batch: int) -> int:
     """Returns the first batch with room from a batch on, or the number of batches."""
     while following[batch] != batch:
-        # Skip one batch for later calls, which shortens their path.
+        # Replace the entry by the next but one, which shortens the path of later calls.
         following[batch] = following[following[batch]]
         batch = following[batch]
     return batch

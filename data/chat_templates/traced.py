@@ -130,7 +130,8 @@ class Traced(str):
 
     def splitlines(self, keepends: bool = False) -> list[Any]:
         """See ``str``; the origins are kept."""
-        # Lines with their ends follow each other without gaps, which gives their positions.
+        # If lines keep their ends, there are no gaps between them, so their sizes give their
+        # positions.
         whole = self._divided(str.splitlines(self, True), "")
         if keepends:
             return whole

@@ -90,7 +90,8 @@ class GenerationRequest(Sampling):
     """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
     no_repeat_ngram_size: NonNegativeInt = 0
     """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
-    with its start token."""
+    which includes its start token.
+    """
     bad_words_ids: tuple[tuple[NonNegativeInt, ...], ...] = ()
     """Sequences of one or more tokens that are never generated."""
     decoder_start_token_id: NonNegativeInt | None = None

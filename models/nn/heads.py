@@ -245,7 +245,8 @@ class _Head(nn.Module):
         if not c.tie_output:
             own = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
             table = own.embedding
-        # Not multiplied here: the loss multiplies chunk by chunk, so that [B, M, V] never exists.
+        # Return the factors of the logits: the loss multiplies them in chunks, so that [B, M, V]
+        # never exists.
         return Projection(x, table.astype(e.dtype), bias)
 
 

@@ -164,7 +164,7 @@ class Wire:
 
         Args:
             x: the full array.
-            spec: how it is sharded; only over `fsdp`.
+            spec: how the array is sharded; only the axis `fsdp` may shard it.
             axes: the axes to sum over.
         """
         for dimension, over in _sharded(spec):

@@ -47,7 +47,7 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
 
     Args:
         ratio: ρ, of tokens or of answers.
-        advantages: A, with the same number of axes.
+        advantages: A, an array with as many axes as `ratio`.
         low: the largest relative decrease of a probability that is rewarded.
         high: the largest increase.
     """

@@ -145,7 +145,7 @@ class Gpu(Chip):
     """An NVIDIA GPU in a host whose GPUs are connected by NVLink (L4: by PCIe)."""
 
     kind: str
-    """Its `device_kind` in jax."""
+    """The `device_kind` of the GPU in jax."""
     capability: tuple[int, int]
     """The compute capability: Ampere is 8.0, Ada 8.9, Hopper 9.0, Blackwell 10.0."""
     cores: int
