@@ -180,10 +180,10 @@ class RerankExamples(PickledByFields):
         seed, training = self.seed
         rng = np.random.default_rng([seed, training, epoch * training, index])
         # The query may have further documents in other records.
-        own = {*own, *self._documents_of[int(self.rows[index, 0])]}
-        wanted = min(self.num_sampled + len(own), len(self.documents))
+        relevant = {*own, *self._documents_of[int(self.rows[index, 0])]}
+        wanted = min(self.num_sampled + len(relevant), len(self.documents))
         drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
-        others = [number for number in drawn if number not in own][: self.num_sampled]
+        others = [number for number in drawn if number not in relevant][: self.num_sampled]
         return others + [ABSENT] * (self.num_sampled - len(others))
 
     @cached_property

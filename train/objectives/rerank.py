@@ -76,7 +76,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         for example in examples if self.loss == "contrast" else ():
             given = example.score if isinstance(example.score, tuple) else ()
             require(
-                all(given[0] > x for x in given[1:]),
+                all(max(given[:1]) > x for x in given[1:]),
                 f"the first document of {example.location} has not the largest score, and the "
                 "loss contrast learns that the first one is the best: choose --objective.loss "
                 "list_net or lambda",

@@ -477,9 +477,9 @@ def test_a_window_with_two_sides_reaches_as_far_as_theirs(width, tmp_path):
         return model.apply({"params": params}, ids).last_hidden_state[0, place].sum()
 
     gradient = jax.grad(answer)(params)["token_embedding"]["embedding"]
-    seen = [np.flatnonzero(np.abs(x).sum(axis=1)) for x in (gradient, table.numpy())]
-    np.testing.assert_array_equal(*seen)
-    np.testing.assert_array_equal(seen[0] - 3 - place, np.arange(-(width // 2), width // 2 + 1))
+    ours, right = (np.flatnonzero(np.abs(x).sum(axis=1)) for x in (gradient, table.numpy()))
+    np.testing.assert_array_equal(ours, right)
+    np.testing.assert_array_equal(ours - 3 - place, np.arange(-(width // 2), width // 2 + 1))
 
 
 EARLIER_FILES: list[tuple[str, dict[str, Any]]] = [
