@@ -164,7 +164,7 @@ class EmbeddingSettings:
 
     @property
     def compares_by_cosine(self) -> bool:
-        """Whether the cosine orders texts as the model's own measure does."""
+        """Whether the cosine orders texts as the model's measure does."""
         # Dot product and Euclidean distance order vectors of length 1 as the cosine does.
         has_length_1 = bool(self.layers) and isinstance(self.layers[-1], Normalize)
         has_length_1 = has_length_1 and self.num_dimensions is None

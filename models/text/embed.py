@@ -139,18 +139,29 @@ class TextEmbedder(TextModel):
             check_outputs({"a vector": found})
             yield batch, found
 
-    def require_cosine(self) -> None:
-        """Checks that the cosine compares vectors as the model's own measure does.
+    def comparable(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns vectors whose dot product compares texts as the model's measure does.
+
+        Args:
+            vectors: float32 `[N, D]`.
+
+        Returns:
+            float32 `[N, D]`: of length 1 for a model that compares by cosine, else unchanged.
 
         Raises:
-            UserError: the model uses another measure, so a ranking by the cosine would be wrong.
+            UserError: the model compares vectors by a distance, and does not normalize them.
         """
         settings = self.settings
+        if settings.compares_by_cosine:
+            lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+            return vectors / np.maximum(lengths, 1e-12)
         require(
-            settings.compares_by_cosine,
+            settings.similarity == "dot",
             f"similarity_fn_name {settings.similarity} of the model compares vectors that are not "
-            "normalized, and a search compares cosines: rank the vectors of flaxzoo embed yourself",
+            "normalized, and a search compares cosines or dot products: rank the vectors of "
+            "flaxzoo embed yourself",
         )
+        return vectors
 
     def _encode(self, text: str) -> list[int]:
         if self.settings.lowercase:

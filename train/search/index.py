@@ -109,7 +109,6 @@ class SearchIndex:
         require(named, "documents must not be empty: give at least one text")
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
         embedder = TextEmbedder.of_run(run, step=step, log=log)
-        embedder.require_cosine()
         # Store the absolute path of a local folder, because searches may start in another folder.
         name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
         config: JsonObject = {
@@ -212,7 +211,7 @@ class SearchIndex:
         """
         asked = self._embedder(queries, log, prompt_name=self._embedder.settings.query_prompt)
         number = top_k if reranker is None else max(top_k, candidates)
-        found = nearest(normalized(asked), self.vectors, number)
+        found = nearest(self._embedder.comparable(asked), self.vectors, number)
         hits = [
             [Hit(score=score, **self._row(i)) for score, i in zip(*lists, strict=True)]
             for lists in zip(*map(np.ndarray.tolist, found), strict=True)

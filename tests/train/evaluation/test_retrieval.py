@@ -75,8 +75,11 @@ def prompted_model(folder, path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("measure", ["cosine", "dot"])
+def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, monkeypatch, measure):
     model = prompted_model(folder, tmp_path / "model")
+    model.similarity_fn_name = measure
+    model.save(str(tmp_path / "model"))
     from sentence_transformers.sentence_transformer import evaluation
 
     given = collection()
@@ -88,9 +91,9 @@ def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, mon
     monkeypatch.setattr(retrieval, "AT_ONCE", 13)
     ours, log = scores_of(capsys, tmp_path / "model", "--data", f"beir:{tmp_path}/beir")
     for name, value in theirs.items():
-        assert ours[name.removeprefix("cosine_")] == pytest.approx(value, abs=1e-6)
+        assert ours[name.removeprefix(f"{measure}_")] == pytest.approx(value, abs=1e-6)
     further = {"graded_ndcg@10", "bm25_ndcg@10", "bm25_graded_ndcg@10"}
-    assert ours.keys() == {name.removeprefix("cosine_") for name in theirs} | further
+    assert ours.keys() == {name.removeprefix(f"{measure}_") for name in theirs} | further
     assert "data: 40 documents, 20 queries, 39 relevant pairs" in log
 
 
@@ -140,16 +143,16 @@ def test_a_cross_encoder_ranks_the_documents_of_bm25_again(tmp_path, capsys, mon
     assert ours["bm25_ndcg@10"] != ours["ndcg@10"]
 
 
-def test_a_measure_other_than_the_cosine_is_refused(folder, tmp_path, capsys):
+def test_a_distance_is_refused(folder, tmp_path, capsys):
     collection(number=10).save(tmp_path / "beir")
-    settings = dataclasses.replace(EmbeddingSettings(), similarity="dot")
+    settings = EmbeddingSettings(similarity="euclidean")
     for layers, status in (((), 2), ((Normalize(),), 0)):
         model = tmp_path / f"model{status}"
         shutil.copytree(folder, model)
         chosen = dataclasses.replace(settings, layers=layers)
         write_embedding_settings(model, chosen, d_model=16, max_length=12)
         assert main(["evaluate", str(model), "--data", f"beir:{tmp_path}/beir"]) == status
-    assert "similarity_fn_name dot" in capsys.readouterr().err
+    assert "similarity_fn_name euclidean" in capsys.readouterr().err
 
 
 def test_options_that_would_be_ignored_are_refused(folder, capsys):

@@ -209,4 +209,7 @@ def test_a_loss_of_dot_products_is_said_to_differ_from_evaluations():
     assert "by their dot product" in (train.DistillationConfig().loss_note(source) or "")
     for settings in ({"normalize": True}, {"similarity": "cosine"}):
         assert train.DistillationConfig(**settings).loss_note(source) is None
+        stored = train.DistillationConfig(**settings).embedding_settings(source, None)
+        assert stored.similarity is None
+    assert train.DistillationConfig().embedding_settings(source, None).similarity == "dot"
     assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None

@@ -52,7 +52,11 @@ class MTEBEncoder:
         )
         self._folder, self._log = folder, log
         self._embedder = TextEmbedder.of_run(folder, step=step, log=log)
-        self._embedder.require_cosine()
+        require(
+            self._embedder.settings.compares_by_cosine,
+            f"similarity_fn_name {self._embedder.settings.similarity} of {folder} is not the "
+            "cosine, by which mteb compares vectors here: use flaxzoo evaluate --data beir:FOLDER",
+        )
 
     def encode(
         self, inputs: Iterable[dict[str, list[str]]], *, prompt_type: object = None, **_: object

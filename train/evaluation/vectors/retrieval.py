@@ -11,7 +11,7 @@ from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
 from .bm25 import bm25
-from .nearest import nearest, normalized
+from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
 
 AT_ONCE = 16_384
@@ -67,9 +67,8 @@ def evaluate_retrieval(
         ranked = _reranked(scorer, queries, documents, log)
     else:
         embedder = TextEmbedder.of_run(folder, step=step, log=log)
-        embedder.require_cosine()
         asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
-        ranked = nearest(normalized(asked), embedded(embedder, documents, log), DEPTH)[1]
+        ranked = nearest(embedder.comparable(asked), embedded(embedder, documents, log), DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
     lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
     return scores | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
@@ -92,11 +91,11 @@ def _reranked(
 def embedded(
     embedder: TextEmbedder, documents: Sequence[str], log: LogFn = print
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of documents in order, normalized: float32 `[N, D]`, some at a time."""
+    """Yields `comparable` vectors of documents in order: float32 `[N, D]`, some at a time."""
     prompt = embedder.settings.document_prompt
     for start in range(0, len(documents), AT_ONCE):
         part = documents[start : start + AT_ONCE]
-        yield normalized(embedder(part, log, prompt_name=prompt))
+        yield embedder.comparable(embedder(part, log, prompt_name=prompt))
         if len(documents) > AT_ONCE:
             log(f"embedded {start + len(part):,} of {len(documents):,} texts")
 

@@ -147,16 +147,21 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         dims, weights = self.matryoshka_dims, self.matryoshka_weights
         return matryoshka(loss, dims, weights) if dims else loss
 
+    @property
+    def _compares_by_dot(self) -> bool:
+        """Whether the loss compares vectors by their dot product, and their lengths matter."""
+        # Matryoshka normalizes vectors in any case.
+        is_normal = self.normalize or self.matryoshka_dims
+        return getattr(self, "similarity", None) == "dot" and not is_normal
+
     def loss_note(self, data: EmbeddingData) -> str | None:
         """Returns a line if evaluations compare vectors in another way than the loss."""
         del data
-        # Matryoshka normalizes vectors in any case.
-        is_normal = self.normalize or self.matryoshka_dims
-        if getattr(self, "similarity", None) != "dot" or is_normal:
+        if not self._compares_by_dot:
             return None
         return (
-            "the loss compares vectors by their dot product, and evaluations and searches by their "
-            "cosine: --objective.normalize or --objective.similarity cosine makes them agree"
+            "the loss compares vectors by their dot product, and validation by their cosine: "
+            "--objective.normalize or --objective.similarity cosine makes them agree"
         )
 
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
@@ -228,6 +233,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             pooling=self.pooling or settings.pooling,
             lowercase=bool(data.lowercase),
             prompts=prompts,
+            similarity="dot" if self._compares_by_dot else None,
         )
 
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
