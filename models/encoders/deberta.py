@@ -121,7 +121,7 @@ class DeBERTa(Encoder):
 
 V2 = {"position_buckets": 256, "share_projections": True, "norm_distances": True}
 CONVOLVED = {**V2, "convolution_size": 3, "convolution_activation": "gelu"}
-V1, V3 = "He et al. 2021, DeBERTa", "He et al. 2021, DeBERTaV3"
+V1, V3 = "He et al. 2021", "He et al. 2021 (v3)"
 
 
 def _preset(
