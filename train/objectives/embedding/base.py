@@ -51,8 +51,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """The `ScoreForm`s that the objective learns from, the default first.
-    """
+    """The forms of scores that the objective learns from, the default first."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
     """The smallest and the largest number of documents of an example."""
     whole_batch: ClassVar[bool] = False
