@@ -21,6 +21,12 @@ from .bucketing import pad_batch, padded_batches
 from .text_model import TextModel, require_texts
 
 
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Returns float32 vectors of length 1; vectors of length 0 are unchanged."""
+    vectors = np.asarray(vectors, np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
 class TextEmbedder(TextModel):
     """A model and its tokenizer; compiled once for each padded shape.
 
@@ -153,8 +159,7 @@ class TextEmbedder(TextModel):
         """
         settings = self.settings
         if settings.compares_by_cosine:
-            lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-            return vectors / np.maximum(lengths, 1e-12)
+            return normalized(vectors)
         require(
             settings.similarity == "dot",
             f"similarity_fn_name {settings.similarity} of the model compares vectors that are not "

@@ -18,7 +18,7 @@ from ...models.encoders.bert import BertConfig
 from ...models.lectures.lecture_bert import LectureBertConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
-from .encoders import of_size
+from .encoders import of_size, quickstart_optimizer
 
 
 def _small(dropout_rate: float) -> BertConfig:
@@ -173,14 +173,7 @@ RECIPES: dict[str, Recipe] = {
                 # The documentation suffices for 5,300 to 5,500 tokens, depending on the Python.
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
-            optimizer=OptimizerConfig(
-                peak_learning_rate=1e-3,
-                schedule="linear",
-                final_fraction=0.0,
-                warmup_fraction=0.05,
-                beta2=0.98,
-                weight_decay=0.01,
-            ),
+            optimizer=quickstart_optimizer(1e-3),
             execution=Execution(remat="dots"),
             steps=1500,
             batch_size=64,

@@ -9,8 +9,8 @@ from ...models.config import Execution
 from ...models.encoders.electra import ElectraConfig
 from ..config import Recipe, TrainConfig
 from ..objectives.replaced_token_detection import ReplacedTokenConfig
-from ..optimizer_config import OptimizerConfig
 from . import encoders
+from .encoders import quickstart_optimizer
 
 SETTINGS = {
     "electra-small": (1 / 4, 0.15, 5e-4),
@@ -60,14 +60,7 @@ RECIPES: dict[str, Recipe] = {
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
             objective=ReplacedTokenConfig(),
-            optimizer=OptimizerConfig(
-                peak_learning_rate=1e-3,
-                schedule="linear",
-                final_fraction=0.0,
-                warmup_fraction=0.05,
-                beta2=0.98,
-                weight_decay=0.01,
-            ),
+            optimizer=quickstart_optimizer(1e-3),
             execution=Execution(remat="dots"),
             steps=500,
             batch_size=64,

@@ -45,6 +45,18 @@ def of_size(preset: str) -> TrainConfig:
     )
 
 
+def quickstart_optimizer(peak_learning_rate: float) -> OptimizerConfig:
+    """Returns the optimizer that pretrains a small encoder in a few minutes."""
+    return OptimizerConfig(
+        peak_learning_rate=peak_learning_rate,
+        schedule="linear",
+        final_fraction=0.0,
+        warmup_fraction=0.05,
+        beta2=0.98,
+        weight_decay=0.01,
+    )
+
+
 def recipe_of_family(family: str) -> Recipe:
     """Returns the recipe of an encoder family without a recipe file."""
     smallest = next(iter(registry.families()[family].presets))

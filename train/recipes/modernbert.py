@@ -5,8 +5,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.encoders.modernbert import ModernBertConfig
 from ..config import Recipe, TrainConfig
-from ..optimizer_config import OptimizerConfig
-from .encoders import recipe_of_family
+from .encoders import quickstart_optimizer, recipe_of_family
 
 RECIPES: dict[str, Recipe] = {
     "modernbert-quickstart": Recipe(
@@ -37,14 +36,7 @@ RECIPES: dict[str, Recipe] = {
                 masking_rate=0.3,
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
-            optimizer=OptimizerConfig(
-                peak_learning_rate=2e-3,
-                schedule="linear",
-                final_fraction=0.0,
-                warmup_fraction=0.05,
-                beta2=0.98,
-                weight_decay=0.01,
-            ),
+            optimizer=quickstart_optimizer(2e-3),
             execution=Execution(remat="dots"),
             steps=500,
             batch_size=32,

@@ -11,9 +11,9 @@ from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, parse_object, read_object, to_json
 from ...data.common.progress import LogFn
-from ...models.text.embed import TextEmbedder
+from ...models.text.embed import TextEmbedder, normalized
 from ...models.text.pair_scorer import PairScorer
-from ..evaluation.vectors.nearest import nearest, normalized
+from ..evaluation.vectors.nearest import nearest
 from ..evaluation.vectors.retrieval import embedded
 
 CONFIG, VECTORS, TEXTS, STARTS = "config.json", "vectors.npy", "texts.jsonl", "starts.npy"

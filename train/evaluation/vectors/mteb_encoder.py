@@ -14,8 +14,7 @@ import numpy as np
 
 from ....data.common.fields import require
 from ....data.common.progress import LogFn
-from ....models.text.embed import TextEmbedder
-from .nearest import normalized
+from ....models.text.embed import TextEmbedder, normalized
 from .pairs import cosines
 
 if TYPE_CHECKING:

@@ -99,9 +99,3 @@ def _padded(rows: np.ndarray, number: int) -> np.ndarray:
     padded = np.zeros((number, rows.shape[1]), np.float32)
     padded[: len(rows)] = rows
     return padded
-
-
-def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Returns float32 vectors of length 1; vectors of length 0 are unchanged."""
-    vectors = np.asarray(vectors, np.float32)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

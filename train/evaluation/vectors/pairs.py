@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....data.common.fields import require
-from .nearest import nearest, normalized
+from ....models.text.embed import normalized
+from .nearest import nearest
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:

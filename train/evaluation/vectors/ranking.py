@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ....data.common.fields import require
-from .nearest import nearest, normalized
+from ....models.text.embed import normalized
+from .nearest import nearest
 
 CUTOFFS = (1, 3, 5, 10)
 """The values of k of accuracy@k, precision@k and recall@k."""
