@@ -142,7 +142,9 @@ class Loop:
             validation = self._evaluate()
             self.checkpoints.add_measure(self.step, self._measure(validation))
             return
-        compared = self.config.objective.compares_with_start and self.config.init_from is not None
+        # A policy is compared with its start even if its parameters are random there.
+        started = self.config.init_from is not None or self.trainer.validation is not None
+        compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
             self._evaluate()
 

@@ -10,6 +10,7 @@ from ...data.chat.records import Demonstration, Preference, PromptedText
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import load_finite
+from ...models.nn.heads import CAUSAL_HEADS
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
 from .reward_model import RewardModel
@@ -36,6 +37,9 @@ def answers_before_and_after(
     rows: Rows = []
     for step, folder in folders:
         model, params = load_finite(folder)
+        # The initial model may be a reward model, which writes no text.
+        if model.config.head not in CAUSAL_HEADS:
+            continue
         # A chat template may have added tokens that the initial model does not have.
         if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
             continue
