@@ -67,6 +67,7 @@ ORDER = {
         {"search"},
         {"engine"},
         {"convert", "plan"},
+        {"serve"},
         {"cli"},
     ],
 }

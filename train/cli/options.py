@@ -306,7 +306,10 @@ def add_option(
     # A positional argument, which argparse requires by itself.
     marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
     if marks:
-        return group.add_argument(name, type=reader(item), metavar=marks[0].name, help=text)
+        number = "+" if several else None
+        return group.add_argument(
+            name, nargs=number, type=reader(item), metavar=marks[0].name, help=text
+        )
     return group.add_argument(
         flag,
         type=reader(item),

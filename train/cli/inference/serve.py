@@ -1,0 +1,51 @@
+"""The command `flaxzoo serve`."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+from ....data.common.fields import Positive, PositiveInt, Range, require
+from ...compilation_cache import enable_compilation_cache
+from ..options import Positional, log, parse
+
+Port = Annotated[int, Range(least=0, most=65_535)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeArguments:
+    """Serves models over HTTP, with OpenAI's interface."""
+
+    models: Annotated[tuple[str, ...], Positional("RUN_OR_FOLDER")]
+    """Run folders, folders in the Hugging Face format, or names on the Hugging Face hub. Requests
+    name a model by the last part of its folder, or as NAME in NAME=FOLDER."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Any address but this machine's needs a key."""
+    port: Port = 8000
+    """The port; 0 chooses a free one."""
+    api_key_file: Path | None = None
+    """A file with the key that clients must send. By default the environment variable
+    FLAXZOO_API_KEY."""
+    max_requests: PositiveInt = 512
+    """Requests that wait or run; further ones get status 429."""
+    max_tokens: PositiveInt = 1_000_000
+    """Tokens of these requests, with the new tokens that they may generate; further requests get
+    status 429."""
+    time_limit: Positive = 600.0
+    """Seconds after which a request is canceled."""
+
+
+def serve_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo serve RUN_OR_FOLDER`."""
+    parsed = parse(ServeArguments, arguments, "flaxzoo serve")
+    require(
+        importlib.util.find_spec("uvicorn") is not None,
+        "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'",
+    )
+    enable_compilation_cache()
+    from ...serve.engine import Limits
+    from ...serve.server import Address, serve
+
+    limits = Limits(parsed.max_requests, parsed.max_tokens, parsed.time_limit)
+    address = Address(parsed.host, parsed.port, parsed.api_key_file)
+    serve(parsed.models, address, limits, log)

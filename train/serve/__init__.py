@@ -1,0 +1,1 @@
+"""A server of models over HTTP, with OpenAI's interface."""

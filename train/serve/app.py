@@ -1,0 +1,289 @@
+"""The ASGI application: endpoints from a table, with OpenAI's form of errors."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from ...data.common.errors import UserError
+from ...data.common.fields import Positive, PositiveInt
+from ...data.common.json_text import JsonValue
+from .engine import Engine, Worker
+from .fields import ApiError, read_fields, read_json
+from .metrics import Metrics
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The names of this machine. A server that listens only there needs no key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A model and the kinds of work that it does.
+
+    Attributes:
+        name: its name in requests.
+        source: its folder or its name on the hub, for its owner.
+        front: the object with its tokenizer, such as a `TextGenerator`.
+        workers: kind of work → the worker, such as "generation".
+    """
+
+    name: str
+    source: str
+    front: Any
+    workers: Mapping[str, Worker]
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """Who may use the server, and how."""
+
+    key: str | None = None
+    """The key of clients (`Authorization: Bearer KEY`); None for clients of this machine only."""
+    body_limit: PositiveInt = 2 * 1024 * 1024
+    """The maximum size of a body, in bytes."""
+    body_time: Positive = 30.0
+    """Seconds within which a client must send the body."""
+
+    def check(self, request: Request) -> None:
+        """Checks the key, or without a key the name of the host.
+
+        Raises:
+            ApiError: the key is missing or wrong.
+        """
+        if self.key is None:
+            # Pages of other sites may send requests to this machine, under another host's name.
+            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+            if host not in LOOPBACK and not host.endswith(":"):
+                message = f"the host {host[:100]!r} needs a key: start with --api-key-file"
+                raise ApiError(403, message)
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+            message = "the API key is missing or wrong: send Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+
+
+@dataclasses.dataclass
+class Service:
+    """All that endpoints use."""
+
+    models: Mapping[str, Served]
+    engine: Engine
+    access: Access
+    metrics: Metrics
+    endpoints: Sequence["Endpoint"] = ()
+
+    def model(self, name: str | None) -> Served:
+        """Returns a model by its name; without a name the only one.
+
+        Raises:
+            ApiError: the model does not exist.
+        """
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        listed = ", ".join(self.models)
+        if name is None:
+            raise ApiError(400, f"model is missing: choose from {listed}", "model", "missing")
+        if name not in self.models:
+            message = f"the model {name[:100]!r} does not exist: choose from {listed}"
+            raise ApiError(404, message, "model", "model_not_found")
+        return self.models[name]
+
+    def worker(self, name: str | None, kind: str) -> tuple[Served, Any]:
+        """Returns a model and its worker for a kind of work.
+
+        Raises:
+            ApiError: the model does not exist, or does other work.
+        """
+        model = self.model(name)
+        if kind not in model.workers:
+            does = ", ".join(model.workers) or "none"
+            message = f"the model {model.name!r} does not do {kind}: its kinds of work are {does}"
+            raise ApiError(400, message, "model", "unsupported_model")
+        return model, model.workers[kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """An endpoint: a line of the table of routes.
+
+    Attributes:
+        method: GET or POST.
+        path: its path.
+        answer: `answer(service, fields)`; without fields `answer(service, None)`. It returns JSON,
+          a response, or an iterator over the parts of a stream of server-sent events.
+        summary: one line for the documentation.
+        fields: the dataclass of the body, or None.
+        is_open: whether it needs no key.
+    """
+
+    method: str
+    path: str
+    answer: Callable[[Service, Any], Awaitable[Any]]
+    summary: str
+    fields: type | None = None
+    is_open: bool = False
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """Returns an error in OpenAI's form."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Handler:
+    """Answers the requests to an endpoint. A client that disconnects cancels the work."""
+
+    service: Service
+    endpoint: Endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.monotonic()
+        status = 499  # the client has gone before an answer
+        request = Request(scope, receive)
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._answer(request, sending)
+        except ClientDisconnect:
+            pass
+        finally:
+            self.service.metrics.count(self.endpoint.path, status, time.monotonic() - started)
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        try:
+            if not self.endpoint.is_open:
+                self.service.access.check(request)
+            fields = None if self.endpoint.fields is None else await self._fields(request)
+        except ApiError as error:
+            # A client that is still sending cannot use the connection again.
+            error.headers.setdefault("Connection", "close")
+            await error_response(error)(request.scope, request.receive, send)
+            return
+        # Whichever comes first: the end of the answer, or the end of the connection.
+        working = asyncio.ensure_future(self._respond(request, fields, send))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, gone):
+                task.cancel()
+            await asyncio.wait((working, gone))
+        if not working.cancelled():
+            working.result()
+
+    async def _fields(self, request: Request) -> Any:
+        """Returns the fields in the body.
+
+        Raises:
+            ApiError: the body is too long or too slow, or a field is wrong.
+        """
+        access, endpoint = self.service.access, self.endpoint
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            message = f"Content-Type must be application/json, got {kind[:100]!r}"
+            raise ApiError(415, message, code="unsupported_media_type")
+        size = request.headers.get("content-length", "0")
+        too_long = ApiError(413, f"the body has more than {access.body_limit:,} bytes: shorten it")
+        if size.isdigit() and int(size) > access.body_limit:
+            raise too_long
+        parts, total = [], 0
+        try:
+            async with asyncio.timeout(access.body_time):
+                async for part in request.stream():
+                    total += len(part)
+                    if total > access.body_limit:
+                        raise too_long
+                    parts.append(part)
+        except TimeoutError:
+            message = f"the body took longer than {access.body_time:g} s: send it faster"
+            raise ApiError(408, message, code="timeout") from None
+        assert endpoint.fields is not None
+        return read_fields(endpoint.fields, read_json(b"".join(parts)))
+
+    async def _respond(self, request: Request, fields: Any, send: Send) -> None:
+        try:
+            answer = await self.endpoint.answer(self.service, fields)
+            if isinstance(answer, AsyncIterator):
+                await _stream(answer, send)
+                return
+            response = answer if isinstance(answer, Response) else JSONResponse(answer)
+        except ApiError as error:
+            response = error_response(error)
+        except UserError as error:
+            response = error_response(ApiError(400, str(error)))
+        await response(request.scope, request.receive, send)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
+    """Sends a stream of server-sent events. An error before the first event keeps its status."""
+    first = await anext(parts, b"")
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    try:
+        async with contextlib.aclosing(parts):  # pyright: ignore[reportArgumentType]
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+    except ApiError as error:
+        await send({"type": "http.response.body", "body": event_of(error.body), "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event_of(value: JsonValue) -> bytes:
+    """Returns a server-sent event with JSON."""
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException)
+    messages = {404: "there is no such path", 405: "the path has another method"}
+    message = messages.get(error.status_code, str(error.detail))
+    return JSONResponse(
+        ApiError(error.status_code, f"{message}: see GET /openapi.json").body,
+        error.status_code,
+        error.headers,
+    )
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    del request
+    # Its message may quote a prompt.
+    return error_response(ApiError(500, f"the server has a fault ({type(error).__name__})"))
+
+
+def make_app(service: Service) -> Starlette:
+    """Returns the application with the endpoints of a service."""
+    routes = [
+        Route(each.path, _Handler(service, each), methods=[each.method])
+        for each in service.endpoints
+    ]
+    return Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: _on_http_error, Exception: _on_fault},
+    )

@@ -1,0 +1,336 @@
+"""The engine: one thread that owns the device. asyncio only moves messages to and from it.
+
+A `Worker` does one kind of work with one model, such as generation, in small steps. The engine
+calls the steps of all workers in turn. A `Job` is the work of one HTTP request: one or more tasks,
+whose events it yields. Jobs are admitted by two counters: requests and tokens.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from ...data.common.errors import UserError
+from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
+from .fields import ApiError
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of the queue and of each request."""
+
+    max_requests: PositiveInt = 512
+    """Requests that wait or run. Further ones get status 429."""
+    max_tokens: PositiveInt = 1_000_000
+    """Tokens of the requests that wait or run, with the new tokens that they may generate. Further
+    requests get status 429."""
+    time_limit: Positive = 600.0
+    """Seconds after which a request is canceled, with status 504."""
+    retry_after: NonNegativeInt = 1
+    """Seconds after which a client may try again."""
+
+
+class Worker(Protocol):
+    """One kind of work with one model. The engine's thread calls all methods."""
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds until `step` has work: 0 at once, None without a task."""
+        ...
+
+    def add(self, task: "Task") -> None:
+        """Accepts a task."""
+        ...
+
+    def cancel(self, task: "Task") -> None:
+        """Drops a task, whose client has gone. The task may have ended."""
+        ...
+
+    def step(self) -> None:
+        """Does a small part of the work, and sends events to its tasks."""
+        ...
+
+    def reset(self) -> None:
+        """Drops all tasks, after an error."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compiles the programs of the most common shapes, and logs them."""
+        ...
+
+
+class Task:
+    """A part of a job: one text."""
+
+    def __init__(self, job: "Job", index: int, work: Any) -> None:
+        """Creates a task.
+
+        Args:
+            job: the job.
+            index: the number of the task in its job.
+            work: what the worker reads.
+        """
+        self.job, self.index, self.work = job, index, work
+        self.ended = False
+        """Whether the last event was sent, or the task was canceled."""
+
+    def send(self, event: Any, *, last: bool = False) -> None:
+        """Sends an event to the job. Only the engine's thread may call this."""
+        if not self.ended:
+            self.ended = last
+            self.job.engine.post(self.job, (self.index, event, last))
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the whole job with an error."""
+        self.ended = True
+        self.job.engine.post(self.job, error)
+
+
+class Job:
+    """The work of one request: an asynchronous context manager and iterator.
+
+    Example::
+
+        async with engine.submit(worker, works, tokens=100) as job:
+            async for index, event in job:
+                ...
+
+    It yields the number of a task and its event, until all tasks have ended. A job that is left
+    earlier is canceled.
+    """
+
+    def __init__(self, engine: "Engine", worker: Worker, works: Sequence[Any], tokens: int) -> None:
+        """Creates a job; use `Engine.submit`."""
+        self.engine, self.worker, self.tokens = engine, worker, tokens
+        self.loop = asyncio.get_running_loop()
+        self.tasks = [Task(self, i, work) for i, work in enumerate(works)]
+        self._left = len(self.tasks)
+        self._events: collections.deque[Any] = collections.deque()
+        self._arrived = asyncio.Event()
+        self._deadline = self.loop.time() + engine.limits.time_limit
+
+    def arrive(self, event: Any) -> None:
+        """Takes an event. Only the event loop may call this."""
+        self._events.append(event)
+        self._arrived.set()
+
+    async def __aenter__(self) -> "Job":
+        return self
+
+    def __aiter__(self) -> "Job":
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        if not self._events and not self._left:
+            raise StopAsyncIteration
+        while not self._events:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._arrived.wait()
+            except TimeoutError:
+                limit = self.engine.limits.time_limit
+                message = f"the request took longer than {limit:g} s: ask for fewer tokens"
+                raise ApiError(
+                    504, message, code="timeout", headers={"x-should-retry": "false"}
+                ) from None
+        event = self._events.popleft()
+        if isinstance(event, ApiError):
+            raise event
+        index, event, last = event
+        self._left -= last
+        return index, event
+
+    @property
+    def num_ready(self) -> int:
+        """The number of events that `__anext__` returns without waiting."""
+        return len(self._events)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.leave(self)
+
+
+class Engine:
+    """Runs the steps of workers in one thread, and admits jobs.
+
+    Args:
+        limits: what the engine accepts.
+        workers: all workers.
+    """
+
+    def __init__(self, limits: Limits, workers: Sequence[Worker]) -> None:
+        self.limits, self.workers = limits, list(workers)
+        self.jobs: set[Job] = set()
+        """The admitted jobs. Only the event loop may read it."""
+        self.num_tokens = 0
+        """The tokens of the admitted jobs."""
+        self.ready = threading.Event()
+        """Set when all workers are warm."""
+        self.closing = False
+        """Whether new jobs are refused."""
+        self.failed = False
+        """Whether the engine's thread has ended with an error."""
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Job, Any]]] = {}
+        self._tasks: dict[Worker, set[Task]] = {worker: set() for worker in self.workers}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered."""
+        return self.ready.is_set() and not (self.closing or self.failed)
+
+    def start(self) -> None:
+        """Starts the thread, which first warms up the workers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after its current step."""
+        self._inbox.put(None)
+        self._thread.join(timeout=5)
+
+    def check_admission(self, tokens: int = 0) -> None:
+        """Checks that there is space for another job.
+
+        Args:
+            tokens: its tokens.
+
+        Raises:
+            ApiError: the queue is full, or the server shuts down.
+        """
+        headers = {"Retry-After": str(self.limits.retry_after)}
+        if self.closing or self.failed:
+            why = "the server shuts down" if self.closing else "the engine has failed"
+            raise ApiError(503, f"{why}: try again later", code="unavailable", headers=headers)
+        full = len(self.jobs) >= self.limits.max_requests
+        # A single job of more tokens than the limit would otherwise never be admitted.
+        crowded = self.jobs and self.num_tokens + tokens > self.limits.max_tokens
+        if full or crowded:
+            counts = f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens"
+            message = f"the server is busy ({counts}): try again later"
+            raise ApiError(429, message, code="overloaded", headers=headers)
+
+    def submit(self, worker: Worker, works: Sequence[Any], *, tokens: int) -> Job:
+        """Admits a job and gives its tasks to a worker.
+
+        Args:
+            worker: one of `workers`.
+            works: what the worker reads, for each task.
+            tokens: the number of tokens that the job counts for.
+
+        Raises:
+            ApiError: the queue is full, or the server shuts down.
+        """
+        self.check_admission(tokens)
+        job = Job(self, worker, works, tokens)
+        self.jobs.add(job)
+        self.num_tokens += tokens
+        self._inbox.put(lambda: self._add(job))
+        return job
+
+    def leave(self, job: Job) -> None:
+        """Releases a job; cancels it if it has not ended. Only the event loop may call this."""
+        if job in self.jobs:
+            self.jobs.remove(job)
+            self.num_tokens -= job.tokens
+            self._inbox.put(lambda: self._drop(job))
+
+    def cancel_all(self, error: ApiError) -> None:
+        """Ends all jobs with an error."""
+        for job in self.jobs:
+            job.arrive(error)
+
+    def post(self, job: Job, event: Any) -> None:
+        """Keeps an event until the end of the step. Only the engine's thread may call this."""
+        self._outbox.setdefault(job.loop, []).append((job, event))
+
+    def _add(self, job: Job) -> None:
+        self._tasks[job.worker].update(job.tasks)
+        for task in job.tasks:
+            job.worker.add(task)
+
+    def _drop(self, job: Job) -> None:
+        tasks = self._tasks[job.worker]
+        for task in job.tasks:
+            tasks.discard(task)
+            if not task.ended:
+                task.ended = True
+                job.worker.cancel(task)
+
+    def _run(self) -> None:
+        """Runs until `stop`."""
+        try:
+            for worker in self.workers:
+                worker.warm_up()
+            self.ready.set()
+            while self._receive():
+                for worker in self.workers:
+                    if worker.wait == 0:
+                        self._step(worker)
+                self._deliver()
+        except BaseException as error:
+            self.failed = True
+            self._report(error)
+            for worker in self.workers:
+                self._fail_all(worker, "the engine has failed: start the server again")
+            self._deliver()
+
+    def _receive(self) -> bool:
+        """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
+        waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
+        due = None if not waits else time.monotonic() + min(waits)
+        while True:
+            left = None if due is None else max(0.0, due - time.monotonic())
+            try:
+                message = self._inbox.get(block=left != 0, timeout=left)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            message()
+            due = time.monotonic()  # take the other messages, but do not wait any more
+
+    def _step(self, worker: Worker) -> None:
+        try:
+            worker.step()
+        except Exception as error:  # the server must outlive it
+            self._report(error)
+            known = isinstance(error, UserError)
+            shown = str(error) if known else f"the model has failed ({type(error).__name__})"
+            self._fail_all(worker, shown)
+            worker.reset()
+
+    def _report(self, error: BaseException) -> None:
+        # The message of an unexpected error may quote a prompt, so print only its type and place.
+        place = "".join(traceback.format_tb(error.__traceback__))
+        message = str(error) if isinstance(error, UserError) else "(message withheld)"
+        print(f"{place}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
+
+    def _fail_all(self, worker: Worker, message: str) -> None:
+        for task in list(self._tasks[worker]):
+            task.fail(ApiError(500, message, code="failed"))
+
+    def _deliver(self) -> None:
+        """Passes the events of a step to their event loops, one call for each loop."""
+        outbox, self._outbox = self._outbox, {}
+        for loop, events in outbox.items():
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
+                loop.call_soon_threadsafe(_arrive, events)
+
+
+def _arrive(events: Sequence[tuple[Job, Any]]) -> None:
+    for job, event in events:
+        job.arrive(event)

@@ -1,0 +1,117 @@
+"""The fields of requests, and the errors of the server.
+
+The body of an endpoint is a dataclass that derives from `Checked`: the type of a field declares its
+range, its default the value without it. A field that an endpoint accepts only with one value
+declares `Literal[value]`, so that any other value is refused by name.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ...data.common.errors import UserError, misspelled
+from ...data.common.fields import FieldError, make_record
+from ...data.common.json_text import JsonValue
+
+Fields = TypeVar("Fields")
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+"""HTTP status → type of an error, as OpenAI's clients know it; others follow from the range."""
+
+
+class ApiError(Exception):
+    """An error that the client sees in OpenAI's form."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates the error.
+
+        Args:
+            status: the HTTP status.
+            message: one line: the thing, the value, the remedy.
+            param: the field of the request that is wrong, if one is.
+            code: a short name of the problem, for programs.
+            headers: further headers of the response, such as `Retry-After`.
+        """
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, JsonValue]:
+        """The JSON of the error."""
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, other),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Returns the object in the body of a request.
+
+    Raises:
+        ApiError: the body is not a JSON object in UTF-8, or a text in it has no UTF-8.
+    """
+    try:
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        # Half of a surrogate pair is valid JSON, but no text.
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else ""
+        kinds = {UnicodeDecodeError: "is not UTF-8", UnicodeEncodeError: "has half a character"}
+        problem = kinds.get(type(error), f"is not valid JSON {reason}".rstrip())
+        raise ApiError(400, f"the body {problem}: send a JSON object in UTF-8") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
+    """Returns the fields of a request. A field that is null counts as left out.
+
+    Args:
+        cls: the dataclass that declares the fields.
+        body: the fields by name.
+
+    Raises:
+        ApiError: a field is unknown or missing, or has a value that it does not allow.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        similar = misspelled(unknown, known)
+        remedy = f"did you mean {similar}?" if similar else "leave it out"
+        message = f"the field {unknown!r} is not supported here: {remedy}"
+        raise ApiError(400, message, unknown[:100], "unsupported_field")
+    try:
+        return make_record(cls, given)
+    except FieldError as error:
+        raise ApiError(400, str(error), error.field, "invalid_value") from None
+    except UserError as error:
+        name = next((name for name in known if name in str(error).split()), None)
+        raise ApiError(400, str(error), name, "invalid_value") from None

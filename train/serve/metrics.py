@@ -1,0 +1,64 @@
+"""The figures of `/metrics`, in the form of Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .engine import Engine
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counts requests and tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Creates the counters.
+
+        Args:
+            engine: its queue is shown.
+        """
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "flaxzoo_requests",
+            "Requests by endpoint and status.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "flaxzoo_request_seconds",
+            "Seconds until the end of the answer.",
+            ["path"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "flaxzoo_first_token_seconds",
+            "Seconds until the first token of a text.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "flaxzoo_tokens",
+            "Tokens of prompts and of answers.",
+            ["model", "kind"],
+            registry=registry,
+        )
+        for name, text, read in (
+            ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
+            ("flaxzoo_job_tokens", "Tokens of these requests.", lambda: engine.num_tokens),
+            ("flaxzoo_ready", "1 if requests are answered.", lambda: int(engine.is_ready)),
+        ):
+            Gauge(name, text, registry=registry).set_function(read)
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """Counts a request. The status 499 means that the client has gone."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def gauge(self, name: str, text: str, read: object) -> None:
+        """Adds a figure that is read at each request of `/metrics`."""
+        assert callable(read)
+        Gauge(name, text, registry=self._registry).set_function(read)  # pyright: ignore
+
+    def text(self) -> bytes:
+        """Returns all figures."""
+        return generate_latest(self._registry)

@@ -1,0 +1,112 @@
+"""Runs the application: the address, the key, and the end by a signal."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from ...data.common.errors import UserError
+from ...data.common.progress import LogFn
+from .app import LOOPBACK, Access, Service, make_app
+from .engine import Engine, Limits
+from .fields import ApiError
+from .metrics import Metrics
+from .served import ENDPOINTS, open_models
+
+GRACE = 8.0
+"""Seconds within which requests may finish after a signal. The process then ends within 10 s."""
+KEY_VARIABLE = "FLAXZOO_API_KEY"
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where the server listens, and which key it needs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+
+    def key(self) -> str | None:
+        """Returns the key of the environment or the file.
+
+        Raises:
+            UserError: there is none, and the host is not this machine; or the key is empty.
+        """
+        key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+        if self.api_key_file is not None:
+            key, place = self.api_key_file.read_text(encoding="utf-8").strip(), self.api_key_file
+        if key is not None and (not key or not key.isascii() or not key.isprintable()):
+            raise UserError(f"the key in {place} must be printable ASCII and not empty: correct it")
+        if key is None and self.host not in LOOPBACK:
+            raise UserError(
+                f"host {self.host!r} is reachable from other machines and needs a key: set "
+                f"{KEY_VARIABLE} or give --api-key-file"
+            )
+        return key
+
+
+class _Server(uvicorn.Server):
+    """Ends with status 0 after SIGTERM or SIGINT."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, log: LogFn) -> None:
+        super().__init__(config)
+        self._engine, self._log = engine, log
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain, loop)
+        yield
+
+    def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stops accepting requests, and ends the remaining ones after a while."""
+        if not self._engine.closing:
+            self._engine.closing = True
+            self._log("shutting down: no further requests are accepted")
+            error = ApiError(503, "the server shuts down: try again later", code="unavailable")
+            loop.call_later(GRACE, self._engine.cancel_all, error)
+            self.should_exit = True
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup()
+        address = self.servers[0].sockets[0].getsockname()
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        self._log(f"listening on http://{host}:{address[1]}")
+
+
+def serve(names: tuple[str, ...], address: Address, limits: Limits, log: LogFn) -> None:
+    """Serves models until SIGTERM or SIGINT.
+
+    Args:
+        names: the models; see `open_models`.
+        address: where to listen.
+        limits: what is accepted.
+        log: called with lines about the start and the end.
+
+    Raises:
+        UserError: a model cannot be served, or the address needs a key.
+    """
+    access = Access(address.key())
+    models = open_models(names, log)
+    engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
+    service = Service(models, engine, access, Metrics(engine), ENDPOINTS)
+    config = uvicorn.Config(
+        make_app(service),
+        host=address.host,
+        port=address.port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(GRACE) + 1,
+        timeout_keep_alive=30,
+    )
+    engine.start()
+    _Server(config, engine, log).run()
+    engine.stop()

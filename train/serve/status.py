@@ -1,0 +1,100 @@
+"""Endpoints about the server: its models, health and figures, and tokens of texts."""
+
+import dataclasses
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from ...data.common.fields import Checked, NonNegativeInt
+from ...data.common.json_text import JsonObject
+from .app import Endpoint, Service
+from .fields import ApiError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizeFields(Checked):
+    """A text to tokenize."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    """Whether the special tokens of the tokenizer's frame are added."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetokenizeFields(Checked):
+    """Tokens to decode."""
+
+    model: str | None = None
+    tokens: tuple[NonNegativeInt, ...]
+
+
+async def list_models(service: Service, fields: None) -> JsonObject:
+    """Answers `/v1/models`."""
+    del fields
+    data: list[Any] = [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "flaxzoo",
+            "kinds": list(model.workers),
+            "max_model_len": model.front.max_length,
+        }
+        for model in service.models.values()
+    ]
+    return {"object": "list", "data": data}
+
+
+async def health(service: Service, fields: None) -> Response:
+    """Answers `/health`: 200 when warm, else 503."""
+    del fields
+    ready = service.engine.is_ready
+    return JSONResponse({"status": "ready" if ready else "unavailable"}, 200 if ready else 503)
+
+
+async def show_metrics(service: Service, fields: None) -> Response:
+    """Answers `/metrics`."""
+    del fields
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def tokenize(service: Service, fields: TokenizeFields) -> JsonObject:
+    """Answers `/tokenize`."""
+    model = service.model(fields.model)
+    ids = model.front.tokenizer.encode(fields.prompt, fields.add_special_tokens)
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.front.max_length}
+
+
+async def detokenize(service: Service, fields: DetokenizeFields) -> JsonObject:
+    """Answers `/detokenize`."""
+    tokenizer = service.model(fields.model).front.tokenizer
+    beyond = [token for token in fields.tokens if token >= tokenizer.vocab_size]
+    if beyond:
+        message = f"tokens must be below {tokenizer.vocab_size:,}, got {beyond[0]}"
+        raise ApiError(400, message, "tokens", "invalid_value")
+    return {"prompt": tokenizer.decode(fields.tokens)}
+
+
+async def tokenizer_info(service: Service, fields: None) -> JsonObject:
+    """Answers `/tokenizer_info`, about the first model."""
+    del fields
+    tokenizer = next(iter(service.models.values())).front.tokenizer
+    special = dataclasses.asdict(tokenizer.special_ids)
+    named: dict[str, Any] = {
+        f"{name}_token": None if token is None else tokenizer.token(token)
+        for name, token in special.items()
+    }
+    template = tokenizer.chat_template.source
+    return {**named, "vocab_size": tokenizer.vocab_size, "chat_template": template}
+
+
+STATUS = (
+    Endpoint("GET", "/health", health, "200 when the server is warm, else 503", is_open=True),
+    Endpoint("GET", "/metrics", show_metrics, "Figures for Prometheus"),
+    Endpoint("GET", "/v1/models", list_models, "The served models"),
+    Endpoint("POST", "/tokenize", tokenize, "The tokens of a text", TokenizeFields),
+    Endpoint("POST", "/detokenize", detokenize, "The text of tokens", DetokenizeFields),
+    Endpoint("GET", "/tokenizer_info", tokenizer_info, "The special tokens of the first model"),
+)
+"""The endpoints of this file."""
