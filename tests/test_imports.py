@@ -63,6 +63,7 @@ ORDER = {
         {"distributed", "recipes"},
         {"rewards"},
         {"runs"},
+        {"settings"},
         {"evaluation"},
         {"search"},
         {"engine"},

@@ -87,7 +87,6 @@ from .optim.schedules import make_schedule as make_schedule
 from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .plan.plan import make_plan as make_plan
 from .plan.topology import parse_topology as parse_topology
-from .recipes import recipe as recipe
 from .runs.custom import Callback as Callback
 from .runs.load_run import open_run as open_run
 from .runs.quality import QualityClassifier as QualityClassifier
@@ -95,6 +94,7 @@ from .runs.reference import ReferenceModel as ReferenceModel
 from .runs.save_run import save_run as save_run
 from .search.index import Hit as Hit
 from .search.index import SearchIndex as SearchIndex
+from .settings.configure import recipe as recipe
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters
 from .state import init_state as init_state

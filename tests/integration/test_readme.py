@@ -224,6 +224,9 @@ def smaller(arguments):
         smallest = {"2048": "300", "0.9": "0"}
         return [smallest.get(argument, argument) for argument in arguments]
     name = arguments[arguments.index("train") + 1]
+    if name.startswith("runs/"):
+        return arguments  # the run is small
+    name = name.replace("run.toml", "quickstart")
     arguments = [*arguments, *SMALL, *MORE.get(name, [])]
     if size := VOCABULARIES.get(name):
         arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]

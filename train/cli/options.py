@@ -8,7 +8,6 @@ flax and optax, and because help should appear without delay.
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import itertools
 import re
@@ -29,9 +28,9 @@ from typing import (
     get_type_hints,
 )
 
-from ...data.common.errors import UserError, similar_names
+from ...data.common.errors import UserError
 from ...data.common.fields import expectation, field_docs, range_of
-from .familiar_names import FAMILIAR_NAMES
+from ..settings.familiar_names import remedy_for
 
 Options = TypeVar("Options")
 
@@ -148,7 +147,7 @@ class OptionParser(argparse.ArgumentParser):
         for word in itertools.takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
             if _looks_like_option(word) and name not in known:
-                self.error(f"unknown option {name}{_remedy(name, known)}")
+                self.error(f"unknown option {name}{remedy_for(name, known)}")
         try:
             parsed, unexpected = self.parse_known_args(words)
         except argparse.ArgumentError as error:
@@ -201,25 +200,6 @@ def _option_named(name: str) -> str:
 
 def _looks_like_option(word: str) -> bool:
     return re.match(r"--?[A-Za-z]", word) is not None and " " not in word
-
-
-def _remedy(name: str, known: Sequence[str]) -> str:
-    """Returns a suggestion for an unknown option, to append to a message."""
-    plain = name.lstrip("-").replace("_", "-").lower()
-    familiar = FAMILIAR_NAMES.get(plain, "")
-    if f"--{familiar.split(' ')[0]}" in known:
-        return f": here it is --{familiar}"
-    section, dot, last = plain.rpartition(".")
-    ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
-    near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
-    # Prefer a similar last part, then a similar part in the same section, then a similar name.
-    similar = (
-        [flag for flag, end in ends.items() if end in near]
-        or [flag for flag, end in ends.items() if flag == f"--{section}{dot}{end}" and last in end]
-        or similar_names(f"--{plain}", known)
-    )
-    similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]
-    return f": did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def _complaint(error: argparse.ArgumentError) -> str:

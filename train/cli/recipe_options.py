@@ -6,28 +6,28 @@ all in titled groups. Like `options.py`, this file imports only the standard lib
 """
 
 import argparse
-import contextlib
 import dataclasses
-import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-from ...data.common.fields import describe, named_below, require
-from ...models.adapters.lora import LoRAConfig
+from ...data.common.fields import describe, require
 from ...models.registry import preset as published_preset
-from ...models.rotary_scaling import RotaryScaling
-from ..config import TrainConfig, differences, flatten, to_dict
-from ..objectives.table import objective_for, objectives_of
-from ..recipes import RECIPES, recipe
+from ..config import TrainConfig
+from ..objectives.table import objectives_of
+from ..settings.configure import (
+    DERIVED,
+    OBJECTIVE,
+    OPTIONAL,
+    is_run,
+    named_recipe,
+    starting_config,
+    with_settings,
+)
+from ..settings.settings_file import SUFFIX, read_settings
 from .options import OptionParser, add_option, log
 
-Config = TypeVar("Config")
-
-DERIVED = ("model.head", "model.labels")
-"""The fields that follow from the data. Help does not show them, and giving them is an error."""
 VOCABULARY = (
     "model.vocab_size",
     *("data.tokenizer.kind", "data.tokenizer.vocab_size", "data.tokenizer.path"),
@@ -68,17 +68,6 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 all nested fields that no other group lists."""
 
 
-OPTIONAL: dict[str, Callable[[], Any]] = {
-    "lora": LoRAConfig,
-    "model.rope_scaling": functools.partial(
-        RotaryScaling, kind="llama3", factor=8.0, original_length=8192
-    ),
-}
-"""Nested configurations that default to None. Giving any option of one creates it."""
-
-OBJECTIVE = "objective.kind"
-"""The option that chooses the objective."""
-
 MOST_USED = (
     *("preset", "data.source", "data.validation", "data.length", "init_from", "steps", "epochs"),
     *("batch_size", "optimizer.peak_learning_rate", "execution.dtype"),
@@ -108,7 +97,7 @@ class RecipeParser(OptionParser):
 
         Args:
             command: `train`, `plan` or `bench`.
-            arguments: the name of the recipe, then the options.
+            arguments: the name of the recipe, a run folder or a file of settings, then the options.
             description: the description of the command. Defaults to the recipe's.
             example: options to show in the example. Defaults to the example in the recipe's
               details.
@@ -116,27 +105,20 @@ class RecipeParser(OptionParser):
         Raises:
             UserError: the recipe is unknown or does not have the preset.
         """
-        name, *self._options = arguments
-        # The preset determines the defaults, so read it before the other options are parsed.
-        preset = _value_of("preset", self._options)
+        name, *self._options = _expanded(arguments)
+        # These determine the defaults, so read them before the other options are parsed.
+        first = {x: _value_of(x, self._options) for x in ("preset", "init_from", OBJECTIVE)}
+        preset = first["preset"]
         require(
             preset != "" and not (preset or "").startswith("--"),
             f"--preset has no value: add one (see flaxzoo {command} {name} --help)",
         )
-        self._config = recipe(name, preset)
-        named = RECIPES[name]
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
-        # A model to start from also determines defaults. Help does not open it.
-        init_from = _value_of("init-from", self._options) or self._config.init_from
-        if preset is None and named.of_model is not None and init_from and not helping:
-            run = Path(_value_of("workdir", self._options) or default_workdir(name))
-            self._config = _config_for(name, init_from, command, run) or self._config
-        # The objective determines which options there are.
-        kind = _value_of(OBJECTIVE, self._options)
-        if kind is not None:
-            chosen = objective_for(self._config.data, kind)
-            self._config = dataclasses.replace(self._config, objective=chosen)
+        run = Path(_value_of("workdir", self._options) or default_workdir(arguments[0]))
+        # Help does not open the model to start from.
+        self._config = starting_config(name, first, command=command, run=run, opens=not helping)
+        named = named_recipe(name)
         self._command, self._preset = command, preset or named.preset
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
         whole = f"flaxzoo {command} {name}"
@@ -166,15 +148,7 @@ class RecipeParser(OptionParser):
               invalid.
         """
         parsed = self.read(self._options)
-        data = self._config.data
-        heads = " or ".join(self._config.objective.heads(data))
-        for field in DERIVED:
-            require(
-                not hasattr(parsed, field),
-                f"{field} follows from the data, and {data.kind} data train the head {heads}: "
-                "leave it out, or choose a recipe of other data (flaxzoo list)",
-            )
-        return parsed, self._with_vocabulary(parsed, with_options(self._config, _sized(parsed)))
+        return parsed, self._with_vocabulary(parsed, with_settings(self._config, vars(parsed)))
 
     def _with_vocabulary(self, parsed: argparse.Namespace, config: TrainConfig) -> TrainConfig:
         """Returns the configuration with the preset's published vocabulary size, if applicable.
@@ -222,71 +196,18 @@ class RecipeParser(OptionParser):
         return formatter.format_help()
 
 
-def _sized(parsed: argparse.Namespace) -> argparse.Namespace:
-    """Drops the recipe's vocabulary size if the options choose a kind that determines its size.
-
-    Raises:
-        UserError: options name an existing vocabulary and also settings for training one.
-    """
-    kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
-    is_named = getattr(parsed, "data.tokenizer.path", None) is not None
-    for option in (kind, size, "data.tokenizer.lowercase"):
-        require(
-            not (is_named and hasattr(parsed, option)),
-            f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
-            "one: leave one of them out",
-        )
-    if getattr(parsed, kind, None) in ("characters", "words") and not hasattr(parsed, size):
-        setattr(parsed, size, None)
-    return parsed
+def _expanded(arguments: Sequence[str]) -> list[str]:
+    """Returns the recipe and its options, which may be in a file, before other options."""
+    name, *options = arguments
+    if not name.endswith(SUFFIX):
+        return [name, *options]
+    return [*read_settings(Path(name).expanduser()), *options]
 
 
 def default_workdir(name: str) -> Path:
-    """Returns the default run folder of a recipe."""
-    return Path("runs") / name
-
-
-def _config_for(name: str, init_from: str, command: str, run: Path) -> TrainConfig | None:
-    """Returns the recipe for a run that starts from a model, or None if neither is available.
-
-    `plan` and `bench` download nothing.
-    """
-    folder = Path(init_from).expanduser()
-    if command == "train":
-        from ...models.hub import local_folder
-
-        if (resumed := _resumed(name, init_from, run)) is not None:
-            return resumed
-        # Training reports a missing model later.
-        with contextlib.suppress(FileNotFoundError):
-            folder = local_folder(init_from)
-    if not (folder / "config.json").is_file():
-        return None
-    # `flaxzoo bench` runs on machines that lack the packages of this import.
-    from ..runs.load_run import begin_with
-
-    return begin_with(name, folder)
-
-
-def _resumed(name: str, init_from: str, run: Path) -> TrainConfig | None:
-    """Returns the recipe for an existing run, or None if it did not start from this model.
-
-    Settings that follow from the initial model are read from the run, because the initial model
-    may have been deleted.
-    """
-    from ..runs.load_run import config_of_run
-
-    config, of_model = RECIPES[name].config, RECIPES[name].of_model
-    stored = config_of_run(run) if (run / "config.json").is_file() else None
-    if of_model is None or stored is None or stored.init_from != init_from:
-        return None
-    if type(stored.data) is not type(config.data):
-        return None
-    # The fields that the recipe derives from the run's model.
-    derived = {"init_from", "execution.remat", *differences(config, of_model(stored.model))}
-    values = flatten(to_dict(stored))
-    given = {x: values[x] for x in derived if not x.startswith("model.")}
-    return with_options(config, argparse.Namespace(**given))
+    """Returns the default run folder of a recipe, a file of settings, or a run folder."""
+    folder = Path(name).expanduser()
+    return folder if is_run(folder) else Path("runs") / folder.name.removesuffix(SUFFIX)
 
 
 class _HelpAll(argparse.Action):
@@ -300,12 +221,13 @@ class _HelpAll(argparse.Action):
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """Returns the value of an option that is needed before argparse runs."""
+    """Returns the last value of an option that is needed before argparse runs."""
+    flag, found = f"--{option.replace('_', '-')}", None
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
-        if name == f"--{option}":
-            return value if equals else following
-    return None
+        if name.replace("_", "-") == flag:
+            found = value if equals else following
+    return found
 
 
 def _split_example(doc: str) -> tuple[str, str]:
@@ -340,32 +262,6 @@ def add_options(
         field = fields[name]
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
         add_option(group, name, field.hint, field.text, default=field.default)
-
-
-def with_options(config: Config, parsed: argparse.Namespace, prefix: str = "") -> Config:
-    """Returns `config` with the values from the command line.
-
-    Raises:
-        UserError: a value is out of range.
-    """
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value, name = getattr(config, field.name), prefix + field.name
-        if value is None and name in OPTIONAL and _gives_any(parsed, name):
-            value = OPTIONAL[name]()
-        if dataclasses.is_dataclass(value):
-            given[field.name] = with_options(value, parsed, f"{name}.")
-        elif hasattr(parsed, name):
-            read = getattr(parsed, name)
-            given[field.name] = tuple(read) if isinstance(read, list) else read
-    # Errors of nested configurations then name the whole field, such as `model.num_layers`.
-    with named_below(prefix):
-        # A default objective has a mark, which a copy does not have.
-        return dataclasses.replace(config, **given) if given else config  # pyright: ignore[reportArgumentType]
-
-
-def _gives_any(parsed: argparse.Namespace, name: str) -> bool:
-    return any(given.startswith(f"{name}.") for given in vars(parsed))
 
 
 def _covers(entry: str, name: str) -> bool:

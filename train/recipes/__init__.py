@@ -98,7 +98,7 @@ def _unknown(name: str) -> str:
     # A user may confuse recipes with run folders.
     if (Path(name) / "config.json").is_file():
         return (
-            f"{name} is a folder with a model, not a recipe: give the run's recipe and "
-            f"--workdir {name} to resume it, or a recipe and --init-from {name} to start from it"
+            f"{name} is a folder with a model, not a recipe: give a recipe and --init-from {name} "
+            "to start from it"
         )
     return f"no recipe named {name!r}: {suggest(name, list(RECIPES))}"

@@ -38,6 +38,7 @@ EMBED = TrainConfig(
         beta2=0.999,
         weight_decay=0.01,
     ),
+    execution=Execution(remat="dots"),
     epochs=10.0,
     batch_size=32,
 )
@@ -51,7 +52,6 @@ def of_model(model: TransformerConfig) -> TrainConfig:
         data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128), query_length=None),
         # The learning rate of sentence-transformers' examples, for models of a width of 768.
         optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=2e-5),
-        execution=Execution(remat="dots"),
         epochs=1.0,
         batch_size=64,
     )
@@ -79,7 +79,6 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
         data=dataclasses.replace(RERANK.data, length=min(model.max_length, 256)),
         # 2e-5 is the rate for a width of 768; narrower models need a larger one.
         optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=rate),
-        execution=Execution(remat="dots"),
         epochs=1.0,
     )
 

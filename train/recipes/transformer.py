@@ -151,7 +151,7 @@ RECIPES: dict[str, Recipe] = {
                 tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=8000),
             ),
             optimizer=_to_zero(3e-3, 400),
-            execution=Execution(),
+            execution=Execution(remat="dots"),
             objective=Seq2SeqConfig(label_smoothing=0.1),
             steps=2400,
             batch_size=64,

@@ -361,10 +361,8 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ("generate RUN more", "flaxzoo: unexpected argument 'more' (see flaxzoo generate --help)"),
         ("export RUN out --form npy", "--form must be one of huggingface,"),
         ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
-        (
-            "train RUN",
-            "is a folder with a model, not a recipe: give the run's recipe and --workdir",
-        ),
+        ("train RUN --preset gpt2", "is a folder with a model, not a recipe: give a recipe and"),
+        ("train no.toml", "no.toml"),
         ("train runs/z", "flaxzoo: no recipe named 'runs/z'"),
         ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
         ("train bert-classify --model.head span", "data train the head sequence_classification:"),

@@ -6,7 +6,6 @@ import pytest
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models import LoRAConfig
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.cli.familiar_names import FAMILIAR_NAMES
 from flaxzoo.train.cli.inference.embed import EmbedArguments
 from flaxzoo.train.cli.inference.generate import GenerateArguments
 from flaxzoo.train.cli.inference.prompt import PromptArguments
@@ -16,6 +15,7 @@ from flaxzoo.train.config import MeshConfig, to_dict
 from flaxzoo.train.objectives.table import objectives_of
 from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.runs.config_json import from_dict
+from flaxzoo.train.settings.familiar_names import FAMILIAR_NAMES
 
 ONE_OF_EACH_KIND = ["bert-classify", "bert-quickstart", "gpt2", "wmt14-en-de-base"]
 FAMILIAR = """lr learning-rate epochs num-train-epochs per-device-train-batch-size output-dir

@@ -67,3 +67,11 @@ def test_bert_in_one_phase_has_the_printed_numbers():
     assert config.steps * config.batch_size * config.data.length / 3.3e9 == pytest.approx(
         39.7, abs=0.05
     )
+
+
+def test_one_size_has_one_default_of_rematerialization():
+    """Models of the width of a quickstart or wider save memory, narrower ones save time."""
+    for name, recipe in RECIPES.items():
+        config = recipe.config
+        expected = "dots" if config.model.d_model >= 128 else "none"
+        assert config.execution.remat == expected, name

@@ -5,18 +5,20 @@ import dataclasses
 import logging
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from ....data.common.errors import UserError
-from ....data.common.fields import PositiveInt
+from ....data.common.fields import PositiveInt, Suffix
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
+from ...settings.settings_file import SUFFIX, write_settings
 from ..options import log, parse, reader, split_at_dashes, with_flags
 from ..recipe_options import RecipeParser, default_workdir
 
 
 def train_command(arguments: list[str]) -> int:
-    """Runs `flaxzoo train RECIPE [options]`.
+    """Runs `flaxzoo train RECIPE [options]`; the recipe may also be a file or a run folder.
 
     Returns:
         0, or 128 plus the signal number if a signal stopped the run, as shells do.
@@ -24,11 +26,17 @@ def train_command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
-            "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n\n"
+            "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n"
+            "       flaxzoo train FILE.toml, with a recipe and options\n"
+            "       flaxzoo train RUN, to resume or change a run\n\n"
             f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
         )
         return 0
     parsed, config = _parse(arguments)
+    if parsed.save_config is not None:
+        write_settings(parsed.save_config, config)
+        log(f"the settings are in {parsed.save_config}: flaxzoo train {parsed.save_config}")
+        return 0
     enable_compilation_cache()
     _silence_orbax()
     # Import after the options are checked: help and errors should not wait for jax.
@@ -76,6 +84,13 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         dest="resume",
         action="store_false",
         help="Refuse a run folder that has checkpoints.",
+    )
+    saving.add_argument(
+        "--save-config",
+        type=reader(Annotated[Path, Suffix(SUFFIX)]),
+        metavar="FILE",
+        help="Write the recipe and all changed options to this file, and train nothing. "
+        "flaxzoo train FILE reads it. (a file name with the ending .toml)",
     )
     parser.groups["devices"].add_argument(
         "--rendezvous-timeout",

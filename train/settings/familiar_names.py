@@ -1,4 +1,12 @@
-"""The names that other libraries and programs give to options of flaxzoo."""
+"""The names that other libraries and programs give to options of flaxzoo.
+
+This file imports only the standard library, because options are read before other imports.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from ...data.common.errors import similar_names
 
 FAMILIAR_NAMES: dict[str, str] = {
     familiar: ours
@@ -69,3 +77,27 @@ FAMILIAR_NAMES: dict[str, str] = {
     for familiar in names.split()
 }
 """Option name in other libraries and programs → the equivalent option here."""
+
+
+def remedy_for(name: str, known: Sequence[str]) -> str:
+    """Returns a suggestion for an unknown option, to append to a message; may be empty.
+
+    Args:
+        name: the option, with or without dashes.
+        known: the valid options, with dashes.
+    """
+    plain = name.lstrip("-").replace("_", "-").lower()
+    familiar = FAMILIAR_NAMES.get(plain, "")
+    if f"--{familiar.split(' ')[0]}" in known:
+        return f": here it is --{familiar}"
+    section, dot, last = plain.rpartition(".")
+    ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
+    near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
+    # Prefer a similar last part, then a similar part in the same section, then a similar name.
+    similar = (
+        [flag for flag, end in ends.items() if end in near]
+        or [flag for flag, end in ends.items() if flag == f"--{section}{dot}{end}" and last in end]
+        or similar_names(f"--{plain}", known)
+    )
+    similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]
+    return f": did you mean {' or '.join(similar)}?" if similar else ""

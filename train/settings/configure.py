@@ -1,0 +1,230 @@
+"""The configuration of a recipe or a run with settings that replace its fields.
+
+A setting is a field with dots for nested ones: `optimizer.peak_learning_rate`. Python, files and
+the command line give settings, and all three are read here. This file imports only what is needed
+to describe a run, because `flaxzoo bench` runs on machines that have only jax, flax and optax.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...data.common.fields import describe, named_below, require
+from ...models.adapters.lora import LoRAConfig
+from ...models.rotary_scaling import RotaryScaling
+from ...models.run_files import CONFIG_FILE, is_foreign, read_fields
+from ..config import Recipe, TrainConfig, differences, flatten, to_dict
+from ..objectives.table import objective_for
+from ..recipes import RECIPES
+from ..recipes import recipe as named_config
+from .familiar_names import remedy_for
+
+Config = TypeVar("Config")
+
+DERIVED = ("model.head", "model.labels")
+"""The fields that follow from the data. Help does not show them, and giving them is an error."""
+
+OPTIONAL: dict[str, Callable[[], Any]] = {
+    "lora": LoRAConfig,
+    "model.rope_scaling": functools.partial(
+        RotaryScaling, kind="llama3", factor=8.0, original_length=8192
+    ),
+}
+"""Nested configurations that default to None. Giving any option of one creates it."""
+
+OBJECTIVE = "objective.kind"
+"""The setting that chooses the objective."""
+
+
+def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig:
+    """Returns the configuration of a named recipe, with settings that replace its fields.
+
+    Example::
+
+        train.recipe("quickstart", steps=10, **{"optimizer.peak_learning_rate": 1e-3})
+
+    Args:
+        name: A recipe such as `quickstart`, or a family such as `gpt`.
+        preset: A published size of the family, such as `gpt2-large`. Recipes of post-training
+            accept the sizes of all families. Other recipes have a fixed size.
+        settings: Values of fields by name, with dots for nested fields. They are the options of
+            `flaxzoo train` with underscores, and have the same checks.
+
+    Raises:
+        UserError: The recipe, the preset or a setting is unknown (the message names the closest
+            match), the recipe has a fixed size, or a value is out of range.
+    """
+    config = starting_config(name, {"preset": preset, **settings}, opens="init_from" in settings)
+    known = {x.name for x in describe(config, nested=OPTIONAL, with_text=False)} | {OBJECTIVE}
+    flags = [f"--{x.replace('_', '-')}" for x in sorted(known)]
+    for setting in settings:
+        # Python names fields, and the remedy names options.
+        remedy = re.sub(
+            r"--([\w.-]+)", lambda x: x[1].replace("-", "_"), remedy_for(setting, flags)
+        )
+        require(setting in known, f"unknown field {setting}{remedy}")
+    return with_settings(config, settings)
+
+
+def named_recipe(name: str) -> Recipe:
+    """Returns a recipe, or the configuration of a run folder as a recipe.
+
+    Raises:
+        UserError: The name is neither.
+    """
+    folder = Path(name).expanduser()
+    if name in RECIPES or not is_run(folder):
+        named_config(name)  # raises UserError if the name is unknown
+        return RECIPES[name]
+    from ..runs.load_run import config_of_run
+
+    return Recipe(
+        summary=f"The run in {name}: this command resumes it.",
+        details=(
+            f"Run: flaxzoo train {name} --extend-to 1000\n"
+            "The defaults of all options are the settings of the run. --extend-to adds a stage of "
+            "more steps, with other settings if given, and --save-config writes the settings to a "
+            "file."
+        ),
+        config=config_of_run(folder),
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Returns whether a folder has the `config.json` of a run."""
+    return (folder / CONFIG_FILE).is_file() and not is_foreign(read_fields(folder))
+
+
+def starting_config(
+    name: str,
+    given: Mapping[str, Any],
+    *,
+    command: str = "train",
+    run: Path | None = None,
+    opens: bool = True,
+) -> TrainConfig:
+    """Returns the configuration that settings change.
+
+    Args:
+        name: A recipe or a run folder.
+        given: All settings. The preset, the model to start from and the objective determine which
+            other fields there are, and their defaults.
+        command: The command; only `train` downloads the model to start from.
+        run: The folder of the run, which may exist.
+        opens: Whether the model to start from may be opened.
+
+    Raises:
+        UserError: The recipe, the preset or the objective is unknown.
+    """
+    named, preset = named_recipe(name), given.get("preset")
+    config = named.config if preset is None else named_config(name, preset)
+    init_from = given.get("init_from") or config.init_from
+    if preset is None and named.of_model is not None and init_from and opens:
+        config = _config_for(name, init_from, command, run) or config
+    kind, own = given.get(OBJECTIVE), config.objective
+    # A default objective changes with the data, and one that is named does not.
+    if kind is None or (kind == own.kind and not own.is_default):
+        return config
+    return dataclasses.replace(config, objective=objective_for(config.data, kind))
+
+
+def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """Returns a configuration with settings, whose names are known.
+
+    Raises:
+        UserError: A value is out of range, or two settings contradict each other.
+    """
+    heads = " or ".join(config.objective.heads(config.data))
+    for field in DERIVED:
+        require(
+            field not in given,
+            f"{field} follows from the data, and {config.data.kind} data train the head {heads}: "
+            "leave it out, or choose a recipe of other data (flaxzoo list)",
+        )
+    return _replaced(config, _sized(given))
+
+
+def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drops the recipe's vocabulary size if the settings choose a kind that determines its size.
+
+    Raises:
+        UserError: Settings name an existing vocabulary and also settings for training one.
+    """
+    kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
+    is_named = given.get("data.tokenizer.path") is not None
+    for option in (kind, size, "data.tokenizer.lowercase"):
+        require(
+            not (is_named and option in given),
+            f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
+            "one: leave one of them out",
+        )
+    if given.get(kind) in ("characters", "words") and size not in given:
+        return {**given, size: None}
+    return given
+
+
+def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Config:
+    """Returns `config` with the given values.
+
+    Raises:
+        UserError: A value is out of range.
+    """
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
+        value, name = getattr(config, field.name), prefix + field.name
+        if value is None and name in OPTIONAL and any(x.startswith(f"{name}.") for x in given):
+            value = OPTIONAL[name]()
+        if dataclasses.is_dataclass(value):
+            values[field.name] = _replaced(value, given, f"{name}.")
+        elif name in given:
+            values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
+    # Errors of nested configurations then name the whole field, such as `model.num_layers`.
+    with named_below(prefix):
+        # A default objective has a mark, which a copy does not have.
+        return dataclasses.replace(config, **values) if values else config  # pyright: ignore[reportArgumentType]
+
+
+def _config_for(name: str, init_from: str, command: str, run: Path | None) -> TrainConfig | None:
+    """Returns the recipe for a run that starts from a model, or None if neither is available.
+
+    `plan` and `bench` download nothing.
+    """
+    folder = Path(init_from).expanduser()
+    if command == "train":
+        from ...models.hub import local_folder
+
+        if run is not None and (resumed := _resumed(name, init_from, run)) is not None:
+            return resumed
+        # Training reports a missing model later.
+        with contextlib.suppress(FileNotFoundError):
+            folder = local_folder(init_from)
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    # `flaxzoo bench` runs on machines that lack the packages of this import.
+    from ..runs.load_run import begin_with
+
+    return begin_with(name, folder)
+
+
+def _resumed(name: str, init_from: str, run: Path) -> TrainConfig | None:
+    """Returns the recipe for an existing run, or None if it did not start from this model.
+
+    Settings that follow from the initial model are read from the run, because the initial model
+    may have been deleted.
+    """
+    from ..runs.load_run import config_of_run
+
+    config, of_model = RECIPES[name].config, RECIPES[name].of_model
+    stored = config_of_run(run) if (run / CONFIG_FILE).is_file() else None
+    if of_model is None or stored is None or stored.init_from != init_from:
+        return None
+    if type(stored.data) is not type(config.data):
+        return None
+    # The fields that the recipe derives from the run's model.
+    derived = {"init_from", "execution.remat", *differences(config, of_model(stored.model))}
+    values = flatten(to_dict(stored))
+    return _replaced(config, {x: values[x] for x in derived if not x.startswith("model.")})

@@ -1,0 +1,133 @@
+"""Files of settings: `flaxzoo train run.toml`, and `--save-config run.toml`, which writes one."""
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...data.common.atomic_io import write_file
+from ...data.common.errors import UserError
+from ...data.common.fields import require
+from ...models.registry import families
+from ..config import TrainConfig, flatten, to_dict
+from ..recipes import RECIPES
+from .configure import DERIVED, OBJECTIVE, starting_config, with_settings
+
+SUFFIX = ".toml"
+RECIPE = "recipe"
+"""The key of the recipe's name in a file."""
+
+
+def read_settings(file: Path) -> list[str]:
+    """Returns the recipe and the options of a file, as words of the command line.
+
+    The names in the file are those of the options: `steps = 10`, and `peak-learning-rate` in the
+    section `[optimizer]`. Underscores are as good as hyphens.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        UserError: The file is not TOML, or names no recipe.
+    """
+    try:
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML ({error}): correct it") from None
+    name = fields.pop(RECIPE, None)
+    require(
+        isinstance(name, str),
+        f"{file}: {RECIPE} must be the name of a recipe, got {name!r}: write {RECIPE} = "
+        '"quickstart" in its first line',
+    )
+    words = (word for setting, value in flatten(fields).items() for word in _words(setting, value))
+    return [str(name), *words]
+
+
+def _words(setting: str, value: Any) -> Iterator[str]:
+    """Yields a setting as words of the command line."""
+    flag = f"--{setting.replace('_', '-')}"
+    if isinstance(value, bool):
+        section, dot, own = flag.removeprefix("--").rpartition(".")
+        yield flag if value else f"--{section}{dot}no-{own}"
+    elif isinstance(value, list):
+        yield from (flag, *map(str, value))
+    else:
+        yield f"{flag}={value}"
+
+
+def write_settings(file: Path, config: TrainConfig) -> None:
+    """Writes the recipe that is most like a configuration, and the settings that differ from it.
+
+    Raises:
+        UserError: No recipe trains this kind of model on this kind of data.
+        OSError: The file cannot be written.
+    """
+    described = [found for choice in _recipes_like(config) if (found := _settings(choice, config))]
+    require(
+        described,
+        f"no recipe trains {type(config.model).__name__} on {config.data.kind} data, so a file of "
+        "settings cannot describe this run: use its config.json",
+    )
+    sections: dict[str, list[str]] = {"": []}
+    for name, value in min(described, key=len).items():
+        section, _, own = name.rpartition(".")
+        sections.setdefault(section, []).append(f"{own} = {_toml(value)}")
+    titled = [[f"[{title}]"] * bool(title) + lines for title, lines in sections.items()]
+    text = "\n\n".join("\n".join(lines) for lines in titled)
+    write_file(file, f"{text}\n".encode())
+
+
+def _recipes_like(config: TrainConfig) -> Iterator[dict[str, Any]]:
+    """Yields recipes with the same kinds of model and data, as settings."""
+    # A run that starts from a model has its sizes, whatever the recipe's are.
+    start = {} if config.init_from is None else {"init_from": config.init_from}
+    for name, named in RECIPES.items():
+        if type(named.config.data) is not type(config.data):
+            continue
+        if start or type(named.config.model) is type(config.model):
+            yield {RECIPE: name, **start}
+        if named.of_preset is not None and not start and name in families():
+            yield from ({RECIPE: name, "preset": x} for x in families()[name].presets)
+
+
+def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | None:
+    """Returns the settings of a file, or None if they would give another configuration.
+
+    Args:
+        choice: The recipe, with its preset or the model to start from.
+        config: The configuration.
+    """
+    name, kind = choice[RECIPE], config.objective.kind
+    # Some published sizes, and some fields of another family, are errors.
+    with contextlib.suppress(UserError):
+        if starting_config(name, choice).objective.kind != kind:
+            choice = {**choice, OBJECTIVE: kind}
+        base = starting_config(name, choice)
+        given = {**choice, **_differing(base, config)}
+        known = {x: value for x, value in given.items() if x not in (RECIPE, "preset", OBJECTIVE)}
+        return None if _differing(with_settings(base, known), config) else given
+    return None
+
+
+def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+    """Returns the fields of `config` that differ from `base` and are settings."""
+    stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
+    # These follow from other settings.
+    implied = ("data.kind", OBJECTIVE, *DERIVED)
+    if config.init_from is not None:
+        taken = ("model.", "data.tokenizer.")
+        implied += tuple(x for x in stated if x.startswith(taken) and x != "model.dropout_rate")
+    return {
+        name: value
+        for name, value in stated.items()
+        if name not in implied and usual.get(name, ...) != value
+    }
+
+
+def _toml(value: Any) -> str:
+    """Returns a value as TOML; it has no null, so that None is the word that an option takes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    # A text of JSON is one of TOML.
+    return json.dumps("None" if value is None else value, ensure_ascii=False)
