@@ -25,8 +25,8 @@ NUMBER_OF_ROWS = 141
 
 HERE = "tests/test_lectures.py"
 NN = "tests/models/nn"
-GPT, BERT = "tests/models/test_gpt.py", "tests/models/test_bert.py"
-TRANSFORMER, PRESETS = "tests/models/test_transformer.py", "tests/models/test_presets.py"
+GPT, BERT = "tests/models/families/test_gpt.py", "tests/models/families/test_bert.py"
+TRANSFORMER, PRESETS = "tests/models/families/test_transformer.py", "tests/models/test_presets.py"
 KINDS, ORDER = f"{NN}/test_position_kinds.py", "tests/models/test_order.py"
 SIMPLE = "tests/models/test_parameter_free_attention.py"
 OPTIONS = f"{NN}/test_block_options.py"

@@ -54,6 +54,8 @@ from .objectives.embedding.in_batch import MultipleNegativesConfig as MultipleNe
 from .objectives.embedding.ranked import DistillationConfig as DistillationConfig
 from .objectives.embedding.ranked import MarginMSEConfig as MarginMSEConfig
 from .objectives.embedding.ranked import TripletConfig as TripletConfig
+from .objectives.embedding.rerank import RerankConfig as RerankConfig
+from .objectives.embedding.rerank import rerank as rerank
 from .objectives.embedding.scored import AngleConfig as AngleConfig
 from .objectives.embedding.scored import ContrastiveConfig as ContrastiveConfig
 from .objectives.embedding.scored import CoSENTConfig as CoSENTConfig
@@ -69,8 +71,6 @@ from .objectives.ppo import ppo as ppo
 from .objectives.ppo import ppo_targets as ppo_targets
 from .objectives.question_answering import SPAN as SPAN
 from .objectives.question_answering import QuestionAnsweringConfig as QuestionAnsweringConfig
-from .objectives.rerank import RerankConfig as RerankConfig
-from .objectives.rerank import rerank as rerank
 from .objectives.reward import RewardConfig as RewardConfig
 from .objectives.reward import reward as reward
 from .objectives.rloo import RLOOConfig as RLOOConfig

@@ -91,7 +91,7 @@ def _read(source: Source, split: Split) -> Rows:
 
 
 def _read_published(source: Source, split: Split) -> Rows:
-    from ..sources.tfds_documents import download, open_builder, open_split
+    from ..sources.tfds.documents import download, open_builder, open_split
 
     builder = open_builder(source)
     # The first use downloads the data set.

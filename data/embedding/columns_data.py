@@ -11,7 +11,7 @@ from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import names_of_fields
 from ..sources.retrieval.collection import read_retrieval
 from ..sources.tables import ColumnRoles
-from ..sources.tfds_records import PublishedRecords
+from ..sources.tfds.records import PublishedRecords
 from ..tasks.base import SourceField
 from ..tasks.labelled import RecordData
 from ..tasks.labelled_examples import ExampleSet

@@ -20,7 +20,7 @@ from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
-from ..sources.tfds_records import open_published
+from ..sources.tfds.records import open_published
 from ..tasks.question_answering import NO_ANSWER
 from ..tasks.sequence_classification import SequenceClassificationData
 from ..tokenizers.training import TokenizerConfig

@@ -63,7 +63,7 @@ def load_documents(
     for one in sources:
         if one.kind == "tfds":
             # Import late: TFDS is slow to load.
-            from .tfds_documents import load_published
+            from .tfds.documents import load_published
 
             parts.append(load_published(one, split, fraction, cache))
         else:

@@ -35,7 +35,7 @@ from .in_memory import KIND, Examples
 from .labelled_names import LabelledSource, parse_labelled
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import check_kind
-from .tfds_records import PublishedRecords, open_published
+from .tfds.records import PublishedRecords, open_published
 
 FORMS = {
     "pairs": "pairs:SRC,TGT",

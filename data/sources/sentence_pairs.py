@@ -16,7 +16,7 @@ from .hash_split import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
 from .tables import SENTENCE_PAIRS, header_notes
-from .tfds_records import PublishedRecords
+from .tfds.records import PublishedRecords
 
 
 class SentencePair(NamedTuple):

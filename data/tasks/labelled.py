@@ -31,7 +31,7 @@ from ..sources.labelled_names import (
 )
 from ..sources.labelled_records import read_fields
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
-from ..sources.tfds_records import PublishedRecords, open_published
+from ..sources.tfds.records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide

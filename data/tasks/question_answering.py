@@ -34,7 +34,7 @@ from ..sources.squad import (
     read_questions,
     unanswered,
 )
-from ..sources.tfds_records import PublishedRecords
+from ..sources.tfds.records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength

@@ -26,7 +26,7 @@ from ..sources.conll import read_sentences, read_words
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_objects
-from ..sources.tfds_records import PublishedRecords
+from ..sources.tfds.records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength

@@ -22,7 +22,7 @@ from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
 
 from ..support.archetypes import cases
-from .test_transformer import OTHERS
+from .families.test_transformer import OTHERS
 
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
 BUCKETS = {"position_buckets": 8, "position_distance": 12}

@@ -31,7 +31,7 @@ from .bad_steps import SkipCounts
 from .checkpoint import Checkpoints, DataState, set_aside_damaged
 from .compile import CompiledTrainer, compile_trainer
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
-from .policy_trainer import compile_policy_trainer
+from .policy.trainer import compile_policy_trainer
 
 SKIPPED = "skipped"
 """The key of the skipped steps in a checkpoint, next to the data position."""

@@ -24,7 +24,7 @@ OBJECTIVES = {
     "question_answering": "question_answering.QuestionAnsweringConfig",
     "multiple_choice": "classification.MultipleChoiceConfig",
     "seq2seq": "seq2seq.Seq2SeqConfig",
-    "rerank": "rerank.RerankConfig",
+    "rerank": "embedding.rerank.RerankConfig",
     "multiple_negatives": "embedding.in_batch.MultipleNegativesConfig",
     "gist": "embedding.in_batch.GISTConfig",
     "cosent": "embedding.scored.CoSENTConfig",

@@ -8,7 +8,7 @@ from ...data.common.errors import counted
 from ...models.loading import model_config
 from ...models.run_files import CONFIG_FILE
 from ..config import TrainConfig, check_length, in_steps
-from ..engine.policy_update import update_config
+from ..engine.policy.update import update_config
 from ..objectives.online import OnlineConfig
 from ..runs.init_from import head_parameters
 from ..runs.run_folder import fit_model

@@ -26,7 +26,7 @@ from ..distributed.sharding import (
 )
 from ..engine.compile import configured_step
 from ..engine.memory_summary import bytes_per_device, is_out_of_memory, temp_bytes
-from ..engine.rollout import RolloutPrograms, samples_stacked
+from ..engine.policy.rollout import RolloutPrograms, samples_stacked
 from ..engine.sharded_step import ShardedStep, with_shardings
 from ..objectives.online import OnlineConfig
 from ..runs.config_json import from_dict

@@ -8,7 +8,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution, TransformerConfig
 from ...models.encoders.bert import BertConfig
 from ..config import Recipe, TrainConfig
-from ..objectives.rerank import RerankConfig
+from ..objectives.embedding.rerank import RerankConfig
 from ..optimizer_config import OptimizerConfig
 
 EMBED = TrainConfig(

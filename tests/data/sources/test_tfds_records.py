@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from flaxzoo.data import DataError, TokenizerConfig, load_documents, open_parallel
-from flaxzoo.data.sources import tfds_documents as published
-from flaxzoo.data.sources import tfds_records as published_records
 from flaxzoo.data.sources.labelled_names import parse_labelled
+from flaxzoo.data.sources.tfds import documents as published
+from flaxzoo.data.sources.tfds import records as published_records
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...models.adapters.lora import LoRA
-from ...models.decoding.rollout import Answers, sample_answers
-from ...models.decoding.unstack_layers import unstack_layers
-from ...models.mesh_axes import BATCH_AXES
-from ...models.model import Model
-from ...models.nn.dropout import row_keys
-from ...models.nn.typing import Array, Bool, Float, Int, Key, Params
-from ..distributed.expert_parallel import over_mesh
-from ..losses.answers import label_log_probs
-from ..losses.micro_batches import in_parts
-from ..losses.objective import ApplyFn, Batch, Terms
+from ....models.adapters.lora import LoRA
+from ....models.decoding.rollout import Answers, sample_answers
+from ....models.decoding.unstack_layers import unstack_layers
+from ....models.mesh_axes import BATCH_AXES
+from ....models.model import Model
+from ....models.nn.dropout import row_keys
+from ....models.nn.typing import Array, Bool, Float, Int, Key, Params
+from ...distributed.expert_parallel import over_mesh
+from ...losses.answers import label_log_probs
+from ...losses.micro_batches import in_parts
+from ...losses.objective import ApplyFn, Batch, Terms
 
 
 @struct.dataclass

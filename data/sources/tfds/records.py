@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..common.errors import DataError
-from ..common.fields import require
-from ..common.json_lines import pick
-from ..filters.conditions import LeftOut, keeps
-from .hash_split import Split
-from .in_memory import plain
-from .labelled_names import LabelledSource, Record, with_known_fields
+from ...common.errors import DataError
+from ...common.fields import require
+from ...common.json_lines import pick
+from ...filters.conditions import LeftOut, keeps
+from ..hash_split import Split
+from ..in_memory import plain
+from ..labelled_names import LabelledSource, Record, with_known_fields
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -57,7 +57,7 @@ class PublishedRecords:
           DataError: The split or a field does not exist, or random access is impossible.
         """
         # Import late: TFDS is slow to load.
-        from .tfds_documents import open_split
+        from .documents import open_split
 
         name = self.split_name(split)
         rows = open_split(self.builder, name, self.source.name)
@@ -97,7 +97,7 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
       DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
         fields.
     """
-    from .tfds_documents import download, open_builder
+    from .documents import download, open_builder
 
     source = with_known_fields(source, fields)
     builder = open_builder(source)

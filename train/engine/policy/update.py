@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ...data.common.fields import require
-from ..config import TrainConfig
-from ..objectives.online import OnlineConfig
+from ....data.common.fields import require
+from ...config import TrainConfig
+from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:

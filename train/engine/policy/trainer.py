@@ -10,34 +10,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...data.chat.policy import PolicyData, PolicyExamples
-from ...data.common.errors import StepNotTaken
-from ...data.tokenizers.base import Tokenizer
-from ...models.adapters.lora import make_lora
-from ...models.nn.typing import Array, Float, Params
-from ...models.registry import create
-from ..config import TrainConfig
-from ..distributed.expert_parallel import over_mesh
-from ..distributed.multiprocess import barrier
-from ..distributed.sharding import (
+from ....data.chat.policy import PolicyData, PolicyExamples
+from ....data.common.errors import StepNotTaken
+from ....data.tokenizers.base import Tokenizer
+from ....models.adapters.lora import make_lora
+from ....models.nn.typing import Array, Float, Params
+from ....models.registry import create
+from ...config import TrainConfig
+from ...distributed.expert_parallel import over_mesh
+from ...distributed.multiprocess import barrier
+from ...distributed.sharding import (
     batch_sharding,
     check_batch,
     has_virtual_devices,
     process_shard,
     shard_batch,
 )
-from ..evaluation.reward_model import RewardModel
-from ..evaluation.score_policy import ends_of_answers, evaluation_key
-from ..losses.eval_step import EvaluatedBatch
-from ..losses.objective import Objective
-from ..objectives.online import OnlineConfig
-from ..optim.schedules import make_schedule
-from ..rewards.functions import RewardFunction, Rewards, rewards_of
-from ..runs.run_folder import Run
-from ..state import Metrics, TrainState
-from .compile import CompiledTrainer, NumpyBatch, step_of_run, trainer_of
-from .memory_summary import BatchShapes
-from .policy_update import update_config
+from ...evaluation.reward_model import RewardModel
+from ...evaluation.score_policy import ends_of_answers, evaluation_key
+from ...losses.eval_step import EvaluatedBatch
+from ...losses.objective import Objective
+from ...objectives.online import OnlineConfig
+from ...optim.schedules import make_schedule
+from ...rewards.functions import RewardFunction, Rewards, rewards_of
+from ...runs.run_folder import Run
+from ...state import Metrics, TrainState
+from ..compile import CompiledTrainer, NumpyBatch, step_of_run, trainer_of
+from ..memory_summary import BatchShapes
+from ..sharded_step import ShardedStep, run_keys, with_batch_sharding
+from ..train_step import divide
 from .rollout import (
     Rollout,
     RolloutPrograms,
@@ -46,8 +47,7 @@ from .rollout import (
     take_rows,
     weighted_rewards,
 )
-from .sharded_step import ShardedStep, run_keys, with_batch_sharding
-from .train_step import divide
+from .update import update_config
 
 PROMPT = ("prompt_ids", "prompt_mask")
 """The arrays of a prompt, `[B, T]`."""

@@ -23,15 +23,15 @@ from urllib.parse import urlsplit
 import numpy as np
 import tensorflow_datasets as tfds
 
-from ..common.atomic_io import write_file
-from ..common.errors import DataError, similar_names
-from ..common.fields import require, require_one_of
-from ..filters.conditions import LeftOut, keeps, left_out_note, written
-from .documents import Documents, Records
-from .hash_split import HashSplit, Split, text_digest
-from .in_memory import plain
-from .labelled_names import LabelledSource
-from .source_names import Source
+from ...common.atomic_io import write_file
+from ...common.errors import DataError, similar_names
+from ...common.fields import require, require_one_of
+from ...filters.conditions import LeftOut, keeps, left_out_note, written
+from ..documents import Documents, Records
+from ..hash_split import HashSplit, Split, text_digest
+from ..in_memory import plain
+from ..labelled_names import LabelledSource
+from ..source_names import Source
 
 # TFDS retries a failing download for minutes; the probe detects a missing network in seconds.
 _PROBE_SECONDS = 4.0

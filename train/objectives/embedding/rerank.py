@@ -6,16 +6,16 @@ from typing import Literal, cast
 
 import jax.numpy as jnp
 
-from ...data.common.fields import Positive, require
-from ...data.dataset import DataSplit
-from ...data.embedding.rerank_data import RerankData
-from ...models.nn.typing import Array, Bool, Float
-from ..losses import ranking
-from ..losses.cross_entropy import sigmoid_cross_entropy
-from ..losses.eval_step import Evaluation
-from ..losses.objective import Batch, Inputs, Objective, Outputs, Terms
-from ..losses.pairs import rows_of_pairs
-from ..objective_config import ObjectiveConfig, Scores
+from ....data.common.fields import Positive, require
+from ....data.dataset import DataSplit
+from ....data.embedding.rerank_data import RerankData
+from ....models.nn.typing import Array, Bool, Float
+from ...losses import ranking
+from ...losses.cross_entropy import sigmoid_cross_entropy
+from ...losses.eval_step import Evaluation
+from ...losses.objective import Batch, Inputs, Objective, Outputs, Terms
+from ...losses.pairs import rows_of_pairs
+from ...objective_config import ObjectiveConfig, Scores
 
 Loss = Literal["binary", "contrast", "list_net", "lambda", "rank_net", "margin_mse"]
 

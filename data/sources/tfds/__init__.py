@@ -1,0 +1,1 @@
+"""Readers of data sets of tensorflow-datasets."""

@@ -1,0 +1,1 @@
+"""The training of policies: rollouts, rewards and updates."""
