@@ -71,6 +71,7 @@ from .sources.load_documents import load_documents as load_documents
 from .sources.load_documents import load_whole as load_whole
 from .sources.parallel_corpus import ParallelText as ParallelText
 from .sources.parallel_corpus import open_parallel as open_parallel
+from .sources.read_documents import read_documents as read_documents
 from .sources.retrieval.collection import RetrievalData as RetrievalData
 from .sources.retrieval.collection import read_retrieval as read_retrieval
 from .sources.retrieval.documents import read_named_texts as read_named_texts
@@ -78,7 +79,6 @@ from .sources.sentence_pairs import SentencePair as SentencePair
 from .sources.source_names import Source as Source
 from .sources.source_names import parse_source as parse_source
 from .sources.source_names import parse_sources as parse_sources
-from .sources.source_names import read_documents as read_documents
 from .tasks.base import DataConfig as DataConfig
 from .tasks.bert_pretraining import PretrainingData as PretrainingData
 from .tasks.bert_pretraining import PretrainingExamples as PretrainingExamples

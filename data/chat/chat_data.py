@@ -99,11 +99,11 @@ class ChatData(DataConfig, Generic[R]):
     """Data whose records are recognized by their keys; see the data guide."""
 
     source: SourceField
-    """Records, recognized by their keys: jsonl:GLOB or tfds:NAME/CONFIG, or several of them, joined
-    by " + ". Answers to learn are in messages, prompt and completion, or instruction and output;
-    preferences in chosen and rejected; prompts to sample answers to in prompt or messages, with the
-    fields that the rewards read. builtin:sums and builtin:calculations need no download. In
-    Python also the examples themselves."""
+    """Records, recognized by their keys: jsonl:GLOB, parquet:GLOB, arrow:GLOB, tfds:NAME/CONFIG or
+    hf:NAME/CONFIG, or several of them, joined by " + ". Answers to learn are in messages, prompt
+    and completion, or instruction and output; preferences in chosen and rejected; prompts to sample
+    answers to in prompt or messages, with the fields that the rewards read. builtin:sums and
+    builtin:calculations need no download. In Python also the examples themselves."""
     template: str | None = None
     """A folder or a file with the chat template. Defaults to the tokenizer's template, or to lines
     of `user: …` and `bot: …` if it has none."""

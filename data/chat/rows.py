@@ -9,11 +9,13 @@ from ..common.fields import require
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_lines
 from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
+from ..sources.columnar.huggingface import open_hub
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples, plain
 from ..sources.load_documents import load_documents
-from ..sources.source_names import Source, parse_sources
+from ..sources.read_documents import rows_of
+from ..sources.source_names import FILE_KINDS, Source, parse_sources
 from .calculations import NAME as CALCULATIONS
 from .calculations import calculations
 from .instructions import KIND as INSTRUCTIONS
@@ -22,6 +24,8 @@ from .instructions import read_instructions
 Row = Mapping[str, Any]
 Rows = Iterable[tuple[str, Any]]
 """Records, each with its location."""
+# Published data sets name their validation split differently.
+_VALIDATION = ("validation", "dev", "test")
 
 
 def read_rows(
@@ -30,11 +34,11 @@ def read_rows(
     """Yields each record of a source with its location, for messages.
 
     Args:
-      source: ``jsonl:GLOB``, the name of a file of JSON lines, ``tfds:NAME``, or a list of dicts;
-        several of them joined by `` + ``; after ``#?`` conditions on fields. The documents of
-        other sources are records with the field ``text``. ``instructions:FILE.toml`` makes
-        conversations of labeled data, see ``instructions``; ``builtin:calculations`` has
-        conversations with a tool.
+      source: ``jsonl:GLOB``, the name of a file of JSON lines, ``parquet:GLOB``, ``arrow:GLOB``,
+        ``tfds:NAME``, ``hf:NAME``, or a list of dicts; several of them joined by `` + ``; after
+        ``#?`` conditions on fields. The documents of other sources are records with the field
+        ``text``. ``instructions:FILE.toml`` makes conversations of labeled data, see
+        ``instructions``; ``builtin:calculations`` has conversations with a tool.
       split: The split, for sources that have splits.
       left_out: Counts the records that do not satisfy the conditions.
 
@@ -79,6 +83,8 @@ def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Row
 def _read(source: Source, split: Split) -> Rows:
     if source.kind == "tfds":
         return _read_published(source, split)
+    if source.kind in (*FILE_KINDS, "hf"):
+        return _read_columns(source, split)
     if source.kind == "jsonl":
         files = matching_files(source.location, source.name)
         return itertools.chain.from_iterable(parse_lines(file_lines(file)) for file in files)
@@ -90,6 +96,19 @@ def _read(source: Source, split: Split) -> Rows:
     )
 
 
+def _read_columns(source: Source, split: Split) -> Rows:
+    if source.kind in FILE_KINDS:
+        rows = rows_of(source)
+    else:
+        hub = open_hub(source.location, source.name)
+        name = hub.training if split == "train" else hub.to_evaluate(_VALIDATION)
+        known = ", ".join(hub.splits)
+        problem = f"{source.name!r} has no {split} split: it has {known}, as hf:NAME[SPLIT]"
+        require(name is not None, problem, error=DataError)
+        rows = hub.rows(str(name))
+    return ((location, plain(row)) for location, _, row in rows.read(None))
+
+
 def _read_published(source: Source, split: Split) -> Rows:
     from ..sources.tfds.documents import download, open_builder, open_split
 
@@ -98,8 +117,7 @@ def _read_published(source: Source, split: Split) -> Rows:
     if not builder.is_prepared():
         download(builder, source)
     has = list(builder.info.splits)
-    # Published data sets name their validation split differently.
-    names = ("train",) if split == "train" else ("validation", "dev", "test")
+    names = ("train",) if split == "train" else _VALIDATION
     wanted = next((name for name in names if name in has), None)
     if wanted is None:
         raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")

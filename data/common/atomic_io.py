@@ -77,7 +77,7 @@ def check_output_path(path: Path, made_from: str) -> None:
     check_file(path)
     # Compare the files, not the paths, to recognize links.
     files = input_files(made_from)
-    same = path.exists() and any(map(path.samefile, files))
+    same = path.exists() and any(isinstance(x, Path) and path.samefile(x) for x in files)
     problem = f"output {path} is the input, which it would replace: name another"
     require(not same, problem, DataError)
 

@@ -1,9 +1,11 @@
 r"""Text files, found by name or glob, and their lines, in order and without omissions.
 
 Files whose names end in ``.gz`` are decompressed while they are read; ``**`` in a glob matches
-any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary characters.
+any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary characters. URLs
+such as ``gs://bucket/*.txt`` name files in object stores; see ``remote_files``.
 """
 
+import contextlib
 import glob
 import gzip
 import os
@@ -16,7 +18,10 @@ from typing import IO, cast
 
 from .errors import DataError
 from .fields import require
+from .remote_files import RemoteFile, is_remote_folder, is_url, matching_urls
 
+File = Path | RemoteFile
+"""A file on this machine, or in an object store."""
 Line = tuple[str, int, str]
 """The name of a file, the number of a line from 1, and the line."""
 
@@ -40,7 +45,7 @@ def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
         yield from file_lines(file, keep_ends=keep_ends)
 
 
-def input_files(path: str) -> list[Path]:
+def input_files(path: str) -> list[File]:
     """Returns the files that a user names; none for standard input.
 
     Raises:
@@ -73,7 +78,7 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
     return input_lines(path, keep_ends=keep_ends)
 
 
-def file_lines(path: Path, *, keep_ends: bool = False) -> Iterator[Line]:
+def file_lines(path: File, *, keep_ends: bool = False) -> Iterator[Line]:
     r"""Reads the lines of a file; drops a byte order mark.
 
     Args:
@@ -112,13 +117,41 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
         yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextlib.contextmanager
+def _open(path: File) -> Iterator[IO[bytes]]:
     try:
-        if path.suffix == ".gz":
-            return cast(IO[bytes], gzip.open(path, "rb"))
-        return path.open("rb")
+        file = path.open("rb")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    with file:
+        if path.suffix == ".gz":
+            # The decompressor does not close the file that it reads.
+            with gzip.GzipFile(fileobj=file) as lines:
+                yield cast(IO[bytes], lines)
+        else:
+            yield cast(IO[bytes], file)
+
+
+def absolute(file: File) -> File:
+    """Returns a file with its absolute path; a URL is absolute."""
+    return Path(os.path.abspath(file)) if isinstance(file, Path) else file
+
+
+def identity(file: File) -> tuple[object, ...]:
+    """Returns what changes with the content of a file: its size, and its time or version.
+
+    Raises:
+      DataError: The file cannot be read.
+    """
+    if isinstance(file, RemoteFile):
+        return file.url, file.version
+    status = file.stat()
+    return os.path.abspath(file), status.st_size, status.st_mtime_ns
+
+
+def named_file(name: str) -> File:
+    """Returns the file of a path or a URL."""
+    return RemoteFile(name) if is_url(name) else Path(name)
 
 
 def path_inside(folder: Path, name: object) -> Path | None:
@@ -150,23 +183,28 @@ def path_inside(folder: Path, name: object) -> Path | None:
     return folder / path if any(real.is_relative_to(x) for x in roots) else None
 
 
-def matching_files(pattern: str, name: str) -> list[Path]:
+def matching_files(pattern: str, name: str) -> list[File]:
     """Returns the files that match a name or a glob, sorted.
 
     Args:
-      pattern: The name or the glob.
+      pattern: The name or the glob, which may be a URL.
       name: The name of the source that contains the pattern, for messages.
 
     Raises:
-      DataError: No file matches, or the name is a folder.
+      DataError: No file matches, the name is a folder, or an object store cannot be read.
     """
+    # The files of `file://` are on this machine.
+    pattern = pattern.removeprefix("file://")
+    if is_url(pattern):
+        return _matching_urls(pattern, name)
     path = Path(pattern).expanduser()
     remedy = f"name its files, for example by {pattern.rstrip('/')}/**/*"
     require(not path.is_dir(), f"{pattern!r} is a folder: {remedy}", DataError)
     if path.is_file():  # the name of a file may contain [ ] * ?
         return [path]
     # Sort, because the order of glob depends on the file system.
-    paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))
+    matching = map(Path, glob.glob(str(path), recursive=True))
+    paths: list[File] = [*sorted(filter(Path.is_file, matching))]
     source = "" if pattern == name else f"source {name!r}, "
     problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
     # The user may have meant a plus sign that joins sources.
@@ -175,6 +213,15 @@ def matching_files(pattern: str, name: str) -> list[Path]:
     message = f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path{hint}"
     require(paths, message, DataError)
     return paths
+
+
+def _matching_urls(pattern: str, name: str) -> list[File]:
+    found: list[File] = [*matching_urls(pattern)]
+    problem = f"no file matches {pattern!r} (source {name!r}): check the name"
+    if not found and is_remote_folder(pattern):
+        problem = f"{pattern!r} is a folder: name its files, as {pattern.rstrip('/')}/**"
+    require(found, problem, DataError)
+    return found
 
 
 def default_cache_dir() -> Path:

@@ -7,11 +7,11 @@ from ..common.errors import DataError
 from ..common.fields import NonNegativeInt, require
 from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
 from ..sources.labelled_records import names_of_fields
+from ..sources.published import PublishedRecords
 from ..sources.retrieval.collection import read_retrieval
 from ..sources.tables import ColumnRoles
-from ..sources.tfds.records import PublishedRecords
 from ..tasks.base import SourceField
 from ..tasks.labelled import RecordData
 from ..tasks.labelled_examples import ExampleSet
@@ -33,18 +33,20 @@ class ColumnsData(RecordData[EmbeddingExample]):
 
     # If the source names no fields, the names of the columns determine the roles.
     forms: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("jsonl", "csv", "tsv", "parquet", "tfds", "memory", "beir", "squad"), ""),
+        **forms_of_rows(""),
+        **dict.fromkeys(("csv", "tsv", "memory", "beir", "squad"), ""),
         "builtin": "anchor,positive",
     }
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = COLUMNS
 
     source: SourceField
-    """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB or tfds:NAME, with the columns anchor and
-    positive, then negative, negative_1 … or negatives (a list), or score. #question,paragraph names
-    other columns, in this order. builtin:python-docs has the first sentence of each paragraph, and
-    the rest of it; builtin:numbers-en-fr has numbers in two languages; beir:FOLDER#train and
-    squad:GLOB have queries and their documents. In Python also the examples themselves."""
+    """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns
+    anchor and positive, then negative, negative_1 … or negatives (a list), or score.
+    #question,paragraph names other columns, in this order. builtin:python-docs has the first
+    sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
+    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. In Python also
+    the examples themselves."""
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.
     """

@@ -20,7 +20,7 @@ from ..distinct_order import ABSENT
 from ..features.bert_inputs import BertInputs, Template, token_specs, truncate_longest_first
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource
-from ..sources.tfds.records import PublishedRecords
+from ..sources.published import PublishedRecords
 from ..tasks.labelled import LabelledLength
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer

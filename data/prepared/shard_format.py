@@ -20,11 +20,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from ..common.errors import DataError
 from ..common.fields import PositiveInt, Rate, check_value, require_one_of
+from ..common.files import File
 from ..filters.selection import Selector
 from ..sources.hash_split import Split
 from ..sources.source_names import Source
@@ -139,7 +141,7 @@ def rows_path(shard_folder: Path, split: str) -> Path:
     return shard_folder / f"{split}.array_record"
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: File) -> str:
     """Hashes a file; returns hexadecimal digits.
 
     Raises:
@@ -147,7 +149,7 @@ def file_sha256(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 

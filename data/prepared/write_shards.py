@@ -25,13 +25,15 @@ import numpy as np
 from ..common.atomic_io import build_folder, new_folder, write_file
 from ..common.errors import DataError
 from ..common.fields import require
+from ..common.files import named_file
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..filters.conditions import LeftOut, left_out_note
 from ..filters.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
 from ..sources.hash_split import HashSplit, Split, text_digest
-from ..sources.source_names import Source, documents_in, input_files
+from ..sources.read_documents import documents_in
+from ..sources.source_names import Source, input_files
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from .shard_format import (
@@ -251,7 +253,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
 
 def _input_digest(part: Source) -> str:
     if part.kind != "builtin":
-        return file_sha256(Path(part.location))
+        return file_sha256(named_file(part.location))
     # A built-in text is not a file: hash its documents.
     hasher = hashlib.sha256()
     for text in documents_in(part):

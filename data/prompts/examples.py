@@ -15,12 +15,12 @@ from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
-from ..sources.labelled_names import LabelledSource, parse_labelled
+from ..sources.labelled_names import PUBLISHED, LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
+from ..sources.published import open_published
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
-from ..sources.tfds.records import open_published
 from ..tasks.question_answering import NO_ANSWER
 from ..tasks.sequence_classification import SequenceClassificationData
 from ..tokenizers.training import TokenizerConfig
@@ -141,7 +141,9 @@ def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
     # Reading needs no tokenizer; the default only completes the config.
     config = SequenceClassificationData(source=name, tokenizer=TokenizerConfig())
     source = parse_labelled(name, config.forms)
-    published = open_published(source, config.published_fields) if source.kind == "tfds" else None
+    published = (
+        open_published(source, config.published_fields) if source.kind in PUBLISHED else None
+    )
     whole = config.read(source if published is None else published.source, published, split)
     for example in whole.examples:
         texts = dict(zip(("text", "text_b"), example.texts, strict=False))

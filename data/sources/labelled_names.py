@@ -4,12 +4,13 @@ r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 ``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name, see
                                ``tables``
 ``csv:GLOB#LABEL,TEXT``        comma-separated values, likewise
-``parquet:GLOB#label,text``    Parquet files, fields by name; for pairs of texts
 ``jsonl:GLOB#label,text``      JSON lines, fields by name
+``parquet:GLOB#label,text``    Parquet files, likewise; ``arrow:GLOB`` Arrow files
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``beir:FOLDER``                queries and their documents, see ``retrieval``
 ``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+``hf:NAME/CONFIG#fields``      a data set of the Hugging Face hub or a saved one, likewise
 ``builtin:reviews``            reviews made from templates, see ``builtin.reviews``
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
@@ -28,21 +29,30 @@ from ..common.errors import DataError
 from ..common.fields import require
 from ..filters.conditions import Condition, split_conditions
 from .in_memory import KIND, fields_of
-from .source_names import Source, check_kind, parse_name, parse_sources
+from .source_names import FILE_KINDS, Source, check_kind, parse_name, parse_sources
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
     "csv": "csv:GLOB#LABEL,TEXT",
-    "parquet": "parquet:GLOB#fields",
     "jsonl": "jsonl:GLOB#fields",
+    "parquet": "parquet:GLOB#fields",
+    "arrow": "arrow:GLOB#fields",
     "conll": "conll:GLOB#COLUMN",
     "squad": "squad:GLOB",
     "beir": "beir:FOLDER",
     "tfds": "tfds:NAME/CONFIG#fields",
+    "hf": "hf:NAME/CONFIG#fields",
     "builtin": "builtin:reviews",
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
+PUBLISHED = ("tfds", "hf")
+"""The kinds of source that may have published splits."""
 _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
+
+
+def forms_of_rows(fields: str) -> dict[str, str]:
+    """Returns the kinds of source whose rows have named fields, with their default fields."""
+    return dict.fromkeys(("jsonl", *FILE_KINDS, *PUBLISHED), fields)
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def parse_labelled(
         parse_corpora(location, name)
     # No fields are named: use the fields of the run, or else the default of the kind.
     if not part and like is not None and like.kind == kind:
-        known = like.named and (kind != "tfds" or like.location == location)
+        known = like.named and (kind not in PUBLISHED or like.location == location)
         return LabelledSource(name, kind, location, like.fields, known, conditions)
     listed = part or forms[kind]
     fields = tuple(listed.split(",")) if listed else ()
@@ -146,9 +156,11 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
 
 def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:
     """Sets the fields of a well-known published data set, unless the user named fields."""
-    if source.kind != "tfds" or source.named:
+    if source.kind not in PUBLISHED or source.named:
         return source
     # Look up the data set with its configuration first, and without a version.
     name, _, _ = source.location.partition(":")
-    fields = known.get(name) or known.get(name.split("/")[0])
+    # A data set of the hub has the same columns under the name of its owner, as nyu-mll/glue/sst2.
+    names = (name, name.split("/")[0], name.partition("/")[2].partition("[")[0])
+    fields = next((known[name] for name in names if name in known), None)
     return replace(source, fields=tuple(fields.split(","))) if fields else source

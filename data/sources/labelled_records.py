@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import pick
 from ..filters.conditions import Condition, LeftOut
+from .columnar.tables import Rows
 from .in_memory import KIND, Examples, read_memory
 from .labelled_names import LabelledSource, Record, parse_corpora
 from .load_documents import load_documents
-from .parquet import parquet_columns, read_parquet
-from .source_names import json_rows, read_documents
+from .read_documents import json_rows, read_documents
+from .source_names import FILE_KINDS
 from .tables import ColumnRoles, column_names, read_tables
 
 
@@ -22,8 +23,8 @@ def read_fields(
     """Reads a local source whose records have named fields.
 
     Args:
-      source: A source of the kind ``tsv``, ``csv``, ``parquet``, ``jsonl``, ``corpora`` or
-        ``memory``.
+      source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``parquet``, ``arrow``,
+        ``corpora`` or ``memory``.
       roles: The roles of its fields, if it is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
@@ -36,8 +37,10 @@ def read_fields(
     """
     if source.kind in ("tsv", "csv"):
         yield from read_tables(source, roles, left_out)
-    elif source.kind == "parquet":
-        yield from read_parquet(source, left_out)
+    elif source.kind in FILE_KINDS:
+        rows = Rows.of_files(source.kind, source.location, source.name)
+        for location, values in rows.values(source.fields, source.conditions, left_out):
+            yield Record(location, values)
     elif source.kind == KIND:
         named = source.fields, source.conditions
         for location, values in read_memory(source.name, *named, left_out):
@@ -57,8 +60,8 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
     """
     if source.kind in ("tsv", "csv"):
         return column_names(source)
-    if source.kind == "parquet":
-        return parquet_columns(source)
+    if source.kind in FILE_KINDS:
+        return Rows.of_files(source.kind, source.location, source.name).columns
     if isinstance(source.name, Examples):
         rows: Iterable[object] = source.name.rows
     else:

@@ -1,7 +1,9 @@
-"""Loads documents from local text or a published TensorFlow Dataset, and caches them.
+"""Loads documents from local text, object stores and published data sets.
 
-Local sources are written once as ArrayRecord files, by a TFDS builder of this package that does not
-need tensorflow. The key of this cache is a hash of the content.
+Local text is written once as ArrayRecord files, by a TFDS builder of this package that does not
+need tensorflow. The key of this cache is a hash of the content. Parquet files, Arrow files and
+Hugging Face data sets allow access to rows by number, and files of an object store are read again
+in order, so that these are not copied.
 """
 
 import hashlib
@@ -17,13 +19,17 @@ from ..common.errors import DataError
 from ..common.fields import Rate, check_value, require
 from ..common.files import default_cache_dir
 from ..filters.conditions import LeftOut, left_out_note
+from .columnar.huggingface import HubData, open_hub
 from .documents import Documents, JoinedRecords, SourceLike, as_source
 from .hash_split import HashSplit, Split, text_digest
-from .source_names import Source, parse_sources, read_documents
+from .numbered import NumberedTexts, is_read_in_place, numbered
+from .read_documents import read_documents
+from .source_names import Source, parse_sources
 
 _FORMAT = 1
 # The log warns if the held-out part exceeds the requested fraction by this factor.
 _LARGE_PART = 4
+_UNDIVIDED = HashSplit(b"")
 
 
 def load_documents(
@@ -46,7 +52,8 @@ def load_documents(
       cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
-      The documents, in an order that depends only on the texts.
+      The documents. Those of local text have an order that depends only on the texts; all others
+      keep the order of the source.
 
     Raises:
       DataError: The source has an error (see ``read_documents``), has only one document and
@@ -66,6 +73,11 @@ def load_documents(
             from .tfds.documents import load_published
 
             parts.append(load_published(one, split, fraction, cache))
+        elif (hub := _with_validation(one)) is not None:
+            name_of_split = hub.training if split == "train" else hub.validation
+            texts = numbered(one, cache, name_of_split)
+            note = left_out_note(texts.left_out) if split == "train" else ""
+            parts.append(replace(texts.documents(_UNDIVIDED, "train"), note=note))
         else:
             parts.append(next(local))
     return JoinedRecords.join(parts)
@@ -87,7 +99,7 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
     parts = [
         load_documents(
             one.name,
-            "validation" if one.kind == "tfds" else "train",
+            "validation" if _has_splits(one) else "train",
             validation_fraction=0.0,
             cache_dir=cache_dir,
         )
@@ -96,11 +108,27 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
     return JoinedRecords.join(parts)
 
 
+def _with_validation(source: Source) -> HubData | None:
+    """Returns the Hugging Face data set of a source if it has a validation split."""
+    if source.kind != "hf":
+        return None
+    hub = open_hub(source.location, source.name)
+    return hub if hub.validation is not None else None
+
+
+def _has_splits(source: Source) -> bool:
+    """Returns whether an evaluation reads only the validation split of a source."""
+    if source.kind != "hf":
+        return source.kind == "tfds"
+    hub = open_hub(source.location, source.name)
+    return hub.split is None and len(hub.splits) > 1
+
+
 def _load_local(
     sources: Sequence[Source], *, split: Split, fraction: float, cache: Path, name: str
 ) -> Iterator[Documents]:
     """Yields the documents of each local source, which are divided into splits together."""
-    local = [source for source in sources if source.kind != "tfds"]
+    local = [one for one in sources if one.kind != "tfds" and _with_validation(one) is None]
     if not local:
         return
     has_split = split == "train" or fraction > 0
@@ -108,17 +136,34 @@ def _load_local(
     require(has_split, problem, DataError)
     left_out = LeftOut()
     # The first pass hashes all texts, for the division and for the cache keys.
-    digests = [Counter(map(text_digest, read_documents(source, left_out))) for source in local]
+    texts = [_read_once(source, left_out, cache) for source in local]
+    digests = [one.digests if isinstance(one, _Reread) else _counts(one) for one in texts]
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(digests, division, fraction, local)
     # With several sources the limit depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
-    for source, own in zip(local, digests, strict=True):
-        texts = _Reread(source, own)
-        loaded = _load_one(texts, division=division, key=_key(own, rule), split=split, cache=cache)
+    for one in texts:
+        if isinstance(one, NumberedTexts):
+            loaded = one.documents(division, split)
+        else:
+            key = _key(one.digests, rule)
+            loaded = _load_one(one, division=division, key=key, split=split, cache=cache)
         yield replace(loaded, note=note)
+
+
+def _read_once(source: Source, left_out: LeftOut, cache: Path) -> "_Reread | NumberedTexts":
+    """Hashes the texts of a source, and counts the records that are left out."""
+    if is_read_in_place(source):
+        texts = numbered(source, cache)
+        left_out.update(texts.left_out)
+        return texts
+    return _Reread(source, Counter(map(text_digest, read_documents(source, left_out))))
+
+
+def _counts(texts: NumberedTexts) -> Counter[bytes]:
+    return Counter(digest.tobytes() for digest in texts.digests)
 
 
 def _large_part(
@@ -148,7 +193,7 @@ def _load_one(
 ) -> Documents:
     """Opens the documents of one split of a local source; writes all its splits if necessary."""
     # Import late: TFDS is slow to load.
-    from .local_dataset import open_texts, write_texts
+    from .tfds.local_dataset import open_texts, write_texts
 
     source = texts.source
     splits = division.splits(texts.digests)

@@ -5,9 +5,10 @@ r"""Sources of sentence pairs, named in the scheme of ``source_names``.
 ``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
                                from 1 or by name (then files begin with a line of names);
                                ``csv:`` likewise, see ``tables``
-``jsonl:GLOB#en,de``           JSON lines, fields by name
+``jsonl:GLOB#en,de``           JSON lines, fields by name; ``parquet:`` and ``arrow:`` likewise
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; by default
                                the dataset's languages in their published order
+``hf:NAME/CONFIG#en,de``       a data set of the Hugging Face hub, or a saved one
 ``builtin:numbers-en-fr``      see ``spelled_numbers``
 ``SOURCE + SOURCE``            several sources, concatenated (none of them built in)
 =============================  ======================================================
@@ -32,21 +33,29 @@ from ..common.hashing import digest
 from .documents import SourceLike, as_source
 from .hash_split import HashSplit, Split, text_digest
 from .in_memory import KIND, Examples
-from .labelled_names import LabelledSource, parse_labelled
+from .labelled_names import PUBLISHED, LabelledSource, forms_of_rows, parse_labelled
+from .published import PublishedRecords, open_published
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import check_kind
-from .tfds.records import PublishedRecords, open_published
 
 FORMS = {
     "pairs": "pairs:SRC,TGT",
     "tsv": "tsv:GLOB#1,2",
     "csv": "csv:GLOB#1,2",
     "jsonl": "jsonl:GLOB#en,de",
+    "parquet": "parquet:GLOB#en,de",
+    "arrow": "arrow:GLOB#en,de",
     "tfds": "tfds:NAME/CONFIG#en,de",
+    "hf": "hf:NAME/CONFIG#en,de",
     "builtin": "builtin:numbers-en-fr",
 }
 # The kinds of sources that have named fields, with their default fields.
-_FIELDS = {"tsv": "1,2", "csv": "1,2", "jsonl": "source,target", "tfds": "", KIND: "source,target"}
+_FIELDS = {
+    **forms_of_rows("source,target"),
+    **dict.fromkeys(("tsv", "csv"), "1,2"),
+    **dict.fromkeys(PUBLISHED, ""),
+    KIND: "source,target",
+}
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
@@ -173,7 +182,7 @@ def _open(name: str, like: str | None) -> PairSource:
     if kind == "pairs":
         return _open_files(name)
     source = parse_labelled(name, _FIELDS, _like(kind, like))
-    if kind == "tfds":
+    if kind in PUBLISHED:
         return PublishedPairs(name, _open_published(source), "train")
     return FieldPairs(name, _with_two_fields(source))
 
@@ -199,8 +208,7 @@ def _open_files(name: str) -> FilePairs:
 def _open_published(source: LabelledSource) -> PublishedRecords:
     if not source.fields:
         # By default use the input and the output that the data set declares.
-        keys = open_published(source, {}).builder.info.supervised_keys or ()
-        source = replace(source, fields=tuple(key for key in keys if isinstance(key, str)))
+        source = replace(source, fields=open_published(source, {}).pair_fields())
     return open_published(_with_two_fields(source), {})
 
 

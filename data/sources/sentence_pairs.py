@@ -5,18 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..common.errors import DataError
-from ..common.files import file_lines
+from ..common.files import File, file_lines
 from ..common.hashing import digest
 from ..filters.conditions import LeftOut, left_out_note, written
 from .hash_split import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
+from .published import PublishedRecords
 from .tables import SENTENCE_PAIRS, header_notes
-from .tfds.records import PublishedRecords
 
 
 class SentencePair(NamedTuple):
@@ -72,8 +71,8 @@ class FilePairs(PairSource):
       target: The file of the targets.
     """
 
-    source: Path
-    target: Path
+    source: File
+    target: File
 
     def __iter__(self) -> Iterator[SentencePair]:
         lines = itertools.zip_longest(file_lines(self.source), file_lines(self.target))
@@ -146,21 +145,21 @@ class PublishedPairs(PairSource):
     def __len__(self) -> int:
         # The published number of examples is exact unless a filter applies.
         filtered = self.records.source.conditions
-        return sum(1 for _ in self) if filtered else self._info.num_examples
+        return sum(1 for _ in self) if filtered else int(str(self._identity[-1]))
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the split's published metadata; the pairs themselves are not read."""
         # Name, fields, filter and size identify the content of a published version.
-        builder, info = self.records.builder, self._info
-        metadata = (builder.info.full_name, info.name, self.records.source.fields)
+        *name, size, number = self._identity
+        metadata = (*name, self.records.source.fields)
         if self.records.source.conditions:
             metadata = (*metadata, written(self.records.source.conditions))
-        return digest(map(str, (*metadata, info.num_examples, info.num_bytes)))
+        return digest(map(str, (*metadata, number, size)))
 
     @property
-    def _info(self) -> Any:
-        return self.records.builder.info.splits[self.records.split_name(self.split)]
+    def _identity(self) -> tuple[object, ...]:
+        return self.records.identity(self.split)
 
 
 def _pair(record: Record, source: LabelledSource) -> SentencePair:

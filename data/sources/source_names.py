@@ -11,54 +11,61 @@ r"""Sources of text, and the syntax of their names.
 ``text:GLOB#sentences``    blocks with one sentence on each line, the input format of
                            google-research/bert
 ``jsonl:GLOB#field``       JSON lines; the string in ``field`` (default ``text``)
+``parquet:GLOB#field``     Parquet files; the string in a column (default ``text``)
+``arrow:GLOB#field``       Arrow files, likewise
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
+``hf:name/config#field``   a data set of the Hugging Face hub, or a folder of
+                           ``save_to_disk``, see ``columnar.huggingface``
 ``prepared:FOLDER``        the output of ``flaxzoo prepare``, instead of documents
-``…#field?score>=3``       for JSON lines, TFDS and examples in memory: only the records that
-                           satisfy a condition on a field, see ``conditions``
+``…#field?score>=3``       for all kinds of records with fields: only the records that satisfy a
+                           condition on a field, see ``conditions``
 ``SOURCE + SOURCE``        several sources, concatenated. Only a ``+`` between spaces and
                            before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-``parse_name`` defines the syntax for all kinds of data. ``common.files`` finds the files and splits
-them into lines. This file reads the local kinds; ``load_documents`` adds the published ones.
+``parse_name`` defines the syntax for all kinds of data. ``read_documents`` reads the sources that
+are not divided when they are published, and ``load_documents`` reads all of them.
 """
 
-import itertools
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from ..common.errors import DataError, similar_names
 from ..common.fields import require, require_one_of
-from ..common.files import Line, file_lines, matching_files
-from ..common.json_lines import parse_lines, pick
-from ..common.json_text import JsonObject
-from ..filters.conditions import Condition, LeftOut, keeps, left_out_note, split_conditions, written
+from ..common.files import absolute, matching_files
+from ..filters.conditions import Condition, split_conditions, written
 from .builtin.patterns import Patterns
-from .builtin.toys import Toy
-from .in_memory import KIND, Examples, fields_of, read_memory
+from .in_memory import KIND, Examples, fields_of
 
-SourceKind = Literal["builtin", "text", "jsonl", "tfds", "prepared", "memory"]
+SourceKind = Literal[
+    "builtin", "text", "jsonl", "parquet", "arrow", "tfds", "hf", "prepared", "memory"
+]
+
+FILE_KINDS = ("parquet", "arrow")
+"""The kinds of source that are files of columns."""
 
 _FORMS: dict[str, str] = {
     "builtin": "builtin:python-docs",
     "text": "text:GLOB",
     "jsonl": "jsonl:GLOB#field",
+    "parquet": "parquet:GLOB#field",
+    "arrow": "arrow:GLOB#field",
     "tfds": "tfds:name/config#field",
+    "hf": "hf:name/config#field",
     "prepared": "prepared:FOLDER",
 }
-_DEFAULT_PART = {"text": "file", "jsonl": "text", "tfds": "text"}
+_DEFAULT_PART = {"text": "file", **dict.fromkeys(("jsonl", *FILE_KINDS, "tfds", "hf"), "text")}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
 # The kinds of source that any kind of data reads. A name among them is not a misspelling of another
 # kind.
-_ALL_KINDS = {*_FORMS, "tsv", "csv", "parquet", "conll", "squad", "pairs", "corpora", "beir"}
+_ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
 # The kinds whose records have fields to filter on.
-_FILTERED = ("tsv", "csv", "parquet", "jsonl", "tfds")
+_FILTERED = ("tsv", "csv", "jsonl", *FILE_KINDS, "tfds", "hf")
 # The kinds whose location is all of the name after the colon; it may contain a #.
 _WITHOUT_PART = ("prepared", "corpora")
 
@@ -210,118 +217,15 @@ def input_files(name: str) -> list[Source]:
     """
     parts: list[Source] = []
     for source in parse_sources(name):
-        of_files = source.kind in ("builtin", "text", "jsonl")
-        remedy = "name text:GLOB or jsonl:GLOB#field"
+        of_files = source.kind in ("builtin", "text", "jsonl", *FILE_KINDS)
+        remedy = "name text:GLOB, jsonl:GLOB#field or parquet:GLOB#field"
         require(of_files, f"{source.name!r} is not made of text files: {remedy}", DataError)
         files = [] if source.kind == "builtin" else matching_files(source.location, source.name)
         # Name each file as a source, so that it can be read alone.
         conditions = f"?{written(source.conditions)}" if source.conditions else ""
         names = [f"{source.kind}:{file}#{source.part}{conditions}" for file in files]
         parts += [
-            replace(source, name=part, location=os.path.abspath(file))
+            replace(source, name=part, location=str(absolute(file)))
             for part, file in zip(names, files, strict=True)
         ] or [source]
     return parts
-
-
-def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
-    """Reads the documents of a local source in order.
-
-    Documents of only white space are left out.
-
-    Args:
-      source: A source of the kind ``builtin``, ``text`` or ``jsonl``.
-      left_out: Counts the records that do not satisfy the conditions of the source.
-
-    Yields:
-      The text of each document, with files in sorted order and lines in file order.
-
-    Raises:
-      DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
-        valid or lacks the field (with file and line); or the source is a published data set,
-        which ``load_documents`` reads.
-    """
-    left_out = LeftOut() if left_out is None else left_out
-    documents = documents_in(source, left_out)
-    first = next(documents, None)
-    if first is None:
-        # Name the filter if it is the reason for an empty source.
-        reason = left_out_note(left_out) or "it is empty or only white space"
-        raise DataError(f"no text in {source.name!r}: {reason}")
-    yield first
-    yield from documents
-
-
-def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
-    """Reads documents like ``read_documents``, but accepts an empty source."""
-    remedies = {"tfds": "use load_documents", "prepared": "name the text that it was made from"}
-    remedy = remedies.get(source.kind)
-    require(not remedy, f"{source.name!r} is not local text: {remedy}", DataError)
-    readers = {"memory": _read_memory, "builtin": _read_builtin, "jsonl": _read_json_lines}
-    texts = readers.get(source.kind, _read_texts)(source, left_out)
-    # Blank documents have no tokens to predict.
-    yield from filter(str.strip, texts)
-
-
-def _read_memory(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    fields = (source.part,)
-    for location, (text,) in read_memory(source.name, fields, source.conditions, left_out):
-        yield _checked_text(text, source.part, location)
-
-
-def _read_builtin(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    generated = Patterns.parse(source.name) or Toy.parse(source.name)
-    if generated is not None:
-        return generated.documents()
-    # Import on use: the module has 0.5 MB of literals.
-    from pydoc_data.topics import topics
-
-    return (topics[key] for key in sorted(topics))
-
-
-def _read_texts(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    for path in matching_files(source.location, source.name):
-        # Keep the line ends of a document that has several lines.
-        lines = (line for _, _, line in file_lines(path, keep_ends=source.part != "line"))
-        if source.part == "file":
-            yield "".join(lines)
-        elif source.part == "line":
-            yield from lines
-        else:
-            # Blank lines separate blocks.
-            for has_text, block in itertools.groupby(lines, lambda line: bool(line.strip())):
-                if has_text:
-                    yield "".join(block).removesuffix("\n").removesuffix("\r")
-
-
-def _read_json_lines(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    for path in matching_files(source.location, source.name):
-        for location, row in json_rows(file_lines(path), source.conditions, left_out):
-            yield _checked_text(pick(row, source.part, location), source.part, location)
-
-
-def json_rows(
-    lines: Iterable[Line], conditions: tuple[Condition, ...], left_out: LeftOut | None
-) -> Iterator[tuple[str, JsonObject]]:
-    """Reads the objects of JSON lines, each with its file and line; ignores empty lines.
-
-    Args:
-      lines: The lines.
-      conditions: Objects that do not satisfy them are left out.
-      left_out: Counts the objects that are left out.
-
-    Raises:
-      DataError: A line is not a JSON object.
-    """
-    for location, row in parse_lines(lines):
-        if keeps(conditions, row, location, left_out):
-            yield location, row
-
-
-def _checked_text(value: object, field: str, location: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(
-            f"{location} field {field!r} must be a string, got a {type(value).__name__}: name the "
-            "field of the text after a #"
-        )
-    return value

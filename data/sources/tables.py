@@ -16,12 +16,11 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ..common.errors import DataError, counted
 from ..common.fields import require, require_one_of
-from ..common.files import file_lines, matching_files
+from ..common.files import File, file_lines, matching_files
 from ..filters.conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
 
@@ -193,13 +192,13 @@ def _record(row: _Row, columns: _Columns, first: bool = False) -> Record:
     return Record(row.location, tuple(values), first)
 
 
-def _tsv_rows(path: Path) -> Iterator[_Row]:
+def _tsv_rows(path: File) -> Iterator[_Row]:
     for file, number, line in file_lines(path):
         if "\t" in line or line.strip():
             yield _Row(file, number, line.split("\t"))
 
 
-def _csv_rows(path: Path) -> Iterator[_Row]:
+def _csv_rows(path: File) -> Iterator[_Row]:
     number = 0
 
     def lines() -> Iterator[str]:

@@ -41,11 +41,13 @@ class DataConfig(Checked, ABC):
     """The name of the kind of data in config.json."""
 
     source: SourceField
-    """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field or
-    tfds:NAME/CONFIG#field, or several of them, joined by " + ". For next-token prediction also
-    prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
-    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, jsonl:GLOB or tfds:NAME/CONFIG. In
-    Python also the examples themselves."""
+    """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
+    parquet:GLOB#field, arrow:GLOB#field, tfds:NAME/CONFIG#field or hf:NAME/CONFIG#field, or several
+    of them, joined by " + ". A GLOB may be a URL, such as gs://bucket/*.jsonl. For next-token
+    prediction also prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless
+    random tasks.
+    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python also
+    the examples themselves."""
     validation: SourceField | None = None
     """A source to validate on. By default, part of `source` is held out."""
     validation_fraction: Rate = 0.05

@@ -24,14 +24,15 @@ from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import (
+    PUBLISHED,
     LabelledSource,
     Record,
     parse_labelled,
     with_known_fields,
 )
 from ..sources.labelled_records import read_fields
+from ..sources.published import PublishedRecords, open_published
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
-from ..sources.tfds.records import PublishedRecords, open_published
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
@@ -165,7 +166,7 @@ class RecordData(DataConfig, Generic[E]):
 
     def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
         source = parse_labelled(as_source(name), self.forms, self._own_source())
-        if source.kind != "tfds":
+        if source.kind not in PUBLISHED:
             return source, None
         published = open_published(source, self.published_fields)
         return published.source, published

@@ -21,7 +21,7 @@ from ..dataset import ArraySpec, BatchSpec, Values
 from ..features.bert_inputs import token_specs
 from ..features.predictions import Prediction, output, softmax
 from ..sources.hash_split import Split
-from ..sources.labelled_names import Record
+from ..sources.labelled_names import Record, forms_of_rows
 from ..sources.labelled_records import read_objects
 from ..sources.tables import CHOICES, ColumnRoles
 from ..tokenizers.base import Tokenizer
@@ -72,10 +72,9 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
     kind: ClassVar[str] = "multiple_choice"
     forms: ClassVar[dict[str, str]] = {
-        "jsonl": "label,context,choices",
+        **forms_of_rows("label,context,choices"),
         "tsv": "1,2,3+4",
         "csv": "1,2,3+4",
-        "tfds": "label,context,choices",
         "memory": "label,context,question?,choices",
     }
     field_names: ClassVar[str] = "label,context[,question],choices"
@@ -88,7 +87,8 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     }
 
     source: SourceField
-    """jsonl:GLOB#label,context[,question],choices (or choice1+choice2), or tfds:hellaswag."""
+    """jsonl:GLOB#label,context[,question],choices (or choice1+choice2),
+    parquet:GLOB, tfds:hellaswag or hf:NAME."""
     length: LabelledLength = 128
     """Tokens in the sequence of a choice, T."""
 

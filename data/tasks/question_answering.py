@@ -25,7 +25,8 @@ from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource, Record, parse_labelled
+from ..sources.labelled_names import PUBLISHED, LabelledSource, Record, parse_labelled
+from ..sources.published import PublishedRecords
 from ..sources.squad import (
     SpanExample,
     from_record,
@@ -34,7 +35,6 @@ from ..sources.squad import (
     read_questions,
     unanswered,
 )
-from ..sources.tfds.records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength
@@ -55,7 +55,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     kind: ClassVar[str] = "question_answering"
     forms: ClassVar[dict[str, str]] = {
         "squad": "",
-        "tfds": "context,question,answers,id",
+        **dict.fromkeys(PUBLISHED, "context,question,answers,id"),
         "memory": "context,question,answers,id?",
     }
     label_field: ClassVar[int] = 2
@@ -63,7 +63,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     field_names: ClassVar[str] = "context,question,answers[,id]"
 
     source: SourceField
-    """squad:GLOB or tfds:squad/v1.1."""
+    """squad:GLOB, tfds:squad/v1.1 or hf:rajpurkar/squad."""
     length: LabelledLength = 384
     """Tokens in a sequence, T."""
     stride: PositiveInt = 128

@@ -23,7 +23,7 @@ from ..features.bert_inputs import token_specs
 from ..features.predictions import Prediction, output
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
-from ..sources.labelled_names import Record, parse_labelled
+from ..sources.labelled_names import Record, forms_of_rows, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..tokenizers.base import Tokenizer
 from .base import SourceField, Target
@@ -74,8 +74,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     forms: ClassVar[dict[str, str]] = {
         "tsv": "1,2",
         "csv": "1,2",
-        "jsonl": "label,text",
-        "tfds": "label,text",
+        **forms_of_rows("label,text"),
         "builtin": "label,text",
         "corpora": "label,text",
         "memory": "label,text,text_b?",
@@ -96,8 +95,8 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
 
     source: SourceField
     """tsv:GLOB#LABEL,TEXT[,TEXT_B], csv:GLOB#LABEL,TEXT[,TEXT_B], jsonl:GLOB#label,text,
-    tfds:glue/NAME, builtin:reviews, or the documents of several sources:
-    corpora:good=SOURCE | crawl=SOURCE."""
+    parquet:GLOB#label,text, tfds:glue/NAME, hf:NAME/CONFIG, builtin:reviews, or the documents of
+    several sources: corpora:good=SOURCE | crawl=SOURCE."""
     length: LabelledLength = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"

@@ -24,9 +24,9 @@ from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
 from ..sources.conll import read_sentences, read_words
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource, Record
+from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
 from ..sources.labelled_records import are_json_lines, read_objects
-from ..sources.tfds.records import PublishedRecords
+from ..sources.published import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength
@@ -44,8 +44,9 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     kind: ClassVar[str] = "token_classification"
     forms: ClassVar[dict[str, str]] = {
         "conll": "",
-        "jsonl": "tokens,tags",
+        **forms_of_rows("tokens,tags"),
         "tfds": "tokens,ner",
+        "hf": "tokens,ner_tags",
         "memory": "tokens,tags",
     }
     published_fields: ClassVar[dict[str, str]] = {"wikiann": "tokens,tags"}
@@ -54,7 +55,8 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     field_names: ClassVar[str] = "words,tags"
 
     source: SourceField
-    """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags or tfds:conll2003."""
+    """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags,
+    parquet:GLOB#tokens,tags, tfds:conll2003 or hf:NAME#tokens,ner_tags."""
     length: LabelledLength = 128
     """Tokens in a sequence, T."""
 

@@ -246,8 +246,9 @@ class TranslationData(DataConfig):
     kind: ClassVar[str] = "translation"
 
     source: SourceField
-    """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, tfds:NAME/CONFIG#en,de, several of them
-    joined by " + ", or builtin:numbers-en-fr. Swap the names for the other direction."""
+    """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, parquet:GLOB#en,de, tfds:NAME/CONFIG#en,de,
+    hf:NAME#en,de, several of them joined by " + ", or builtin:numbers-en-fr. Swap the names for
+    the other direction."""
     validation_fraction: Rate = 0.01
     """The held-out fraction if `validation` is not given and no split is published."""
     length: PositiveInt

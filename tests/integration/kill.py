@@ -49,7 +49,7 @@ import matplotlib.figure  # noqa: E402, F401
 import sentencepiece  # noqa: E402, F401
 import tensorboardX.summary  # noqa: E402, F401
 import tokenizers  # noqa: E402, F401
-from flaxzoo.data.sources import local_dataset  # noqa: E402, F401
+from flaxzoo.data.sources.tfds import local_dataset  # noqa: E402, F401
 from flaxzoo.models.run_files import steps  # noqa: E402
 from flaxzoo.train.engine import train as training  # noqa: E402
 from support.objective_runs import RUNS, write_sources  # noqa: E402

@@ -281,7 +281,7 @@ def test_a_source_that_changes_or_vanishes(config, go, whole, sources, tmp_path,
 
 def test_a_source_that_changes_while_it_is_read(tmp_path, monkeypatch):
     """It is read twice, for its digest and its text; one must not be kept for the other."""
-    from flaxzoo.data.sources import local_dataset as text_builder
+    from flaxzoo.data.sources.tfds import local_dataset as text_builder
 
     file, write_texts = tmp_path / "text.txt", text_builder.write_texts
     file.write_text("one\n\ntwo\n\nthree")

@@ -6,7 +6,8 @@ from ...common.errors import DataError
 from ...common.fields import require
 from ...common.files import read_lines
 from ..labelled_records import are_json_lines
-from ..source_names import documents_in, input_files
+from ..read_documents import documents_in
+from ..source_names import input_files
 from .collection import CORPUS, read_texts
 
 

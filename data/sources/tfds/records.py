@@ -11,7 +11,8 @@ from ...common.json_lines import pick
 from ...filters.conditions import LeftOut, keeps
 from ..hash_split import Split
 from ..in_memory import plain
-from ..labelled_names import LabelledSource, Record, with_known_fields
+from ..labelled_names import LabelledSource, Record
+from ..published import PublishedRecords
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -21,41 +22,36 @@ _VALIDATION = ("validation", "dev", "validation_matched")
 
 
 @dataclass(frozen=True)
-class PublishedRecords:
-    """A published data set on this machine.
+class TfdsRecords(PublishedRecords):
+    """A published TensorFlow Dataset on this machine.
 
     Attributes:
-      source: The name and the fields of the data set.
       builder: The TFDS builder of the data set.
     """
 
-    source: LabelledSource
     builder: "DatasetBuilder"
 
     @property
     def validation(self) -> str | None:
-        """The name of the validation split, or None."""
+        """See ``PublishedRecords``."""
         splits = self.builder.info.splits
         return next((name for name in _VALIDATION if name in splits), None)
 
-    def split_name(self, split: Split) -> str:
-        """Returns the published name of a split.
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """See ``PublishedRecords``."""
+        return tuple(self.builder.info.splits)
 
-        Raises:
-          DataError: The split does not exist.
-        """
-        splits = list(self.builder.info.splits)
+    def split_name(self, split: Split) -> str:
+        """See ``PublishedRecords``."""
+        splits = self.splits
         name = "train" if split == "train" else self.validation
         problem = f"{self.source.name!r} has no {split} split: it has {', '.join(splits)}"
         require(name in splits, problem, DataError)
         return str(name)
 
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
-        """Reads one split in the published order, and counts the records that a filter omits.
-
-        Raises:
-          DataError: The split or a field does not exist, or random access is impossible.
-        """
+        """See ``PublishedRecords``."""
         # Import late: TFDS is slow to load.
         from .documents import open_split
 
@@ -73,11 +69,11 @@ class PublishedRecords:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """The names of all fields."""
+        """See ``PublishedRecords``."""
         return tuple(_features(self.builder))
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
-        """Returns the class names of a field with class ids or lists of class ids."""
+        """See ``PublishedRecords``."""
         import tensorflow_datasets as tfds
 
         feature = dict(_features(self.builder).items()).get(field)
@@ -85,29 +81,30 @@ class PublishedRecords:
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
+    def pair_fields(self) -> tuple[str, ...]:
+        """See ``PublishedRecords``; the input and the output that the data set declares."""
+        keys = self.builder.info.supervised_keys or ()
+        return tuple(key for key in keys if isinstance(key, str))
 
-def open_published(source: LabelledSource, fields: Mapping[str, str]) -> PublishedRecords:
+    def identity(self, split: Split) -> tuple[object, ...]:
+        """See ``PublishedRecords``."""
+        name = self.split_name(split)
+        info = self.builder.info.splits[name]
+        return self.builder.info.full_name, name, info.num_bytes, info.num_examples
+
+
+def open_tfds(source: LabelledSource) -> TfdsRecords:
     """Opens a published data set, and downloads it first if necessary.
 
-    Args:
-      source: A source of the kind ``tfds``.
-      fields: The default fields of well-known data sets, by name.
-
     Raises:
-      DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
-        fields.
+      DataError: The data set is unknown, or cannot be found or downloaded.
     """
     from .documents import download, open_builder
 
-    source = with_known_fields(source, fields)
     builder = open_builder(source)
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source)
-    features = dict.fromkeys(_features(builder))
-    for field in (*source.fields, *(condition.field for condition in source.conditions)):
-        # Raise now if a field does not exist.
-        pick(features, field, f"{source.name!r}")
-    return PublishedRecords(source, builder)
+    return TfdsRecords(source, builder)
 
 
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:

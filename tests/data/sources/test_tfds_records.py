@@ -3,8 +3,8 @@ import pytest
 import tensorflow_datasets as tfds
 from flaxzoo.data import DataError, TokenizerConfig, load_documents, open_parallel
 from flaxzoo.data.sources.labelled_names import parse_labelled
+from flaxzoo.data.sources.published import open_published
 from flaxzoo.data.sources.tfds import documents as published
-from flaxzoo.data.sources.tfds import records as published_records
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData
 from flaxzoo.data.tasks.sequence_classification import SequenceClassificationData
@@ -176,7 +176,7 @@ def test_well_known_data_sets_have_the_fields(monkeypatch, tmp_path, kind, name)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(published, "download", lambda builder, source: None)
     source = parse_labelled(f"tfds:{name}", kind.forms)
-    records = published_records.open_published(source, kind.published_fields)
+    records = open_published(source, kind.published_fields)
     features = records.builder.info.features
     assert all(part in features for field in records.source.fields for part in field.split("+"))
     names = records.class_names(records.source.fields[0])

@@ -21,7 +21,8 @@ class PrepareArguments:
     """
 
     source: SourceName
-    """text:GLOB[#line|#block], jsonl:GLOB#field, builtin:python-docs; or several, with " + "."""
+    """text:GLOB[#line|#block], jsonl:GLOB#field, parquet:GLOB#field, arrow:GLOB#field,
+    builtin:python-docs; or several, with " + "."""
     output: Annotated[Path, Positional("OUT")]
     """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path

@@ -13,7 +13,8 @@ class TokenizerArguments:
     """Trains a tokenizer on a source of text and saves it in a folder."""
 
     source: SourceName
-    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field or tfds:NAME/CONFIG#field."""
+    """builtin:python-docs, text:GLOB[#line|#block], jsonl:GLOB#field, parquet:GLOB#field,
+    arrow:GLOB#field, tfds:NAME/CONFIG#field or hf:NAME/CONFIG#field."""
     output: OutputPath
     """The folder to create."""
     kind: TokenizerKind = "byte-bpe"

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from .documents import Records
-from .hash_split import HashSplit, Split, text_digest
+from ..documents import Records
+from ..hash_split import HashSplit, Split, text_digest
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):

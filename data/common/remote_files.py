@@ -1,0 +1,125 @@
+"""Files in object stores, named by URLs and read through fsspec without a local copy."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from .errors import DataError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def is_url(name: str) -> bool:
+    """Returns whether a name begins with a protocol, as ``gs://bucket/a.txt`` does."""
+    return _URL.match(name) is not None
+
+
+@dataclass(frozen=True, order=True)
+class RemoteFile:
+    """A file of an object store.
+
+    Attributes:
+      url: The name with its protocol: ``s3://bucket/a.txt.gz``.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return PurePosixPath(self.url).name
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the name, with its dot."""
+        return PurePosixPath(self.url).suffix
+
+    @property
+    def version(self) -> str:
+        """A hash of the file's size, and of its time or version.
+
+        Raises:
+          DataError: The file cannot be read.
+        """
+        with _named(self.url):
+            system, path = _file_system(self.url)
+            return cast(str, system.ukey(path))
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Opens the file, which is read by ranges of bytes.
+
+        Raises:
+          DataError: The file cannot be read, or the package of its protocol is missing.
+        """
+        with _named(self.url):
+            system, path = _file_system(self.url)
+            return cast(BinaryIO, system.open(path, mode))
+
+
+def matching_urls(pattern: str) -> list[RemoteFile]:
+    """Returns the files that match a URL or a glob, sorted; none if there are none.
+
+    Raises:
+      DataError: The store cannot be read, or the package of its protocol is missing.
+    """
+    with _named(pattern):
+        system, path = _file_system(pattern)
+        # The name of a file may contain [ ] * ?
+        is_file = cast(bool, system.isfile(path))
+        found = [path] if is_file else cast(list[str], system.glob(path))
+        return sorted(RemoteFile(str(system.unstrip_protocol(x))) for x in found)
+
+
+def is_remote_folder(url: str) -> bool:
+    """Returns whether a URL names a folder.
+
+    Raises:
+      DataError: See ``matching_urls``.
+    """
+    with _named(url):
+        system, path = _file_system(url)
+        return cast(bool, system.isdir(path))
+
+
+def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
+    # Import late, because local files do not need it.
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    known = cast("dict[str, dict[str, Any]]", known_implementations)
+    protocol = url.partition("://")[0].lower()
+    if protocol not in known and protocol not in fsspec.available_protocols():
+        raise DataError(
+            f"the protocol of {url!r} must be one that fsspec knows, such as gs, s3, az, https or "
+            f"file, got {protocol!r}"
+        )
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError:
+        package = known[protocol]["class"].partition(".")[0]
+        raise DataError(
+            f"reading {url!r} needs the Python package {package}: pip install {package}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Names the URL in the errors of a store, whose packages raise exceptions of many types."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        raise DataError(
+            f"cannot read {url!r} ({reason}): check the name, the network and the credentials"
+        ) from None

@@ -1,0 +1,182 @@
+"""Data sets of the Hugging Face hub, and folders that ``Dataset.save_to_disk`` wrote.
+
+=============================  ======================================================
+``hf:NAME``                    a data set of the hub, from the local cache if offline
+``hf:OWNER/NAME/CONFIG``       one of its configurations
+``hf:FOLDER``                  a folder of ``Dataset.save_to_disk``
+``hf:NAME[SPLIT]``             one split, which is divided like a local source
+=============================  ======================================================
+
+Without a split the rule is that of TensorFlow Datasets: training reads ``train``, validation reads
+the published validation split if there is one, and the test split is never used.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import DataError
+from ...common.fields import require, require_one_of
+from ...common.files import is_url
+from .tables import ArrowTable, Rows, Table
+
+KIND = "hf"
+VALIDATION = ("validation", "dev", "valid", "validation_matched")
+"""The names of validation splits in order of preference."""
+_LOCATION = re.compile(r"(?P<path>.+?)(?:\[(?P<split>[\w.-]+)\])?")
+# The files that `save_to_disk` writes.
+_SAVED = ("dataset_dict.json", "state.json")
+_ROWS_OF_A_PIECE = 1000
+
+
+class _DatasetTable(Table):
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.name, self._dataset = name, dataset
+        self.columns = tuple(dataset.column_names)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        number = len(self._dataset)
+        starts = range(0, number, _ROWS_OF_A_PIECE)
+        return [min(_ROWS_OF_A_PIECE, number - start) for start in starts]
+
+    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+        # Other columns, such as images, are not decoded.
+        chosen = self._dataset.select_columns(columns).with_format("arrow")
+        return chosen[index * _ROWS_OF_A_PIECE : (index + 1) * _ROWS_OF_A_PIECE]
+
+
+@dataclass(frozen=True)
+class HubData:
+    """An opened data set.
+
+    Attributes:
+      name: The name of the source.
+      splits: The splits by name; a saved data set without splits has only ``train``.
+      split: The split that the source names, or None.
+    """
+
+    name: str
+    splits: Mapping[str, Any]
+    split: str | None
+
+    @property
+    def validation(self) -> str | None:
+        """The name of the published validation split, or None; None if the source names a split."""
+        published = (name for name in VALIDATION if name in self.splits)
+        return None if self.split is not None else next(published, None)
+
+    @property
+    def training(self) -> str:
+        """The name of the split to train on.
+
+        Raises:
+          DataError: The training split is missing, and the source names no other split.
+        """
+        known = ", ".join(self.splits)
+        remedy = f"name one, as {self.name.partition('#')[0]}[{next(iter(self.splits))}]"
+        problem = f"{self.name!r} has no train split (its splits are {known}): {remedy}"
+        require(self.split or "train" in self.splits, problem, DataError)
+        return self.split or "train"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.splits[self.training].column_names)
+
+    def to_evaluate(self, names: tuple[str, ...]) -> str | None:
+        """Returns the split to evaluate on, or None if none is published.
+
+        It is the named split, the only split, or the first of some names.
+
+        Args:
+          names: The names of splits in order of preference.
+        """
+        only = next(iter(self.splits)) if len(self.splits) == 1 else None
+        published = (name for name in names if name in self.splits)
+        return self.split or next(published, only)
+
+    def rows(self, split: str) -> Rows:
+        """Returns the rows of a split, given its name."""
+        table = _DatasetTable(self.splits[split], f"{self.name} {split}")
+        return Rows(self.name, KIND, (table,))
+
+    def identity(self, split: str) -> tuple[str, ...]:
+        """Returns what identifies the content of a split: the hash that ``datasets`` gives it."""
+        return KIND, split, str(self.splits[split]._fingerprint), str(len(self.splits[split]))
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Returns the class names of a column of class ids, or of lists of class ids."""
+        feature = self.splits[self.training].features.get(column)
+        feature = getattr(feature, "feature", feature)
+        names = getattr(feature, "names", None)
+        return None if names is None else tuple(names)
+
+
+def open_hub(location: str, name: str) -> HubData:
+    """Opens a data set, and downloads it first if necessary.
+
+    Args:
+      location: The part of the source name after the kind: ``NAME/CONFIG[SPLIT]``.
+      name: The name of the source, for messages.
+
+    Raises:
+      DataError: The package ``datasets`` is missing; the data set or the split is unknown; or the
+        data set is neither on this machine nor can be downloaded.
+    """
+    found = _LOCATION.fullmatch(location)
+    if found is None:
+        raise DataError(f"source {name!r} is incomplete: write hf:NAME/CONFIG[SPLIT]#column")
+    splits = _splits(found["path"], name.partition("#")[0])
+    if found["split"] is not None:
+        require_one_of(f"the split of {name!r}", found["split"], splits, error=DataError)
+    return HubData(name, splits, found["split"])
+
+
+@lru_cache(maxsize=8)
+def _splits(path: str, name: str) -> Mapping[str, Any]:
+    """Opens all splits; kept, because labels, texts and splits need the same ones."""
+    try:
+        import datasets as package
+    except ImportError:
+        raise DataError(
+            f"reading {name!r} needs the Python package datasets: pip install 'flaxzoo[datasets]'"
+        ) from None
+    # Its functions have many parameters of other types, which are not used here.
+    datasets: Any = package
+    folder = Path(path).expanduser()
+    if is_url(path) or folder.is_dir():
+        saved = is_url(path) or any((folder / file).is_file() for file in _SAVED)
+        remedy = f"name its files, as parquet:{path.rstrip('/')}/**/*.parquet"
+        problem = f"{path!r} is a folder that save_to_disk did not write: {remedy}"
+        require(saved, problem, DataError)
+        attempts = ((datasets.load_from_disk, (path,)),)
+    else:
+        attempts = tuple((datasets.load_dataset, names) for names in _names(path))
+    errors: list[Exception] = []
+    for load, names in attempts:
+        try:
+            loaded = load(*names)
+            return loaded if isinstance(loaded, Mapping) else {"train": loaded}
+        # The package passes on arbitrary exceptions of downloads and parsers.
+        except Exception as error:
+            errors.append(error)
+    reasons = [" ".join(str(error).split())[:200] or type(error).__name__ for error in errors]
+    reason = "; ".join(dict.fromkeys(reasons))
+    raise DataError(
+        f"cannot load {name!r} ({reason}): check the name, connect to the network, or copy a "
+        "folder of save_to_disk to this machine and name it as hf:FOLDER"
+    ) from None
+
+
+def _names(path: str) -> Iterator[tuple[str, ...]]:
+    """Yields the readings of a path as the name of a data set and a configuration."""
+    parts = path.split("/")
+    # A name may have an owner, so NAME/CONFIG and OWNER/NAME look alike.
+    if len(parts) <= 2:
+        yield (path,)
+    if len(parts) >= 2:
+        yield "/".join(parts[:-1]), parts[-1]

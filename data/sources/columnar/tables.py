@@ -1,0 +1,294 @@
+"""Tables of named columns that are read in pieces, with access to rows by number.
+
+A piece is a row group of a Parquet file, a batch of an Arrow file, or a range of rows of a Hugging
+Face data set. Only the columns in use are read, and only one piece of them is in memory at a time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...common.errors import DataError
+from ...common.fields import require
+from ...common.files import File, matching_files
+from ...common.json_lines import pick
+from ...filters.conditions import Condition, LeftOut, keeps
+from ..in_memory import plain
+
+# Arrow's Python package declares no types.
+ArrowTable = Any
+"""A ``pyarrow.Table``."""
+_ROWS_AT_ONCE = 1024
+
+
+class Table(ABC):
+    """A table of named columns.
+
+    Attributes:
+      name: The name of the table, for messages.
+      columns: The names of the columns.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The number of rows of each piece."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+        """Reads some columns of a piece."""
+
+    def pieces(self, columns: list[str]) -> Iterator[ArrowTable]:
+        """Reads some columns of all pieces in order."""
+        return (self.piece(index, columns) for index in range(len(self.sizes)))
+
+
+class _ParquetTable(Table):
+    def __init__(self, file: File) -> None:
+        import pyarrow.parquet
+
+        self.name = str(file)
+        opened = str(file) if isinstance(file, Path) else file.open("rb")
+        self._file = pyarrow.parquet.ParquetFile(opened)
+        self.columns = tuple(self._file.schema_arrow.names)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        metadata = self._file.metadata
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+        return self._file.read_row_group(index, columns=columns, use_threads=False)
+
+
+class _ArrowTable(Table):
+    """The file format of Arrow, or its stream format, which Hugging Face's data sets write."""
+
+    def __init__(self, file: File) -> None:
+        self.name, self._location = str(file), file
+        self._next, self._reader = 0, self._open()
+        self.columns = tuple(self._reader.schema.names)
+
+    def _open(self) -> Any:
+        import pyarrow
+        import pyarrow.ipc
+
+        # Map a local file, because its batches need no copy.
+        file = self._location
+        source = pyarrow.memory_map(str(file)) if isinstance(file, Path) else file.open("rb")
+        try:
+            return pyarrow.ipc.open_file(source)
+        except pyarrow.ArrowInvalid:
+            source.seek(0)
+            return pyarrow.ipc.open_stream(source)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [piece.num_rows for piece in self.pieces([])]
+
+    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+        import pyarrow
+
+        if hasattr(self._reader, "get_batch"):
+            batch = self._reader.get_batch(index)
+        else:
+            # A stream is read forward; start again for an earlier batch.
+            if index < self._next:
+                self._next, self._reader = 0, self._open()
+            for _ in range(index - self._next):
+                self._reader.read_next_batch()
+            batch, self._next = self._reader.read_next_batch(), index + 1
+        table = pyarrow.Table.from_batches([batch])
+        return table.select(columns)
+
+    def pieces(self, columns: list[str]) -> Iterator[ArrowTable]:
+        number = getattr(self._reader, "num_record_batches", None)
+        index = 0
+        while number is None or index < number:
+            try:
+                yield self.piece(index, columns)
+            except StopIteration:
+                return
+            index += 1
+
+
+_TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {
+    "parquet": _ParquetTable,
+    "arrow": _ArrowTable,
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a source of columns; its tables are opened one at a time.
+
+    Attributes:
+      name: The name of the source, for messages.
+      kind: ``parquet``, ``arrow`` or ``hf``.
+      tables: The files, or the opened data set.
+    """
+
+    name: str
+    kind: str
+    tables: tuple[File | Table, ...]
+
+    @classmethod
+    def of_files(cls, kind: str, pattern: str, name: str) -> "Rows":
+        """Finds the files of a source.
+
+        Raises:
+          DataError: No file matches.
+        """
+        return cls(name, kind, tuple(matching_files(pattern, name)))
+
+    def open_table(self, index: int) -> Table:
+        """Opens a table.
+
+        Raises:
+          DataError: It is not a file of the kind.
+        """
+        import pyarrow
+
+        table = self.tables[index]
+        if isinstance(table, Table):
+            return table
+        try:
+            return _TABLES[self.kind](table)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = str(error).split("\n")[0]
+            kind = "an Arrow" if self.kind == "arrow" else "a Parquet"
+            raise DataError(f"{table} is not {kind} file ({reason}): write it again") from None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the first table.
+
+        Raises:
+          DataError: It is not a file of the kind.
+        """
+        return self.open_table(0).columns
+
+    def read(
+        self,
+        fields: Sequence[str] | None,
+        conditions: tuple[Condition, ...] = (),
+        left_out: LeftOut | None = None,
+    ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+        """Yields the location, the number and the columns of each row.
+
+        Args:
+          fields: The fields to read, each a column, several of them joined by a plus sign, or an
+            optional one that ends in a question mark. If None, all columns.
+          conditions: Rows that do not satisfy them are left out.
+          left_out: Counts the rows that are left out.
+
+        Raises:
+          DataError: A file is damaged or of another kind, or a column is missing.
+        """
+        total = 0
+        for index in range(len(self.tables)):
+            table, number = self.open_table(index), 0
+            columns = _wanted(table, fields, conditions)
+            for piece in self._pieces(table, columns):
+                # A row group may be large, so convert some rows at a time.
+                for batch in piece.to_batches(max_chunksize=_ROWS_AT_ONCE):
+                    for row in batch.to_pylist():
+                        number, total = number + 1, total + 1
+                        location = f"{table.name} row {number}"
+                        if keeps(conditions, row, location, left_out):
+                            yield location, total - 1, row
+
+    def _pieces(self, table: Table, columns: list[str]) -> Iterator[ArrowTable]:
+        import pyarrow
+
+        try:
+            yield from table.pieces(columns)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = str(error).split("\n")[0]
+            raise DataError(f"{table.name} is damaged ({reason}): write it again") from None
+
+    def values(
+        self,
+        fields: Sequence[str],
+        conditions: tuple[Condition, ...] = (),
+        left_out: LeftOut | None = None,
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yields the location and the fields of each row; has the arguments of ``read``."""
+        for location, _, row in self.read(fields, conditions, left_out):
+            yield location, tuple(plain(pick(row, field, location)) for field in fields)
+
+
+def _wanted(
+    table: Table, fields: Sequence[str] | None, conditions: tuple[Condition, ...]
+) -> list[str]:
+    """Returns the names of the columns to read."""
+    if fields is None:
+        return list(table.columns)
+    named = dict.fromkeys(table.columns)
+    for field in (*fields, *(condition.field for condition in conditions)):
+        # Raise now if a column does not exist; the message has the names of all columns.
+        pick(named, field, table.name)
+    tested = {condition.field for condition in conditions}
+    parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
+    return [name for name in table.columns if name in parts | tested or f"{name}?" in parts]
+
+
+class ColumnRecords:
+    """Random access to one column of texts; see ``documents.Records``.
+
+    The piece that was read last stays in memory, so reading in order reads each piece once.
+    """
+
+    def __init__(self, rows: Rows, column: str) -> None:
+        """Counts the rows of all tables.
+
+        Args:
+          rows: The rows.
+          column: The name of the column.
+
+        Raises:
+          DataError: A file is not of its kind.
+        """
+        self._rows, self._column = rows, column
+        # Close each file after counting, because there may be more files than can be open.
+        self._pieces = [
+            (table, piece, size)
+            for table in range(len(rows.tables))
+            for piece, size in enumerate(rows.open_table(table).sizes)
+        ]
+        self._ends = np.cumsum([size for _, _, size in self._pieces])
+        self._table: tuple[int, Table] = (0, rows.open_table(0))
+        self._piece: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
+        """Reads several rows at once."""
+        owners = np.searchsorted(self._ends, record_keys, "right")
+        found: list[dict[str, bytes]] = []
+        for key, owner in zip(record_keys, owners.tolist(), strict=True):
+            column = self._read(owner)
+            text = column[key - int(self._ends[owner]) + len(column)].as_py()
+            problem = f"{self._rows.name} changed while it was read: start again"
+            require(isinstance(text, str), problem, DataError)
+            found.append({self._column: text.encode()})
+        return found
+
+    def _read(self, owner: int) -> Any:
+        """Returns the column of a piece."""
+        if self._piece[0] != owner:
+            table, piece, _ = self._pieces[owner]
+            if self._table[0] != table:
+                self._table = table, self._rows.open_table(table)
+            read = self._table[1].piece(piece, [self._column])
+            self._piece = owner, read.column(self._column)
+        return self._piece[1]

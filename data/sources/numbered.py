@@ -1,0 +1,180 @@
+"""Texts of sources that are read in place, without a copy in the cache.
+
+Rows of columns are read by number. The files of an object store are read forward, so access in
+order reads them once. The cache has only the number and the digest of each text, for the division
+into splits.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..common.atomic_io import write_file
+from ..common.errors import DataError
+from ..common.fields import require
+from ..common.files import File, identity, is_url, matching_files
+from ..filters.conditions import LeftOut, left_out_note, written
+from .columnar.huggingface import open_hub
+from .columnar.tables import ColumnRecords, Rows
+from .documents import Documents, Records
+from .hash_split import HashSplit, Split, text_digest
+from .read_documents import numbered_texts, read_documents, rows_of
+from .source_names import FILE_KINDS, Source
+
+_FORMAT = 1
+
+
+class StreamedRecords:
+    """The documents of a source that can only be read forward; see ``documents.Records``."""
+
+    def __init__(self, source: Source, number: int) -> None:
+        """Starts before the first document.
+
+        Args:
+          source: The source.
+          number: The number of its documents.
+        """
+        self._source, self._number = source, number
+        self._next, self._texts = 0, read_documents(source)
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
+        """Reads several documents at once; an earlier document starts from the beginning."""
+        found: dict[int, str] = {}
+        for key in sorted({*record_keys}):
+            if key < self._next:
+                self._next, self._texts = 0, read_documents(self._source)
+            text = next(itertools.islice(self._texts, key - self._next, None), None)
+            problem = f"{self._source.name} changed while it was read: start again"
+            if text is None:
+                raise DataError(problem)
+            found[key], self._next = text, key + 1
+        return [{self._source.part: found[key].encode()} for key in record_keys]
+
+
+@dataclass(frozen=True)
+class NumberedTexts:
+    """The numbers and digests of the texts of a source.
+
+    Attributes:
+      source: The source.
+      numbers: The number of each text among the records, int64 [n].
+      digests: The hash of each text, uint8 [n, 16].
+      left_out: The number of records that its conditions leave out.
+      open_records: Opens the records.
+    """
+
+    source: Source
+    numbers: np.ndarray
+    digests: np.ndarray
+    left_out: LeftOut
+    open_records: Callable[[], Records]
+
+    def documents(self, division: HashSplit, split: Split) -> Documents:
+        """Returns the documents of a split, in the order of the source."""
+        held_out = _below(self.digests, division.limit)
+        chosen = held_out == (split == "validation")
+        # Documents have an order, so the hash covers it.
+        hasher = hashlib.blake2b(f"numbered {_FORMAT}".encode(), digest_size=16)
+        hasher.update(self.digests[chosen].tobytes())
+        mark = "-sentences" if self.source.lines_are_sentences else ""
+        return Documents(
+            self.open_records(),
+            self.source.part,
+            f"{hasher.hexdigest()}{mark}",
+            self.numbers[chosen],
+            self.source.lines_are_sentences,
+        )
+
+
+def is_read_in_place(source: Source) -> bool:
+    """Returns whether a source is read in place: rows of columns, or files of an object store."""
+    return source.kind in (*FILE_KINDS, "hf") or (
+        source.kind in ("text", "jsonl") and is_url(source.location.removeprefix("file://"))
+    )
+
+
+def numbered(source: Source, cache: Path, split: str | None = None) -> NumberedTexts:
+    """Numbers the texts of a source, from the cache if it has not changed.
+
+    Args:
+      source: A source that is read in place.
+      cache: The folder of cached data.
+      split: The split of a Hugging Face data set. Defaults to its training split.
+
+    Raises:
+      DataError: The source cannot be read, or has no text.
+    """
+    if source.kind == "hf":
+        hub = open_hub(source.location, source.name)
+        split = split or hub.training
+        return _of_rows(source, hub.rows(split), hub.identity(split), cache)
+    if source.kind in FILE_KINDS:
+        rows = rows_of(source)
+        files = [table for table in rows.tables if isinstance(table, File)]
+        return _of_rows(source, rows, tuple(map(identity, files)), cache)
+
+    def texts(left_out: LeftOut) -> Iterator[tuple[int, str]]:
+        return enumerate(read_documents(source, left_out))
+
+    files = matching_files(source.location, source.name)
+    content = _cached(source, tuple(map(identity, files)), texts, cache)
+    return NumberedTexts(source, *content, lambda: StreamedRecords(source, len(content[0])))
+
+
+def _of_rows(
+    source: Source, rows: Rows, metadata: tuple[object, ...], cache: Path
+) -> NumberedTexts:
+    def texts(left_out: LeftOut) -> Iterator[tuple[int, str]]:
+        return numbered_texts(source, rows, left_out)
+
+    content = _cached(source, metadata, texts, cache)
+    return NumberedTexts(source, *content, lambda: ColumnRecords(rows, source.part))
+
+
+def _cached(
+    source: Source,
+    metadata: tuple[object, ...],
+    texts: Callable[[LeftOut], Iterator[tuple[int, str]]],
+    cache: Path,
+) -> tuple[np.ndarray, np.ndarray, LeftOut]:
+    """Returns the numbers, the digests and the counts of omissions; reads the texts once."""
+    known = (_FORMAT, source.kind, source.part, written(source.conditions), *metadata)
+    key = hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
+    path = cache / "divisions" / f"{key}.npz"
+    if not path.is_file():
+        left_out = LeftOut()
+        # Blank documents have no tokens to predict.
+        found = [(i, text_digest(text)) for i, text in texts(left_out) if text.strip()]
+        reason = left_out_note(left_out) or "it is empty or only white space"
+        require(found, f"no text in {source.name!r}: {reason}", DataError)
+        numbers, digests = zip(*found, strict=True)
+        content = io.BytesIO()
+        np.savez(
+            content,
+            numbers=np.asarray(numbers, np.int64),
+            digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
+            left_out=np.frombuffer(json.dumps(left_out).encode(), np.uint8),
+        )
+        write_file(path, content.getvalue())
+    with np.load(path) as arrays:
+        omissions = LeftOut(json.loads(arrays["left_out"].tobytes()))
+        return arrays["numbers"], arrays["digests"], omissions
+
+
+def _below(digests: np.ndarray, limit: bytes) -> np.ndarray:
+    """Returns which digests are below a limit, bool [n]; none if it is empty."""
+    if not limit:
+        return np.zeros(len(digests), bool)
+    # A digest is a number of 16 bytes, the first byte being the most significant.
+    high, low = np.ascontiguousarray(digests).view(">u8").T
+    limit_high, limit_low = np.frombuffer(limit, ">u8")
+    return (high < limit_high) | ((high == limit_high) & (low < limit_low))

@@ -1,0 +1,153 @@
+"""Parquet and Arrow files, Hugging Face data sets, and files in object stores."""
+
+import json
+import sys
+
+import datasets
+import fsspec
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from flaxzoo import data
+from flaxzoo.data import DataError
+from flaxzoo.data.chat.rows import read_rows
+from flaxzoo.data.sources.columnar import tables
+from flaxzoo.data.sources.parallel_corpus import open_parallel
+
+ROWS = [
+    {"text": f"text {i} " + "word " * (i % 7), "score": i % 5, "label": "ab"[i % 2], "de": "x"}
+    for i in range(60)
+]
+
+
+def _stream(table, path, new):
+    with new(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same rows in every form; a row group, or a batch, has some of them."""
+    folder = tmp_path_factory.mktemp("columns")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "a.jsonl").write_text(lines)
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.parquet.write_table(table, folder / "a.parquet", row_group_size=7)
+    _stream(table, folder / "file.arrow", pyarrow.ipc.new_file)
+    _stream(table, folder / "stream.arrow", pyarrow.ipc.new_stream)
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder / "hf")
+    splits = {"train": ROWS, "validation": ROWS[:9], "test": ROWS[:4]}
+    datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
+    ).save_to_disk(folder / "splits")
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/{folder.name}/a.jsonl", lines.encode())
+    memory.pipe(f"/{folder.name}/a.parquet", (folder / "a.parquet").read_bytes())
+    return folder
+
+
+FORMS = [
+    "parquet:{0}/*.parquet",
+    "arrow:{0}/file.arrow",
+    "arrow:{0}/stream.arrow",
+    "hf:{0}/hf",
+    "hf:{0}/splits[train]",
+    "jsonl:file://{0}/*.jsonl",
+    "jsonl:memory://{1}/a.jsonl",
+    "parquet:memory://{1}/*.parquet",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_has_the_documents_of_json_lines(form, folder):
+    name = form.format(folder, folder.name)
+    for part in ("", "#text?score>=3"):
+        for split in ("train", "validation"):
+            given = {"split": split, "validation_fraction": 0.1}
+            plain = data.load_documents(f"jsonl:{folder}/a.jsonl{part}", **given)
+            found = data.load_documents(name + part, **given)
+            assert sorted(found) == sorted(plain)
+            assert found.note == plain.note
+            # Access by index gives the documents of one reading in order, also backwards.
+            assert [found[i] for i in reversed(range(len(found)))] == list(found)[::-1]
+            assert found.read([1, 0, 1]) == [found[1], found[0], found[1]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_has_the_records_of_json_lines(form, folder):
+    name = form.format(folder, folder.name)
+    assert [row for _, row in read_rows(name)] == ROWS
+    pairs = open_parallel(f"{name}#text,de?score==4", "whole")
+    assert [pair.source for pair in pairs] == [row["text"] for row in ROWS if row["score"] == 4]
+
+
+def test_documents_of_columns_are_read_by_pieces_and_not_again(folder, monkeypatch):
+    read = []
+    piece = tables._ParquetTable.piece
+    monkeypatch.setattr(
+        tables._ParquetTable, "piece", lambda *given: read.append(given[1:]) or piece(*given)
+    )
+    source = f"parquet:{folder}/a.parquet#text?score<5"
+    data.load_documents(source, "train", validation_fraction=0.0)
+    assert read == [(i, ["text", "score"]) for i in range(9)]
+    read.clear()
+    # The division is cached, and one document needs one row group of one column.
+    documents = data.load_documents(source, "train", validation_fraction=0.0)
+    assert documents[30] == ROWS[30]["text"]
+    assert read == [(4, ["text"])]
+
+
+def test_published_splits_are_used_as_those_of_tfds(folder):
+    name = f"hf:{folder}/splits"
+    given = {"validation_fraction": 0.5}
+    assert len(data.load_documents(name, "train", **given)) == 60
+    assert list(data.load_documents(name, "validation", **given)) == [r["text"] for r in ROWS[:9]]
+    # A split that the source names is divided like a local source.
+    held_out = data.load_documents(f"{name}[test]", "validation", **given)
+    assert 0 < len(held_out) < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "hf:{}/splits[dev]",
+            r"split of 'hf:.*' must be one of .*, got 'dev'",
+        ),
+        ("hf:{}", r"is a folder that save_to_disk did not write: .*\*\*/\*\.parquet"),
+        ("hf:nobody/nothing", "cannot load 'hf:nobody/nothing' .*: check the name.* hf:FOLDER"),
+        ("hf:{}/hf#body", "has no field 'body': its fields are text, score, label, de"),
+        ("parquet:{}/a.parquet#body", "a.parquet has no field 'body': its fields are text"),
+        ("parquet:{}/a.parquet#score", "row 1 field 'score' must be a string, got a int"),
+        ("parquet:{}/a.jsonl", "a.jsonl is not a Parquet file"),
+        ("arrow:{}/a.jsonl", "a.jsonl is not an Arrow file"),
+        ("text:memory://nothing/*.txt", r"no file matches 'memory://nothing/\*.txt'"),
+        ("text:gs://bucket/a.txt", "needs the Python package gcsfs: pip install gcsfs"),
+        ("text:s3://bucket/a.txt", "needs the Python package s3fs: pip install s3fs"),
+        ("text:goose://bucket/a.txt", "must be one that fsspec knows, .* got 'goose'"),
+    ],
+)
+def test_a_faulty_source_is_refused_in_one_line(name, message, folder):
+    with pytest.raises(DataError, match=message) as caught:
+        data.load_documents(name.format(folder), "train", validation_fraction=0.1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"needs the Python package datasets: pip install"):
+        data.load_documents(f"hf:{folder}/./hf", "train", validation_fraction=0.1)
+
+
+def test_a_classifier_reads_the_class_names_of_a_hub_data_set(folder):
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
+    )
+    rows = [{"text": row["text"], "label": i % 2} for i, row in enumerate(ROWS)]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(folder / "classes")
+    classified = data.SequenceClassificationData(
+        source=f"hf:{folder}/classes", tokenizer=data.TokenizerConfig(kind="wordpiece")
+    )
+    assert classified.labels() == ("bad", "good")
