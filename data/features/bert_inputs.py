@@ -85,6 +85,11 @@ class BertInputs:
     def __len__(self) -> int:
         return len(self.second)
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each example, with special tokens."""
+        return np.diff(self.starts).tolist()
+
     def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         own = slice(self.starts[index], self.starts[index + 1])

@@ -24,6 +24,7 @@ from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
 from ..sources.conll import read_sentences, read_words
 from ..sources.hash_split import Split
+from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
 from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.published import PublishedRecords
@@ -109,6 +110,16 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         return [
             TaggingExample(tuple(line.split()), None, f"{file} line {number}")
             for file, number, line in input_lines(path)
+        ]
+
+    def examples_in_memory(self, name: Examples, unread: set[str]) -> list[TaggingExample]:
+        """Reads dicts of fields, or texts, whose words are separated by blanks."""
+        texts = [row for row in name.rows if isinstance(row, str)]
+        if len(texts) < len(name.rows):
+            return super().examples_in_memory(name, unread)
+        return [
+            TaggingExample(tuple(text.split()), None, f"examples[{i}]")
+            for i, text in enumerate(texts)
         ]
 
     def labels(self) -> tuple[str, ...]:

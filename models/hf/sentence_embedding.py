@@ -166,11 +166,15 @@ class EmbeddingSettings:
     def compares_by_cosine(self) -> bool:
         """Whether the cosine orders texts as the model's measure does."""
         # Dot product and Euclidean distance order vectors of length 1 as the cosine does.
-        has_length_1 = bool(self.layers) and isinstance(self.layers[-1], Normalize)
-        has_length_1 = has_length_1 and self.num_dimensions is None
         return self.similarity in (None, "cosine") or (
-            has_length_1 and self.similarity in ("dot", "euclidean")
+            self.has_length_1 and self.similarity in ("dot", "euclidean")
         )
+
+    @property
+    def has_length_1(self) -> bool:
+        """Whether all vectors have length 1."""
+        is_normalized = bool(self.layers) and isinstance(self.layers[-1], Normalize)
+        return is_normalized and self.num_dimensions is None
 
     @property
     def query_prompt(self) -> str:

@@ -5,7 +5,7 @@ Numbers of rows are powers of two up to `MOST_ROWS`. A model that reads 512 toke
 lengths with 6 numbers of rows each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -78,6 +78,48 @@ def pad_batch(
     """
     length = padded_length(max(map(len, rows)), longest)
     return pad_rows(rows, num_rows=num_rows, length=length)
+
+
+def by_length(
+    outputs: Callable[[dict[str, np.ndarray]], Mapping[str, jax.Array]],
+    example: Callable[[int], Mapping[str, np.ndarray]],
+    lengths: Sequence[int],
+) -> dict[str, np.ndarray]:
+    """Computes a function of many examples in batches of similar length.
+
+    Args:
+        outputs: a compiled function of a batch, whose arrays have the axes of an example and the
+          axis of its rows in front.
+        example: returns the arrays of an example, given its index. Those of the shape of
+          `input_ids` are truncated to the padded length of a batch.
+        lengths: the number of tokens of each example before padding, at least 1.
+
+    Returns:
+        The outputs for all examples. Outputs for trailing padding, which are not computed, are 0.
+    """
+    first = example(0)
+    shape = first["input_ids"].shape
+    # Shapes of the full-length outputs, found without computing them.
+    whole = {name: x[None] for name, x in first.items()}
+    found = {
+        name: np.zeros((len(lengths), *x.shape[1:]), x.dtype)
+        for name, x in jax.eval_shape(outputs, whole).items()
+    }
+    for batch, num_rows in padded_batches(lengths, shape[-1]):
+        length = padded_length(lengths[batch[0]], shape[-1])
+        # Pad the batch to `num_rows` and the bucket's length, so that few programs are compiled.
+        given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in first.items()}
+        rows = [example(i) for i in batch]
+        for name, array in given.items():
+            array[: len(batch)] = [row[name] for row in rows]
+            # Truncate only arrays with one value per token.
+            if array.shape[1:] == shape:
+                given[name] = array[..., :length]
+        for name, part in outputs(given).items():
+            # Outputs per token are shorter than the full length.
+            own = tuple(slice(size) for size in part.shape[1:])
+            found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
+    return found
 
 
 def batches_by_length(rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +26,15 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
     """Returns float32 vectors of length 1; vectors of length 0 are unchanged."""
     vectors = np.asarray(vectors, np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+class TextRow(NamedTuple):
+    """The tokens of a text."""
+
+    ids: list[int]
+    """The ids, with special tokens."""
+    num_skipped: int = 0
+    """The number of leading tokens that pooling skips."""
 
 
 class TextEmbedder(TextModel):
@@ -88,6 +98,16 @@ class TextEmbedder(TextModel):
         settings = read_embedding_settings(local_folder(folder))
         return cls(model, params, tokenizer, settings or EmbeddingSettings())
 
+    @property
+    def max_length(self) -> int:
+        """The number of tokens of a text that the model reads, with special tokens."""
+        return self._max_length
+
+    @property
+    def width(self) -> int:
+        """The number of dimensions of a vector."""
+        return self._width
+
     def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
         """Returns an embedder of the same model with other settings."""
         return TextEmbedder(self._model, self._params, self._tokenizer, settings)
@@ -111,37 +131,74 @@ class TextEmbedder(TextModel):
             UserError: `texts` is empty or one string, no prompt has this name, or a vector is NaN
               or infinite.
         """
-        require_texts(texts, "texts")
-        vectors = np.zeros((len(texts), self._width), np.float32)
-        for batch, found in self._batches(texts, log, prompt_name):
-            vectors[batch] = found
-        return vectors
+        rows, num_truncated = self.encode(texts, prompt_name)
+        self._report(rows, num_truncated, log)
+        return self.vectors(rows)
 
-    def _batches(
-        self, texts: Sequence[str], log: LogFn, prompt_name: str | None
-    ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yields the indices of some texts and their vectors; see `__call__`."""
+    def encode(
+        self, texts: Sequence[str], prompt_name: str | None = None
+    ) -> tuple[list[TextRow], int]:
+        """Encodes texts with their prompt and special tokens, and truncates them.
+
+        Args:
+            texts: the texts.
+            prompt_name: see `__call__`.
+
+        Returns:
+            A row for each text, and the number of truncated texts.
+
+        Raises:
+            UserError: `texts` is empty or one string, or no prompt has this name.
+        """
+        require_texts(texts, "texts")
         require(texts, "there is no text to embed: give at least one line")
-        longest, prompt = self._max_length, self.settings.prompt(prompt_name)
+        prompt = self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
-        # Encode and truncate, leaving room for the special tokens.
-        room = longest - frame.single.num_added
+        # Truncate, leaving room for the special tokens.
+        room = self._max_length - frame.single.num_added
         ids = [self._encode(prompt + text) for text in texts]
-        truncated = sum(len(row) > room for row in ids)
-        if truncated:
-            log(f"{truncated:,} of {len(ids):,} texts truncated: longer than {longest} tokens")
-        ids = [frame.join(tokenizer.truncated(row, room)).ids for row in ids]
-        if empty := sum(not row for row in ids):
-            log(f"{empty:,} of {len(ids):,} texts have no token: their vector is 0")
+        num_truncated = sum(len(row) > room for row in ids)
         # The number of leading tokens that pooling skips: the frame and the prompt.
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
-        # Embed in batches of similar length.
-        for batch, num_rows in padded_batches([len(row) for row in ids], longest):
-            rows, mask = pad_batch([ids[i] for i in batch], num_rows, longest)
-            pooled = mask * (np.arange(mask.shape[1]) >= not_pooled)
-            found = np.asarray(self._embed(self._params, rows, mask, pooled))[: len(batch)]
+        rows = (frame.join(tokenizer.truncated(row, room)).ids for row in ids)
+        return [TextRow(row, not_pooled) for row in rows], num_truncated
+
+    def _report(self, rows: Sequence[TextRow], num_truncated: int, log: LogFn) -> None:
+        """Logs the numbers of texts that were truncated or have no token."""
+        if num_truncated:
+            number = f"{num_truncated:,} of {len(rows):,}"
+            log(f"{number} texts truncated: longer than {self._max_length} tokens")
+        if empty := sum(not row.ids for row in rows):
+            log(f"{empty:,} of {len(rows):,} texts have no token: their vector is 0")
+
+    def vectors(self, rows: Sequence[TextRow]) -> np.ndarray:
+        """Computes the vectors of encoded texts.
+
+        Args:
+            rows: the texts, of at most `max_length` tokens.
+
+        Returns:
+            float32 `[num_rows, E]`, in the order of the rows; 0 for a row without tokens.
+
+        Raises:
+            UserError: a vector is NaN or infinite.
+        """
+        vectors = np.zeros((len(rows), self._width), np.float32)
+        for batch, found in self._batches(rows):
+            vectors[batch] = found
+        return vectors
+
+    def _batches(self, rows: Sequence[TextRow]) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yields the indices of some rows and their vectors, in batches of similar length."""
+        longest = self._max_length
+        for batch, num_rows in padded_batches([len(row.ids) for row in rows], longest):
+            ids, mask = pad_batch([rows[i].ids for i in batch], num_rows, longest)
+            first = np.zeros((num_rows, 1), np.int32)
+            first[: len(batch), 0] = [rows[i].num_skipped for i in batch]
+            pooled = mask * (np.arange(mask.shape[1]) >= first)
+            found = np.asarray(self._embed(self._params, ids, mask, pooled))[: len(batch)]
             check_outputs({"a vector": found})
             yield batch, found
 

@@ -1,7 +1,8 @@
 """Scores pairs of texts with a cross-encoder, and ranks documents for a query."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
-from ...data.features.bert_inputs import Template, encode_texts
+from ...data.features.bert_inputs import BertInputs, Template, encode_texts
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
 from ..hf.cross_encoder import PairScoring, read_pair_scoring
@@ -17,7 +18,7 @@ from ..hf.sentence_modules import lower_case
 from ..hub import local_folder
 from ..model import Model
 from ..nn.typing import Params
-from .bucketing import padded_batches, padded_length
+from .bucketing import by_length
 from .text_model import TextModel, require_texts
 
 
@@ -75,8 +76,9 @@ class PairScorer(TextModel):
         self._inputs = inputs if model.config.num_token_types > 1 else inputs[:2]
 
         @jax.jit
-        def scores(params: Params, given: dict[str, jax.Array]) -> jax.Array:
-            return settings(model.apply({"params": params}, **given).logits)
+        def scores(params: Params, given: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            logits = model.apply({"params": params}, **given).logits
+            return {"scores": settings(logits), "logits": logits}
 
         self._scores = scores
 
@@ -99,6 +101,16 @@ class PairScorer(TextModel):
         clean = lower_case if self.settings.lowercase else str
         return [tuple(map(clean, pair)) for pair in pairs]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the arrays that the model reads."""
+        return self._inputs
+
+    @property
+    def max_length(self) -> int:
+        """The number of tokens of a pair that the model reads, with special tokens."""
+        return self._longest
+
     def score(self, pairs: Sequence[tuple[str, ...]], log: LogFn = print) -> np.ndarray:
         """Scores pairs of texts, such as a query and a document.
 
@@ -114,35 +126,53 @@ class PairScorer(TextModel):
             UserError: `pairs` is empty or not a list of pairs of texts, or a score is NaN or
               infinite.
         """
+        tokens, num_truncated = self.encode(pairs)
+        if num_truncated:
+            number = f"{num_truncated:,} of {len(pairs):,}"
+            log(f"{number} pairs truncated: longer than {self._longest} tokens")
+        found = self.outputs(tokens.example, tokens.lengths)["scores"]
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def encode(self, pairs: Sequence[tuple[str, ...]]) -> tuple[BertInputs, int]:
+        """Encodes and truncates pairs of texts as in training; see `score`.
+
+        Returns:
+            The tokens, and the number of pairs that were truncated.
+        """
         require_texts(pairs, "pairs", tuple)
         require(pairs, "pairs must not be empty: give at least one pair")
         for i, pair in enumerate(pairs):
             shown = repr(pair)[:60]
             require(len(pair) == 2, f"pairs[{i}] must be a tuple of two texts, got {shown}")
-        # Encode and truncate as in training.
-        tokens, num_truncated = encode_texts(
+        return encode_texts(
             self._texts(pairs),
             self._tokenizer,
             self._template(self._longest),
             [f"pairs[{i}]" for i in range(len(pairs))],
         )
-        if num_truncated:
-            number = f"{num_truncated:,} of {len(pairs):,}"
-            log(f"{number} pairs truncated: longer than {self._longest} tokens")
-        # Score in batches of similar length; rows of padding fill a batch.
-        lengths = np.diff(tokens.starts).tolist()
-        found = np.zeros((len(pairs), len(self._model.config.labels)), np.float32)
-        for batch, num_rows in padded_batches(lengths, self._longest):
-            length = padded_length(lengths[batch[0]], self._longest)
-            rows = [tokens.example(i) for i in batch]
-            filler = np.zeros((num_rows - len(rows), length), np.int32)
-            given = {
-                name: np.concatenate([np.stack([row[name][:length] for row in rows]), filler])
-                for name in self._inputs
-            }
-            found[batch] = self._scores(self._params, given)[: len(batch)]
-        check_outputs({"a score": found})
-        return found[:, 0] if found.shape[1] == 1 else found
+
+    def outputs(
+        self, example: Callable[[int], Mapping[str, np.ndarray]], lengths: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """Scores encoded pairs.
+
+        Args:
+            example: returns the arrays of a pair, given its index; see `BertInputs.example`.
+            lengths: the number of tokens of each pair.
+
+        Returns:
+            `scores` and the `logits` that they are computed from, float32 `[num_pairs, L]`.
+
+        Raises:
+            UserError: a score is NaN or infinite.
+        """
+        found = by_length(
+            functools.partial(self._scores, self._params),
+            lambda i: {name: example(i)[name] for name in self._inputs},
+            lengths,
+        )
+        check_outputs({"a score": found["scores"]})
+        return found
 
     def rank(
         self,

@@ -17,7 +17,6 @@ from ..model import Model
 from ..nn.heads import HEADS
 from ..nn.typing import Params
 from .embed import TextEmbedder
-from .text_model import require_texts
 
 
 class SparseEmbedder(TextEmbedder):
@@ -94,9 +93,10 @@ class SparseEmbedder(TextEmbedder):
             top_k: the most tokens of a text. Defaults to all with a weight above 0.
             prompt_name: see `__call__`.
         """
-        require_texts(texts, "texts")
+        rows, num_truncated = self.encode(texts, prompt_name)
+        self._report(rows, num_truncated, log)
         weights: list[dict[str, float]] = [{} for _ in texts]
-        for batch, found in self._batches(texts, log, prompt_name):
+        for batch, found in self._batches(rows):
             for i, row in zip(batch, found, strict=True):
                 # Order by weight, the largest first, and equal weights by id.
                 order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:top_k]

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Container
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 from ...data.common.errors import UserError
 from ...data.common.progress import LogFn
@@ -23,6 +23,8 @@ COMMANDS = {
 }
 """The command for each task of the hub; `predict` for all other tasks."""
 Opened = TypeVar("Opened", bound="TextModel")
+Loaded: TypeAlias = tuple[Model, Params]
+"""A model and its parameters."""
 
 
 def require_texts(texts: object, name: str, other: type = str) -> None:
@@ -78,6 +80,11 @@ class TextModel:
         return self._stored_start or start_and_end(self._tokenizer)[:1]
 
     @property
+    def loaded(self) -> Loaded:
+        """The model and its parameters."""
+        return self._model, self._params
+
+    @property
     def max_length(self) -> int:
         """The number of tokens that the model reads."""
         return self._model.config.max_length
@@ -90,6 +97,7 @@ class TextModel:
         step: int | None = None,
         log: LogFn | None = None,
         max_length: int | None = None,
+        loaded: Loaded | None = None,
     ) -> Opened:
         """Opens the model of a run folder.
 
@@ -99,6 +107,8 @@ class TextModel:
             log: called with a line if the tokenizer may belong to another model.
             max_length: overrides the model's maximum input length, in tokens; for models without a
               position table.
+            loaded: the model in the folder and its parameters, which another front end has loaded.
+              If None, they are loaded.
 
         Raises:
             FileNotFoundError: it is not a run folder, or has no such checkpoint.
@@ -112,7 +122,7 @@ class TextModel:
         note = vocabulary_note(folder, config, tokenizer)
         if note is not None and log is not None:
             log(note)
-        model, params = load_finite(folder, step=step, max_length=max_length)
+        model, params = loaded or load_finite(folder, step=step, max_length=max_length)
         opened = cls._open(model, params, tokenizer, folder)
         if config.head == "seq2seq_lm":
             opened._stored_start = target_start(folder, tokenizer)

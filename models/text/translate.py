@@ -1,7 +1,7 @@
 """Translates texts: beam search with a tokenizer."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +96,63 @@ class TextTranslator(TextModel):
             UserError: `texts` is one string, a text is longer than the model reads and not
               truncated, or an option is out of range.
         """
-        require_texts(texts, "texts")
-        # Blank texts have no tokens, and are not searched.
-        request = dataclasses.replace(self.request, **options)
-        ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
-        ids = self._fitting(ids, places, truncate, log)
+        request = self.request_with(options)
+        ids = self.encode(texts, places=places, truncate=truncate, log=log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
+        # Blank texts have no tokens, and are not searched.
         if on_batch is not None:
             on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):
-            sources = [ids[i] for i in batch]
-            found = self._generator.search(sources, request)
-            for i, hypotheses in zip(batch, found, strict=True):
-                # If a source has gaps (T5 sentinels), its target contains sentinels as well, so
-                # decode them.
-                has_gaps = not set(ids[i]).isdisjoint(self._tokenizer.sentinels)
-                translated[i] = [self._translation(h, has_gaps) for h in hypotheses]
+            found = self.search([ids[i] for i in batch], request)
+            for i, translations in zip(batch, found, strict=True):
+                translated[i] = translations
             if on_batch is not None:
                 on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
+
+    def request_with(self, options: Mapping[str, Any]) -> GenerationRequest:
+        """Returns the default request with other fields; see `__call__`.
+
+        Raises:
+            UserError: an option is out of range.
+        """
+        return dataclasses.replace(self.request, **options)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        places: Sequence[str] | None = None,
+        truncate: bool = False,
+        log: LogFn = print,
+    ) -> list[list[int]]:
+        """Returns the tokens of each text, none for a blank one; see `__call__`."""
+        require_texts(texts, "texts")
+        ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
+        return self._fitting(ids, places, truncate, log)
+
+    def search(
+        self, sources: Sequence[list[int]], request: GenerationRequest
+    ) -> list[list[Translation]]:
+        """Translates a batch of encoded texts.
+
+        Args:
+            sources: the tokens of each text, at least one.
+            request: the settings of the search.
+
+        Returns:
+            For each text its `num_return_sequences` best translations, best first.
+        """
+        found = self._generator.search(sources, request)
+        return [
+            # If a source has gaps (T5 sentinels), its target contains sentinels as well, so decode
+            # them.
+            [
+                self._translation(h, not set(ids).isdisjoint(self._tokenizer.sentinels))
+                for h in hypotheses
+            ]
+            for ids, hypotheses in zip(sources, found, strict=True)
+        ]
 
     def _fitting(
         self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn

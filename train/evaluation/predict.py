@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,106 @@ from ...data.batching import Batch
 from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
-from ...data.dataset import ExampleSource
+from ...data.dataset import DataSplit
+from ...data.features.bert_inputs import token_specs
 from ...data.sources.documents import SourceLike
 from ...data.tasks.base import DataConfig
 from ...data.tasks.sequence_classification import SequenceClassificationData
+from ...data.tokenizers.base import Tokenizer
 from ...models.finite import check_outputs, load_finite
 from ...models.hf.cross_encoder import PairScoring, read_pair_scoring
 from ...models.hub import local_folder
 from ...models.nn.typing import PyTree
-from ...models.text.bucketing import padded_batches, padded_length
+from ...models.text.bucketing import by_length
 from ...models.text.folder import vocabulary_note
+from ...models.text.text_model import Loaded
 from ..config import TrainConfig, objective_of
 from ..runs.load_run import config_of_model, open_run
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictor:
+    """A fine-tuned model that predicts labels, tags, spans, choices or scores.
+
+    Attributes:
+        config: the configuration of the run, or one that could have trained the model.
+        tokenizer: the tokenizer.
+    """
+
+    config: TrainConfig
+    tokenizer: Tokenizer
+    _compute: Callable[[Batch], dict[str, jax.Array]]
+
+    @classmethod
+    def of_run(cls, folder: str | Path, *, loaded: Loaded | None = None) -> "Predictor":
+        """Opens the model of a run folder.
+
+        Args:
+            folder: see `predict`.
+            loaded: the model in the folder and its parameters. If None, the newest checkpoint is
+              loaded.
+
+        Raises:
+            FileNotFoundError, RunError, DataError: see `predict`.
+        """
+        config, tokenizer, scoring = _opened(folder)
+        return cls._of(config, tokenizer, scoring, loaded or load_finite(folder))
+
+    @classmethod
+    def _of(
+        cls,
+        config: TrainConfig,
+        tokenizer: Tokenizer,
+        scoring: PairScoring | None,
+        loaded: Loaded,
+    ) -> "Predictor":
+        model, params = loaded
+        objective = objective_of(config)
+
+        @jax.jit
+        def predictions(params: PyTree, batch: PyTree) -> PyTree:
+            found = objective.predictions(objective.outputs(model.apply, params, batch))
+            # Several labels get probabilities of their logits instead.
+            if scoring is not None and config.data.label_target == "regression":
+                return {"logits": scoring(found["logits"])}
+            return found
+
+        return cls(config, tokenizer, functools.partial(predictions, params))
+
+    def encode(self, path: SourceLike) -> DataSplit:
+        """Reads and encodes examples; see `predict`."""
+        return self.config.data.input_split(path, self.tokenizer, self.config.model.labels)
+
+    def filler(self, length: int) -> Batch:
+        """Returns an example of a number of tokens, to compile programs with."""
+        spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
+        row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
+        row["attention_mask"][..., :length] = 1
+        return row
+
+    def outputs(
+        self, example: Callable[[int], Batch], lengths: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """Computes the outputs for encoded examples in batches of similar length.
+
+        Args:
+            example: returns the arrays of an example, given its index.
+            lengths: the number of tokens of each example; see `token_length`.
+
+        Returns:
+            The arrays that `split.examples.decode` converts to predictions.
+
+        Raises:
+            RunError: an output is NaN or infinite.
+        """
+        found = by_length(self._compute, example, lengths)
+        check_outputs(found)
+        return found
+
+
+def token_length(row: Batch) -> int:
+    """Returns the number of tokens of an example before its trailing padding, at least 1."""
+    return 1 + int(np.nonzero(row["attention_mask"])[-1].max(initial=0))
 
 
 def predict(
@@ -49,15 +137,30 @@ def predict(
         RunError: the model has no head, or its parameters or outputs are NaN or infinite.
         DataError: the file cannot be read, or this kind of run does not predict.
     """
+    config, tokenizer, scoring = _opened(folder)
+    note = vocabulary_note(folder, config.model, tokenizer)
+    if note is not None:
+        log(note)
+    split = config.data.input_split(path, tokenizer, config.model.labels)
+    log(f"input: {split.summary}")
+    predictor = Predictor._of(config, tokenizer, scoring, load_finite(folder, step=step))
+    examples: Any = split.examples
+    rows = [examples.example(0, i) for i in range(examples.num_examples)]
+    return examples.decode(predictor.outputs(rows.__getitem__, [*map(token_length, rows)]))
+
+
+def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | None]:
+    """Returns the configuration, the tokenizer, and how a cross-encoder scores pairs.
+
+    Raises:
+        RunError, DataError: the model does not predict labels.
+    """
     config, tokenizer = open_run(folder)
     scoring = None
     if config.model.head == "sequence_classification":
         scoring = read_pair_scoring(local_folder(folder))
     if scoring is not None:
         config = _of_pairs(config, scoring)
-    note = vocabulary_note(folder, config.model, tokenizer)
-    if note is not None:
-        log(note)
     require(
         config.model.head != "none",
         f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
@@ -69,23 +172,7 @@ def predict(
         f"{config.data.kind} data has no labels to predict: use flaxzoo {command}",
         error=RunError,
     )
-    split = config.data.input_split(path, tokenizer, config.model.labels)
-    log(f"input: {split.summary}")
-    model, params = load_finite(folder, step=step)
-    objective = objective_of(config)
-
-    @jax.jit
-    def predictions(params: PyTree, batch: PyTree) -> PyTree:
-        found = objective.predictions(objective.outputs(model.apply, params, batch))
-        # Several labels get probabilities of their logits instead.
-        if scoring is not None and config.data.label_target == "regression":
-            return {"logits": scoring(found["logits"])}
-        return found
-
-    rows: Any = split.examples
-    outputs = _by_length(functools.partial(predictions, params), rows)
-    check_outputs(outputs)
-    return rows.decode(outputs)
+    return config, tokenizer, scoring
 
 
 def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
@@ -95,36 +182,3 @@ def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
     longest = config.model.max_length
     length = min(longest, scoring.max_length or longest)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, length=length))
-
-
-def _by_length(
-    predictions: Callable[[Batch], dict[str, jax.Array]], examples: ExampleSource
-) -> dict[str, np.ndarray]:
-    """Returns the predictions for all examples, computed in batches of similar length.
-
-    Predictions for trailing padding, which is not computed, are 0.
-    """
-    rows = [examples.example(0, i) for i in range(examples.num_examples)]
-    whole = {name: x[None] for name, x in rows[0].items()}
-    # Shapes of the full-length predictions, found without computing them.
-    found = {
-        name: np.zeros((len(rows), *x.shape[1:]), x.dtype)
-        for name, x in jax.eval_shape(predictions, whole).items()
-    }
-    shape = rows[0]["input_ids"].shape
-    # Trailing padding is not part of a row's length.
-    lengths = [1 + int(np.nonzero(row["attention_mask"])[-1].max(initial=0)) for row in rows]
-    for batch, num_rows in padded_batches(lengths, shape[-1]):
-        length = padded_length(lengths[batch[0]], shape[-1])
-        # Pad the batch to `num_rows` and the bucket's length, so that few programs are compiled.
-        given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in rows[0].items()}
-        for name, array in given.items():
-            array[: len(batch)] = [rows[i][name] for i in batch]
-            # Truncate only arrays with one value per token.
-            if array.shape[1:] == shape:
-                given[name] = array[..., :length]
-        for name, part in predictions(given).items():
-            # Predictions per token are shorter than the full length.
-            own = tuple(slice(size) for size in part.shape[1:])
-            found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
-    return found

@@ -188,6 +188,7 @@ def test_choices_and_tags(tmp_path):
     (tmp_path / "words.txt").write_text(" ".join(words) + "\n")
     [found] = train.predict(tmp_path / "tags", str(tmp_path / "words.txt"), log=lambda *_: None)
     np.testing.assert_allclose(found["probabilities"], chances[firsts], atol=1e-5)
+    assert [found] == train.predict(tmp_path / "tags", [" ".join(words)], log=lambda *_: None)
 
 
 @pytest.mark.parametrize(
