@@ -79,6 +79,11 @@ class Predictor:
 
         return cls(config, tokenizer, functools.partial(predictions, params))
 
+    @property
+    def max_length(self) -> int:
+        """The number of tokens of an example, with special tokens."""
+        return self.config.data.length
+
     def encode(self, path: SourceLike) -> DataSplit:
         """Reads and encodes examples; see `predict`."""
         return self.config.data.input_split(path, self.tokenizer, self.config.model.labels)

@@ -1,6 +1,7 @@
 """Opens the models that are served, and lists their endpoints."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...data.common.errors import UserError
@@ -10,26 +11,21 @@ from ...models.loading import model_config
 from ...models.nn.heads import CAUSAL_HEADS
 from .app import Endpoint, Served
 from .generation import open_generation
+from .rows import opening
+from .rows.settings import RowSettings
 from .status import STATUS
 
-Opener = Callable[[str, str, LogFn], Served]
-"""`open(name, folder, log)` opens a model and its workers."""
-
-OPENERS: dict[str | None, Opener] = {
-    **dict.fromkeys(CAUSAL_HEADS, open_generation),
-}
-"""Head of a model → how it is served."""
-
-ENDPOINTS: tuple[Endpoint, ...] = (*STATUS,)
+ENDPOINTS: tuple[Endpoint, ...] = (*STATUS, *opening.ENDPOINTS)
 """All endpoints."""
 
 
-def open_models(names: Sequence[str], log: LogFn) -> dict[str, Served]:
+def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict[str, Served]:
     """Opens models.
 
     Args:
         names: a run folder, a folder in Hugging Face's form or a name on the hub each, or
           NAME=FOLDER. The name defaults to the last part of the folder.
+        settings: how texts to embed, score, classify and translate are put together.
         log: called with lines about the models.
 
     Raises:
@@ -41,9 +37,16 @@ def open_models(names: Sequence[str], log: LogFn) -> dict[str, Served]:
         name = name or Path(folder).resolve().name
         if name in models:
             raise UserError(f"two models are named {name!r}: give one as NAME=FOLDER")
-        head = model_config(local_folder(folder)).head
-        if head not in OPENERS:
-            known = ", ".join(map(str, OPENERS))
-            raise UserError(f"{folder} has the head {head}, which is not served: use {known}")
-        models[name] = OPENERS[head](name, folder, log)
+        generates = model_config(local_folder(folder)).head in CAUSAL_HEADS
+        opened = _open_causal if generates else opening.open_rows
+        models[name] = opened(name, folder, settings, log)
     return models
+
+
+def _open_causal(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
+    """Opens a causal language model, which generates and embeds texts."""
+    served = open_generation(name, folder, log)
+    rows = opening.row_workers(
+        name, folder, served.front.loaded, settings=settings, log=log, is_main=False
+    )
+    return dataclasses.replace(served, workers={**served.workers, **rows})

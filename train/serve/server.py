@@ -16,6 +16,7 @@ from .app import LOOPBACK, Access, Service, make_app
 from .engine import Engine, Limits
 from .fields import ApiError
 from .metrics import Metrics
+from .rows.settings import RowSettings
 from .served import ENDPOINTS, open_models
 
 GRACE = 8.0
@@ -80,20 +81,28 @@ class _Server(uvicorn.Server):
         self._log(f"listening on http://{host}:{address[1]}")
 
 
-def serve(names: tuple[str, ...], address: Address, limits: Limits, log: LogFn) -> None:
+def serve(
+    names: tuple[str, ...],
+    address: Address,
+    limits: Limits,
+    *,
+    rows: RowSettings = RowSettings(),
+    log: LogFn,
+) -> None:
     """Serves models until SIGTERM or SIGINT.
 
     Args:
         names: the models; see `open_models`.
         address: where to listen.
         limits: what is accepted.
+        rows: how texts to embed, score, classify and translate are put together.
         log: called with lines about the start and the end.
 
     Raises:
         UserError: a model cannot be served, or the address needs a key.
     """
     access = Access(address.key())
-    models = open_models(names, log)
+    models = open_models(names, rows, log)
     engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
     service = Service(models, engine, access, Metrics(engine), ENDPOINTS)
     config = uvicorn.Config(

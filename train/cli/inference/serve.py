@@ -7,13 +7,14 @@ from typing import Annotated
 
 from ....data.common.fields import Positive, PositiveInt, Range, require
 from ...compilation_cache import enable_compilation_cache
+from ...serve.rows.settings import RowSettings
 from ..options import Positional, log, parse
 
 Port = Annotated[int, Range(least=0, most=65_535)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeArguments:
+class ServeArguments(RowSettings):
     """Serves models over HTTP, with OpenAI's interface."""
 
     models: Annotated[tuple[str, ...], Positional("RUN_OR_FOLDER")]
@@ -48,4 +49,5 @@ def serve_command(arguments: list[str]) -> None:
 
     limits = Limits(parsed.max_requests, parsed.max_tokens, parsed.time_limit)
     address = Address(parsed.host, parsed.port, parsed.api_key_file)
-    serve(parsed.models, address, limits, log)
+    rows = RowSettings(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(RowSettings)})
+    serve(parsed.models, address, limits, rows=rows, log=log)

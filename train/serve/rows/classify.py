@@ -1,0 +1,94 @@
+"""Predictions of classifiers and taggers, as `flaxzoo predict` prints them."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....data.common.fields import Checked
+from ....data.common.json_text import JsonObject, JsonValue
+from ....data.dataset import DataSplit
+from ....data.sources.in_memory import Examples
+from ....models.config import TransformerConfig
+from ....models.text.text_model import Loaded
+from ...evaluation.predict import Predictor, token_length
+from ..app import Endpoint, Service
+from .inputs import as_list
+from .worker import Row, RowFunction, computed
+
+KIND = "classification"
+HEADS = (
+    *("sequence_classification", "token_classification", "next_sentence"),
+    *("question_answering", "multiple_choice"),
+)
+"""The heads whose outputs are predictions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifyFields(Checked):
+    """Examples to classify."""
+
+    model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
+    input: str | tuple[str | Mapping[str, Any], ...]
+    """A text, texts, or objects with the fields of examples to predict: `text` and `text_b`,
+    `tokens`, `context` and `question`, `context` and `choices`."""
+
+
+def fits(config: TransformerConfig) -> bool:
+    """Returns whether a model predicts labels, tags or answers."""
+    return config.head in HEADS
+
+
+def classification_function(folder: str | Path, loaded: Loaded) -> RowFunction:
+    """Returns the function that computes the outputs for encoded examples."""
+    predictor = Predictor.of_run(folder, loaded=loaded)
+
+    def compute(items: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        found = predictor.outputs(items.__getitem__, [*map(token_length, items)])
+        return [{name: x[i] for name, x in found.items()} for i in range(len(items))]
+
+    longest = predictor.config.data.length
+    return RowFunction(predictor, compute, longest, predictor.filler)
+
+
+async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
+    """Answers `/v1/classify`."""
+    model, worker = service.worker(fields.model, KIND)
+    service.engine.check_admission()
+    predictor: Predictor = worker.front
+    inputs = as_list(fields.input, "input", worker.settings.max_inputs)
+    split = await asyncio.to_thread(lambda: predictor.encode(Examples.of(inputs)))
+    rows = _rows(split)
+    found = await computed(service, model, worker, rows)
+    examples: Any = split.examples
+    outputs = {name: np.stack([x[name] for x in found]) for name in found[0]}
+    predictions: list[JsonValue] = [
+        {"index": i, **prediction} for i, prediction in enumerate(examples.decode(outputs))
+    ]
+    number = sum(row.length for row in rows)
+    return {
+        "object": "list",
+        "data": predictions,
+        "model": model.name,
+        "notes": [*examples.notes],
+        "usage": {"prompt_tokens": number, "total_tokens": number},
+    }
+
+
+def _rows(split: DataSplit) -> list[Row]:
+    """Returns the sequences of encoded examples; a long example may have several."""
+    examples: Any = split.examples
+    arrays = [examples.example(0, i) for i in range(examples.num_examples)]
+    # Only arrays of equal shapes can be in one batch.
+    return [
+        Row(row, token_length(row), tuple((name, x.shape) for name, x in row.items()))
+        for row in arrays
+    ]
+
+
+CLASSIFY = (Endpoint("POST", "/v1/classify", classify, "Labels, tags or answers", ClassifyFields),)
+"""The endpoint of this file."""

@@ -1,0 +1,133 @@
+"""Vectors of texts, as in OpenAI's interface."""
+
+import asyncio
+import base64
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ....data.common.fields import Checked, NonNegativeInt, PositiveInt
+from ....data.common.json_text import JsonObject
+from ....models.config import TransformerConfig
+from ....models.text.embed import TextEmbedder, TextRow, normalized
+from ....models.text.text_model import Loaded
+from ..app import Endpoint, Service
+from ..fields import ApiError
+from .inputs import as_list, check_not_truncated
+from .worker import Row, RowFunction, computed
+
+KIND = "embedding"
+Ids: TypeAlias = tuple[NonNegativeInt, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingFields(Checked):
+    """Texts to embed."""
+
+    model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
+    input: str | tuple[str, ...] | Ids | tuple[Ids, ...]
+    """A text, texts, the tokens of a text, or the tokens of texts. Tokens are read as they are,
+    without a prompt and without further special tokens."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Lists of numbers, or the bytes of little-endian float32 numbers."""
+    dimensions: PositiveInt | None = None
+    """The number of leading dimensions to keep. Vectors of length 1 get length 1 again."""
+    prompt_name: str | None = None
+    """The name of one of the model's prompts, which precedes each text; "" for none. By default
+    the model's default prompt."""
+    truncate: bool = False
+    """Truncate a text that is longer than the model reads. By default such a text is refused."""
+    user: str | None = None
+    """Ignored."""
+
+
+def fits(config: TransformerConfig) -> bool:
+    """Returns whether a model has vectors for texts."""
+    return config.head in TextEmbedder.heads
+
+
+def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction:
+    """Returns the function that embeds `TextRow`s with the model of a folder."""
+    embedder = TextEmbedder.of_run(folder, loaded=loaded)
+    return RowFunction(
+        embedder,
+        lambda rows: [*embedder.vectors(rows)],
+        embedder.max_length,
+        lambda length: TextRow([0] * length),
+    )
+
+
+async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
+    """Answers `/v1/embeddings`."""
+    model, worker = service.worker(fields.model, KIND)
+    service.engine.check_admission()
+    embedder: TextEmbedder = worker.front
+    width, kept = embedder.width, fields.dimensions or embedder.width
+    if kept > width:
+        message = f"dimensions must be at most {width:,}, got {kept:,}"
+        raise ApiError(400, message, "dimensions", "invalid_value")
+    found = await asyncio.to_thread(_rows, embedder, fields, worker.settings.max_inputs)
+    rows = [Row(row, len(row.ids)) for row in found]
+    vectors = np.stack(await computed(service, model, worker, rows))[:, :kept]
+    if kept < width and embedder.settings.has_length_1:
+        vectors = normalized(vectors)
+    number = sum(row.length for row in rows)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": ENCODINGS[fields.encoding_format](x)}
+            for i, x in enumerate(vectors)
+        ],
+        "model": model.name,
+        "usage": {"prompt_tokens": number, "total_tokens": number},
+    }
+
+
+def to_base64(vector: np.ndarray) -> str:
+    """Returns the bytes of little-endian float32 numbers in base64."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+ENCODINGS = {"float": np.ndarray.tolist, "base64": to_base64}
+"""encoding_format → the JSON of a vector."""
+
+
+def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[TextRow]:
+    """Returns the rows of the input.
+
+    Raises:
+        ApiError: there is no text, a text is too long or has no token, or an id is unknown.
+    """
+    given = fields.input
+    is_one = isinstance(given, str) or isinstance(next(iter(given), None), int)
+    inputs = as_list(given if not is_one else (given,), "input", most)
+    if isinstance(inputs[0], str):
+        rows, num_truncated = embedder.encode(inputs, fields.prompt_name)
+        check_not_truncated(fields.truncate, num_truncated, len(rows), embedder.max_length)
+    else:
+        rows = _of_ids(embedder, inputs, truncate=fields.truncate)
+    empty = next((i for i, row in enumerate(rows) if not row.ids), None)
+    if empty is not None:
+        raise ApiError(400, f"input[{empty}] has no token: leave it out", "input", "invalid_value")
+    return rows
+
+
+def _of_ids(
+    embedder: TextEmbedder, inputs: Sequence[Sequence[int]], *, truncate: bool
+) -> list[TextRow]:
+    longest, size = embedder.max_length, embedder.tokenizer.vocab_size
+    unknown = next((id for ids in inputs for id in ids if id >= size), None)
+    if unknown is not None:
+        message = f"the ids of input must be below {size:,}, got {unknown}"
+        raise ApiError(400, message, "input", "invalid_value")
+    num_truncated = sum(len(ids) > longest for ids in inputs)
+    check_not_truncated(truncate, num_truncated, len(inputs), longest)
+    return [TextRow(embedder.tokenizer.truncated(list(ids), longest)) for ids in inputs]
+
+
+EMBEDDINGS = (Endpoint("POST", "/v1/embeddings", embed, "The vectors of texts", EmbeddingFields),)
+"""The endpoint of this file."""

@@ -1,0 +1,135 @@
+"""Scores of documents for a query, in the form of text-embeddings-inference and of Cohere."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....data.common.fields import Checked, FieldError, PositiveInt
+from ....data.common.json_text import JsonValue
+from ....models.config import TransformerConfig
+from ....models.text.pair_scorer import PairScorer
+from ....models.text.text_model import Loaded
+from ..app import Endpoint, Service
+from .inputs import as_list, check_not_truncated
+from .worker import Row, RowFunction, computed
+
+KIND = "rerank"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RerankFields(Checked):
+    """A query, and documents to score for it."""
+
+    model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
+    query: str
+    """The query."""
+    texts: tuple[str, ...] | None = None
+    """The documents, for an answer in the form of text-embeddings-inference: a list."""
+    documents: tuple[str | Mapping[str, str], ...] | None = None
+    """The documents, or objects with a field `text`, for an answer in the form of Cohere and Jina:
+    an object with `results`."""
+    top_n: PositiveInt | None = None
+    """The number of documents to return. By default all."""
+    raw_scores: bool = False
+    """Return logits instead of scores, without the model's activation."""
+    return_text: bool = False
+    """Return `text` with each score, in a list."""
+    return_documents: bool = False
+    """Return `document` with each score, in `results`."""
+    truncate: bool | None = None
+    """Truncate pairs that are longer than the model reads. By default they are refused for `texts`,
+    and truncated for `documents`, with a line in `meta.warnings`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.texts is None) == (self.documents is None):
+            raise FieldError("documents", "or texts is missing: give one of the two")
+        for i, document in enumerate(self.documents or ()):
+            if not isinstance(document, str) and [*document] != ["text"]:
+                raise FieldError(f"documents[{i}]", "must be a text or an object with text alone")
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The query with each document."""
+        given = self.texts if self.documents is None else self.documents
+        texts = (x if isinstance(x, str) else x["text"] for x in given or ())
+        return [(self.query, text) for text in texts]
+
+    @property
+    def truncates(self) -> bool:
+        """Whether long pairs are truncated."""
+        return self.texts is None if self.truncate is None else self.truncate
+
+
+def fits(config: TransformerConfig) -> bool:
+    """Returns whether a model gives a pair of texts one score."""
+    return config.head in PairScorer.heads and len(config.labels) == 1
+
+
+def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction:
+    """Returns the function that scores encoded pairs with the model of a folder."""
+    scorer = PairScorer.of_run(folder, loaded=loaded)
+
+    def compute(items: Sequence[Any]) -> list[dict[str, float]]:
+        found = scorer.outputs(
+            items.__getitem__, [int(row["attention_mask"].sum()) for row in items]
+        )
+        return [{name: float(x[i, 0]) for name, x in found.items()} for i in range(len(items))]
+
+    def filler(length: int) -> dict[str, np.ndarray]:
+        row = {name: np.zeros(scorer.max_length, np.int32) for name in scorer.inputs}
+        row["attention_mask"][:length] = 1
+        return row
+
+    return RowFunction(scorer, compute, scorer.max_length, filler)
+
+
+async def rerank(service: Service, fields: RerankFields) -> JsonValue:
+    """Answers `/rerank`."""
+    model, worker = service.worker(fields.model, KIND)
+    service.engine.check_admission()
+    scorer: PairScorer = worker.front
+    name = "texts" if fields.documents is None else "documents"
+    pairs = as_list(fields.pairs, name, worker.settings.max_inputs)
+    tokens, num_truncated = await asyncio.to_thread(scorer.encode, pairs)
+    check_not_truncated(fields.truncates, num_truncated, len(pairs), scorer.max_length, name=name)
+    rows = [Row(tokens.example(i), length) for i, length in enumerate(tokens.lengths)]
+    found = await computed(service, model, worker, rows)
+    scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in found])
+    best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
+    shown: list[Any] = [{"index": i, "score": float(scores[i]), "text": pairs[i][1]} for i in best]
+    if fields.documents is None:
+        return shown if fields.return_text else [_without(x, "text") for x in shown]
+    results: list[Any] = [
+        {"index": x["index"], "relevance_score": x["score"], "document": {"text": x["text"]}}
+        for x in shown
+    ]
+    if not fields.return_documents:
+        results = [_without(x, "document") for x in results]
+    number = sum(row.length for row in rows)
+    warnings: list[JsonValue] = [
+        f"{num_truncated:,} pairs truncated to {scorer.max_length:,} tokens"
+    ] * bool(num_truncated)
+    usage: dict[str, JsonValue] = {"prompt_tokens": number, "total_tokens": number}
+    return {
+        "model": model.name,
+        "results": results,
+        "usage": usage,
+        "meta": {"warnings": warnings},
+    }
+
+
+def _without(record: Mapping[str, JsonValue], name: str) -> JsonValue:
+    return {key: value for key, value in record.items() if key != name}
+
+
+RERANK = tuple(
+    Endpoint("POST", path, rerank, "The documents that fit a query best", RerankFields)
+    for path in ("/rerank", "/v1/rerank")
+)
+"""The endpoints of this file."""

@@ -1,0 +1,20 @@
+"""How texts of several requests are put together."""
+
+import dataclasses
+
+from ....data.common.fields import Checked, NonNegative, NonNegativeInt, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowSettings(Checked):
+    """How rows are put together."""
+
+    batch_tokens: PositiveInt = 16_384
+    """The most tokens of waiting texts, with padding, that are considered for one batch."""
+    batch_wait: NonNegative = 0.003
+    """Seconds that a text waits for others before it is embedded, scored or classified."""
+    warm_up_length: NonNegativeInt = 64
+    """Batches of texts with at most this many tokens are compiled before the first request; 0 for
+    none. A longer text compiles a program when it arrives."""
+    max_inputs: PositiveInt = 2048
+    """The most texts of a request."""

@@ -1,0 +1,122 @@
+"""Translations of texts by beam search."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ....data.common.fields import Checked, PositiveInt
+from ....data.common.json_text import JsonObject
+from ....models.config import TransformerConfig
+from ....models.decoding.request import GenerationRequest, LengthPenalty, NewTokens
+from ....models.text.text_model import Loaded
+from ....models.text.translate import TextTranslator, Translation
+from ..app import Endpoint, Service
+from ..fields import ApiError
+from .inputs import as_list
+from .worker import Row, RowFunction, computed
+
+KIND = "translation"
+MOST_BEAMS = 32
+"""The most beams of a request, whose rows multiply the memory of a batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslateFields(Checked):
+    """Texts to translate. Settings that are left out are those of the model."""
+
+    model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
+    input: str | tuple[str, ...]
+    """A sentence, or sentences, each translated separately."""
+    num_beams: PositiveInt | None = None
+    """The number of beams; 1 chooses the best token each time."""
+    length_penalty: LengthPenalty | None = None
+    """The power of the length that divides log-probabilities."""
+    max_tokens: NewTokens | None = None
+    """The most tokens of a translation."""
+    n: PositiveInt = 1
+    """The number of translations of each text, at most `num_beams`."""
+    truncate: bool = False
+    """Truncate a text that is longer than the model reads. By default such a text is refused."""
+
+    def request(self, translator: TextTranslator) -> GenerationRequest:
+        """Returns the settings of the search.
+
+        Raises:
+            UserError: a setting is out of range.
+        """
+        given = {
+            "num_beams": self.num_beams,
+            "length_penalty": self.length_penalty,
+            "max_new_tokens": self.max_tokens,
+        }
+        set_ones = {name: value for name, value in given.items() if value is not None}
+        request = translator.request_with({**set_ones, "num_return_sequences": self.n})
+        if request.num_beams > MOST_BEAMS:
+            message = f"num_beams must be at most {MOST_BEAMS}, got {request.num_beams}"
+            raise ApiError(400, message, "num_beams", "invalid_value")
+        return request
+
+
+def fits(config: TransformerConfig) -> bool:
+    """Returns whether a model translates."""
+    return config.head in TextTranslator.heads
+
+
+def translation_function(folder: str | Path, loaded: Loaded) -> RowFunction:
+    """Returns the function that translates encoded texts with equal settings."""
+    translator = TextTranslator.of_run(folder, loaded=loaded)
+
+    def compute(items: Sequence[Any]) -> list[list[Translation]]:
+        return translator.search([ids for ids, _ in items], items[0][1])
+
+    (ids,) = translator.encode(["a"])
+
+    def filler(length: int) -> tuple[list[int], GenerationRequest]:
+        return [ids[0]] * length, translator.request
+
+    return RowFunction(translator, compute, translator.max_length, filler)
+
+
+async def translate(service: Service, fields: TranslateFields) -> JsonObject:
+    """Answers `/v1/translate`."""
+    model, worker = service.worker(fields.model, KIND)
+    service.engine.check_admission()
+    translator: TextTranslator = worker.front
+    texts = as_list(fields.input, "input", worker.settings.max_inputs)
+    request = fields.request(translator)
+    places = [f"input[{i}]" for i in range(len(texts))]
+    notes: list[str] = []
+
+    def encode() -> list[list[int]]:
+        return translator.encode(texts, places=places, truncate=fields.truncate, log=notes.append)
+
+    ids = await asyncio.to_thread(encode)
+    # Blank texts have no tokens, and an empty translation.
+    rows = [Row((row, request), len(row), request) for row in ids if row]
+    found = iter(await computed(service, model, worker, rows))
+    translated = [next(found) if row else [Translation("", 0.0, 0.0, 0)] for row in ids]
+    read = sum(row.length for row in rows)
+    written = sum(one.num_tokens for several in translated for one in several)
+    return {
+        "object": "list",
+        "data": [
+            {"index": i, "translations": [dataclasses.asdict(one) for one in several]}
+            for i, several in enumerate(translated)
+        ],
+        "model": model.name,
+        "notes": [*notes],
+        "usage": {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        },
+    }
+
+
+TRANSLATE = (
+    Endpoint("POST", "/v1/translate", translate, "Translations of texts", TranslateFields),
+)
+"""The endpoint of this file."""

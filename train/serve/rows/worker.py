@@ -1,0 +1,178 @@
+"""Computes the rows of several requests together, in batches of similar length.
+
+A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
+tokens. Rows wait in the order of arrival. Each step computes one batch: of the oldest waiting rows,
+up to a number of tokens, the rows that share a padded length with the oldest. The result of a row
+does not depend on the other rows of its batch.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from ....data.common.progress import LogFn
+from ....models.text.bucketing import padded_batches, padded_length, padded_rows
+from ..app import Served, Service
+from ..engine import Task
+from .settings import RowSettings
+
+MANY = 1 << 20
+"""More rows than any batch has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The work of a task.
+
+    Attributes:
+        item: what the function of the worker reads.
+        length: its number of tokens.
+        group: only rows of equal groups are computed together.
+    """
+
+    item: Any
+    length: int
+    group: Hashable = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFunction:
+    """A function of rows that do not depend on each other.
+
+    Attributes:
+        front: the model, which encodes the texts of requests.
+        compute: returns a result for each of some items, in their order.
+        longest: the most tokens of a row.
+        filler: returns an item of a number of tokens, to compile programs with.
+    """
+
+    front: Any
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    longest: int
+    filler: Callable[[int], Any]
+
+
+class RowWorker:
+    """Computes a function of rows; see `engine.Worker`.
+
+    Args:
+        name: the model and the kind of work, for the log.
+        function: the function.
+        settings: how rows are put together.
+        shapes: the numbers of rows and their padded lengths to compile before the first request.
+        log: called with a line for each of them.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: RowFunction,
+        settings: RowSettings = RowSettings(),
+        *,
+        shapes: Sequence[tuple[int, int]] = (),
+        log: LogFn = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.front, self.settings = function.front, settings
+        self._name, self._function, self._shapes = name, function, shapes
+        self._log, self._clock = log, clock
+        self._arrivals: dict[Task, float] = {}
+        """The time at which each waiting task arrived, in order."""
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds until the oldest row has waited for long enough, or a full batch waits."""
+        oldest = next(iter(self._arrivals), None)
+        if oldest is None:
+            return None
+        left = self.settings.batch_wait - (self._clock() - self._arrivals[oldest])
+        return left if left > 0 and not self._is_full() else 0
+
+    def add(self, task: Task) -> None:
+        """Appends a row."""
+        self._arrivals[task] = self._clock()
+
+    def cancel(self, task: Task) -> None:
+        """Drops a row."""
+        self._arrivals.pop(task, None)
+
+    def reset(self) -> None:
+        """Drops all rows."""
+        self._arrivals.clear()
+
+    def step(self) -> None:
+        """Computes the batch of the oldest row, and sends each task its result."""
+        batch = self._batch()
+        for task in batch:
+            del self._arrivals[task]
+        found = self._function.compute([task.work.item for task in batch])
+        for task, result in zip(batch, found, strict=True):
+            task.send(result, last=True)
+
+    def warm_up(self) -> None:
+        """Compiles the programs of short batches."""
+        for num_rows, length in self._shapes:
+            start = time.perf_counter()
+            self._function.compute([self._function.filler(length)] * num_rows)
+            shape = f"{num_rows} × {length} tokens"
+            self._log(f"{self._name}: {shape} compiled in {time.perf_counter() - start:.1f} s")
+
+    def _window(self) -> Iterator[tuple[Task, int]]:
+        """Yields the oldest tasks of a group with their padded lengths, up to a sum."""
+        room = self.settings.batch_tokens
+        group = next(iter(self._arrivals)).work.group
+        for task in self._arrivals:
+            tokens = padded_length(task.work.length, self._function.longest)
+            # The oldest row is computed in any case.
+            if tokens > room and room < self.settings.batch_tokens:
+                return
+            if task.work.group == group:
+                room -= tokens
+                yield task, tokens
+
+    def _batch(self) -> list[Task]:
+        """Returns the tasks that are computed with the oldest."""
+        tasks, lengths = zip(*self._window(), strict=True)
+        batches = padded_batches(lengths, self._function.longest)
+        return next([tasks[i] for i in batch] for batch, _ in batches if 0 in batch)
+
+    def _is_full(self) -> bool:
+        """Returns whether further rows would not join the batch of the oldest."""
+        batch = self._batch()
+        length = padded_length(max(task.work.length for task in batch), self._function.longest)
+        return len(batch) >= padded_rows(MANY, length)
+
+
+async def computed(
+    service: Service, model: Served, worker: RowWorker, rows: list[Row]
+) -> list[Any]:
+    """Computes the rows of a request; returns a result for each.
+
+    Raises:
+        ApiError: there is no space for the request, or it took too long.
+    """
+    num_tokens = sum(row.length for row in rows)
+    results: list[Any] = [None] * len(rows)
+    async with service.engine.submit(worker, rows, tokens=num_tokens) as job:
+        async for i, result in job:
+            results[i] = result
+    service.metrics.tokens.labels(model.name, "prompt").inc(num_tokens)
+    return results
+
+
+def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
+    """Returns the numbers of rows and the padded lengths of all batches of short rows."""
+    most = min(settings.warm_up_length, function.longest)
+    lengths = dict.fromkeys(padded_length(n, function.longest) for n in range(1, most + 1))
+    return [
+        (1 << power, length)
+        for length in lengths
+        for power in range(padded_rows(MANY, length).bit_length())
+    ]
+
+
+def shapes_of_searches(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
+    """Returns one text of the shortest length, whose search takes several programs."""
+    return shapes_of_short_rows(function, settings)[:1]
