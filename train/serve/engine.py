@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ...data.common.errors import UserError
 from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
@@ -38,6 +38,7 @@ class Limits:
     """Seconds after which a client may try again."""
 
 
+@runtime_checkable
 class Worker(Protocol):
     """One kind of work with one model. The engine's thread calls all methods."""
 

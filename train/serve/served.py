@@ -11,11 +11,13 @@ from ...models.loading import model_config
 from ...models.nn.heads import CAUSAL_HEADS
 from .app import Endpoint, Served
 from .generation import open_generation
+from .openapi import OPENAPI
+from .page import PAGE
 from .rows import opening
 from .rows.settings import RowSettings
 from .status import STATUS
 
-ENDPOINTS: tuple[Endpoint, ...] = (*STATUS, *opening.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (*PAGE, *OPENAPI, *STATUS, *opening.ENDPOINTS)
 """All endpoints."""
 
 

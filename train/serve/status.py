@@ -16,7 +16,9 @@ class TokenizeFields(Checked):
     """A text to tokenize."""
 
     model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
     prompt: str
+    """The text."""
     add_special_tokens: bool = True
     """Whether the special tokens of the tokenizer's frame are added."""
 
@@ -26,7 +28,9 @@ class DetokenizeFields(Checked):
     """Tokens to decode."""
 
     model: str | None = None
+    """The name of the model. If the server has only one, it may be left out."""
     tokens: tuple[NonNegativeInt, ...]
+    """The ids of the tokens."""
 
 
 async def list_models(service: Service, fields: None) -> JsonObject:

@@ -88,7 +88,7 @@ class RowWorker:
         if oldest is None:
             return None
         left = self.settings.batch_wait - (self._clock() - self._arrivals[oldest])
-        return left if left > 0 and not self._is_full() else 0
+        return left if left > 0 and not self._is_full() else 0.0
 
     def add(self, task: Task) -> None:
         """Appends a row."""

@@ -1,0 +1,116 @@
+"""Rows of several requests share batches; without a model and without HTTP."""
+
+from flaxzoo.models.text.bucketing import padded_length
+from flaxzoo.train.serve import engine
+from flaxzoo.train.serve.rows.settings import RowSettings
+from flaxzoo.train.serve.rows.worker import Row, RowFunction, RowWorker, shapes_of_short_rows
+
+LONGEST = 64
+
+
+class Task(engine.Task):
+    """A task without a job, which keeps its result."""
+
+    def __init__(self, work):
+        self.work, self.found = work, None
+
+    def send(self, found, *, last=False):
+        assert last
+        self.found = found
+
+
+class Requests:
+    """A worker, what it computed, and what its tasks received."""
+
+    def __init__(self, **settings):
+        self.batches, self.now, self.lines = [], 0.0, []
+        function = RowFunction(None, self.compute, LONGEST, lambda length: "x" * length)
+        settings = RowSettings(**settings)
+        shapes = shapes_of_short_rows(function, settings)
+        self.worker = RowWorker(
+            "words", function, settings,
+            shapes=shapes, log=self.lines.append, clock=lambda: self.now,
+        )  # fmt: skip
+
+    def compute(self, items):
+        self.batches.append([*items])
+        return [item.upper() for item in items]
+
+    def add(self, text, group=None):
+        task = Task(Row(text, len(text), group))
+        self.worker.add(task)
+        return task
+
+
+def test_a_row_waits_for_others_only_a_few_milliseconds():
+    requests = Requests()
+    assert requests.worker.wait is None
+    requests.add("a")
+    assert 0 < requests.worker.wait <= 0.003
+    requests.now += 0.002
+    requests.add("b")
+    assert 0 < requests.worker.wait <= 0.0011
+    requests.now += 0.0011
+    assert requests.worker.wait == 0
+    requests.worker.step()
+    assert requests.batches == [["a", "b"]]
+    assert requests.worker.wait is None
+
+
+def test_a_full_batch_does_not_wait():
+    requests = Requests()
+    for _ in range(31):
+        requests.add("a")
+    assert requests.worker.wait > 0
+    requests.add("a")
+    assert requests.worker.wait == 0
+
+
+def test_the_oldest_row_is_computed_first_with_rows_of_similar_length():
+    requests = Requests()
+    short = requests.add("b")
+    tasks = [requests.add("a" * (40 - i)) for i in range(16)]
+    requests.worker.step()
+    assert requests.batches == [["b"]]
+    assert (short.found, tasks[0].found) == ("B", None)
+    requests.worker.step()
+    assert len(requests.batches[1]) == 16
+    assert [task.found for task in tasks] == ["A" * (40 - i) for i in range(16)]
+
+
+def test_a_batch_has_one_group_and_no_more_tokens_than_allowed():
+    requests = Requests(batch_tokens=48)
+    for group in "xyxyxx":
+        requests.add("a", group)
+    sizes = []
+    while requests.worker.wait is not None:
+        requests.worker.step()
+        sizes.append(len(requests.batches[-1]))
+    assert sum(sizes) == 6
+    assert all(size * padded_length(1, LONGEST) <= 48 for size in sizes)
+    # A row that is longer than the limit is computed alone.
+    long = requests.add("b" * 60)
+    requests.worker.step()
+    assert long.found == "B" * 60
+
+
+def test_a_canceled_row_leaves_before_its_batch():
+    requests = Requests()
+    tasks = [requests.add(letter) for letter in "abc"]
+    requests.worker.cancel(tasks[1])
+    requests.worker.step()
+    assert requests.batches == [["a", "c"]]
+    requests.worker.cancel(tasks[0])  # which has ended
+    requests.add("d")
+    requests.worker.reset()
+    assert requests.worker.wait is None
+
+
+def test_short_batches_are_compiled_and_listed():
+    requests = Requests(warm_up_length=20)
+    requests.worker.warm_up()
+    shapes = [(len(batch), len(batch[0])) for batch in requests.batches]
+    assert shapes == [(2**i, length) for length in (16, 32) for i in range(6)]
+    assert [line.partition(" compiled")[0] for line in requests.lines] == [
+        f"words: {rows} × {length} tokens" for rows, length in shapes
+    ]
