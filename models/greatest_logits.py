@@ -66,6 +66,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
 
     def add(total: PyTree, chunk: tuple[Array, ...]) -> tuple[PyTree, Array]:
         hidden, first = chunk
+        # The positions of this chunk. Only the position of a maximum has a gradient, [B, t, V].
         positions = first + jnp.arange(hidden.shape[1])
         exact = jnp.where(positions[:, None] == places[:, None], gradient[:, None], 0.0)
         of_hidden, *others = gradients_of_chunk(exact, _with_hidden(projection, hidden))
@@ -77,6 +78,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
         None if bias is None else jnp.zeros(bias.shape, jnp.float32),
     )
     gradients, of_hidden = jax.lax.scan(add, zeros, _chunks(projection.hidden))
+    # [number, B, t, D] to [B, T, D], with padding that the last line removes.
     of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(len(places), -1, of_hidden.shape[-1])
     return as_projection(of_hidden[:, :length], gradients, projection), None
 

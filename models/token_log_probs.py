@@ -53,6 +53,7 @@ def over_positions(
     def over_chunks(
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
     ) -> tuple[Sums, PyTree]:
+        # Choose the number of chunks from the local shape.
         rows, length = jax.tree.leaves(positions)[0].shape[:2]
         chunk = chunk_length(rows, length)
         num_chunks = -(-length // chunk)
@@ -123,6 +124,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
     ) -> tuple[Sums, PyTree]:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
+        # Sums of this device, and entries of its positions.
         (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
         # Reduce-scatter over the axes that shard the kernel, all-reduce over the others.
         others = tuple(axis for axis in axes if axis not in width)

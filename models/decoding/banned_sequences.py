@@ -121,6 +121,7 @@ def completes_repetition(
     def mark(tokens: Array, repeated: Array) -> Array:
         return jnp.zeros(vocab_size, jnp.int32).at[tokens].add(repeated.astype(jnp.int32)) > 0
 
+    # The token that ends each repeated sequence is banned.
     rows = jax.vmap(mark)(
         written[..., size - 1 :].reshape(-1, number), repeated.reshape(-1, number)
     )

@@ -244,7 +244,9 @@ def top_tokens(
     blocks = padded.reshape(*logits.shape[:2], -1, BLOCK)  # [B, K, V / 128, 128]
     _, best = jax.lax.top_k(jnp.max(blocks, axis=-1), number)  # blocks, [B, K, C]
     chosen = jnp.take_along_axis(blocks, best[..., None], axis=2)  # [B, K, C, 128]
+    # Sort only the chosen blocks: [B, K, C · 128] to [B, K, C].
     scores, indices = jax.lax.top_k(chosen.reshape(*logits.shape[:2], -1), number)
+    # Index in a chosen block → token of the vocabulary.
     block = jnp.take_along_axis(best, indices // BLOCK, axis=-1)
     return scores, block * BLOCK + indices % BLOCK
 

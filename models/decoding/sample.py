@@ -137,6 +137,7 @@ class History:
         if seen is not None:
             rows = jnp.arange(new.shape[0])[:, None]
             seen = seen.at[rows, new].max(jnp.arange(new.shape[1]) < number[:, None])
+        # Keep the last P tokens of the recent and the accepted new ones.
         both = jnp.concatenate([self.recent, new], axis=1)
         last = number[:, None] + jnp.arange(self.recent.shape[1])
         return dataclasses.replace(

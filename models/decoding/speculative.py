@@ -261,6 +261,7 @@ def propose(
     (caches, _, _), others = jax.lax.scan(
         step, (caches, state.past, first.tokens), keys[:, 1:num_tokens].T
     )  # [K - 1, R, …]
+    # Put the first choice before the others, with rows first: [R, K, …].
     joined = jax.tree.map(
         lambda one, rest: jnp.moveaxis(jnp.concatenate([one[None], rest]), 0, 1), first, others
     )
@@ -304,8 +305,10 @@ def verify(
     def at_end(x: Float[Array, "R N V"]) -> Float[Array, "R V"]:
         return jnp.take_along_axis(x, accepted[:, None, None], axis=1)[:, 0]
 
+    # Accept a token with the probability min(1, p / q).
     uniform = jax.vmap(jax.vmap(jax.random.uniform))(_derive(keys[:, :-1], _ACCEPT))
     accepted = _until_first_false(uniform * of_proposed(q) < of_proposed(probabilities))
+    # Replace the first rejected token by one from max(0, p - q), normalized.
     rest = jnp.maximum(at_end(probabilities) - at_end(q), 0)
     # max(0, p - q) is 0 everywhere only if p equals q up to rounding, or if q is NaN.
     rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, at_end(probabilities))

@@ -173,6 +173,7 @@ class DisentangledAttention(MultiHeadAttention):
             products = jnp.einsum(
                 "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
             )
+            # [B, N, T, R] to [B, N, T, T]: query i with the vector of the distance to key j.
             terms.append(by_distance(products))
         if "p2c" in vectors:
             scaled = vectors["p2c"] * self.config.score_scale(context.layer)
@@ -180,5 +181,6 @@ class DisentangledAttention(MultiHeadAttention):
             products = jnp.einsum(
                 "BNHS,RNH->BNSR", keys.key, scaled, preferred_element_type=jnp.float32
             )
+            # Row j holds key j, so swap the axes: [B, N, S, T] to [B, N, T, S].
             terms.append(jnp.swapaxes(by_distance(products), -1, -2))
         return sum(terms[1:], terms[0]) if terms else None

@@ -287,6 +287,7 @@ class Encoder(nn.Module):
         # The body reads the choices of an example as separate rows.
         num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
         if input_ids.ndim == 3:
+            # [B, C, T] to [B · C, T].
             input_ids = input_ids.reshape(-1, input_ids.shape[-1])
             attention_mask, token_type_ids, position_ids, segment_ids = (
                 None if x is None else x.reshape(-1, x.shape[-1])

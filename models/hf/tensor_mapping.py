@@ -79,10 +79,12 @@ class Layout:
           flax: Shape of every parameter in the tensor.
         """
         if self.by_head:
+            # The numbers of heads of all parameters, and the size of a head.
             heads, size = [shape[self.input_axes] for shape in flax], flax[part][-1]
             each = [number // min(heads) for number in heads]  # heads of a group
             own = slice(sum(each[:part]), sum(each[: part + 1]))
             if self.flat:
+                # A bias: [outputs] to [K, heads of a group, H].
                 return tensor.reshape(min(heads), sum(each), size)[:, own].reshape(flax[part])
             rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]  # [K, ·, H, inputs]
             return np.moveaxis(rows, -1, 0).reshape(flax[part])
@@ -97,6 +99,7 @@ class Layout:
     def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the tensor that holds the given parameters."""
         if self.by_head:
+            # [inputs, N, H] to [N, H, inputs].
             inputs_last = [x if self.flat else np.moveaxis(x, 0, -1) for x in params]
             groups = min(len(x) for x in inputs_last)
             grouped = [x.reshape(groups, -1, *x.shape[1:]) for x in inputs_last]
@@ -518,6 +521,7 @@ def read_parameter(
         for position, name in zip(rule.indices(shapes), names, strict=True):
             every[position] = name
         names = every[index[:stacked]].ravel().tolist()
+        # A slice of the result for each tensor.
         targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
         shapes = [shape[stacked:] for shape in shapes]
     # Copy block by block; the conversion to `dtype` happens in the assignment.

@@ -91,6 +91,7 @@ def weighted_values(
     if num_kv_heads == num_heads:
         context = jnp.einsum("BNTS,BNSH->BNTH", weights, value)
     else:
+        # [B, N, T, S] to [B, K, G, T, S]: G query heads share a value head.
         grouped = weights.reshape(batch, num_kv_heads, -1, length, num_keys)
         context = jnp.einsum("BKGTS,BKSH->BKGTH", grouped, value)
         context = context.reshape(batch, num_heads, length, -1)
@@ -209,6 +210,7 @@ class MultiHeadAttention(nn.Module):
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
         # Use the layout of the cache (`LayerCache`), which the matmuls read without a transpose.
+        # Keys [B, K, H, S] and values [B, K, S, V].
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
         keys, written = Keys(key, value), None

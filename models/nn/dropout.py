@@ -102,6 +102,7 @@ def dropout(
     keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
     num_tokens = x.shape[1] if x.ndim > 2 else 1
     num_features = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]
+    # Draw for [B, T, F], where F counts all features of a token.
     kept = kept_elements(keys, num_tokens, num_features, rate).reshape(x.shape)
     return jnp.where(checkpoint_name(kept, DROPOUT_MASK), x / (1 - rate), 0)
 
@@ -192,6 +193,7 @@ def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*le
     """Returns the same as `_kept_stacked`, six times as fast on CPU; a TPU stores more words."""
     # Part 0 to 3 of a group takes the low or high half of the first or second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
+    # […, R, C / 32, 8] to […, R, C / 32, 4, 8].
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
     kept = jnp.where(part % 2 == 0, both & 0xFFFF, _shift_right(both, 16)) >= below
     return kept.reshape(*first.shape[:-2], -1)

@@ -257,6 +257,7 @@ class ExpertMixture(nn.Module):
             self.execution.experts, _by_platform
         )
         per_token = choice.experts.shape[-1]
+        # Experts see tokens only, so merge sequences: [B, T, K] to [M, K] with M = B · T.
         flat = Choice(
             choice.experts.reshape(-1, per_token),
             choice.weight.reshape(-1, per_token),
@@ -282,9 +283,11 @@ class ExpertMixture(nn.Module):
         taken = np.ceil(sizes * per_token / number * self.config.expert_capacity)
         taken = np.minimum(taken, sizes).astype(np.int32)  # a token chooses an expert once
         capacity = int(taken[-1])
+        # Which expert each choice takes, [B, T, K, E].
         one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
         one_hot *= real[..., None, None]  # padding takes no capacity
         # Order the choices of a sequence by rank, then by token, and count them per expert.
+        # [B, T, K, E] to [B, K · T, E]: all first choices, then all second choices.
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
         rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
@@ -296,6 +299,7 @@ class ExpertMixture(nn.Module):
 
         def fill(x: Array, slot: Array) -> Array:
             rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
+            # A slot out of range is dropped: [T, D] to [E · C, D].
             return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
 
         return jax.vmap(fill)(x, slot).reshape(x.shape[0], number, capacity, -1), slot
@@ -304,6 +308,7 @@ class ExpertMixture(nn.Module):
         self, rows: Float[Array, "B E C D"], kernels: Kernels
     ) -> Float[Array, "B E C D"]:
         """Returns the output of each expert for its rows."""
+        # Each expert maps its C rows: [B, E, C, D] to [B, E, C, F] and back.
         before = tuple(jnp.einsum("BECD,EDF->BECF", rows, kernel) for kernel in kernels.inputs)
         return jnp.einsum("BECF,EFD->BECD", _hidden(self.activation, before), kernels.down)
 
@@ -315,6 +320,7 @@ def combine(
 
     def of_sequence(outputs: Array, slot: Array) -> Array:
         rows = outputs.reshape(-1, outputs.shape[-1])
+        # [E · C, D] to [T, K, D].
         return rows.at[slot].get(mode="fill", fill_value=0)
 
     return jnp.einsum("BTKD,BTK->BTD", jax.vmap(of_sequence)(outputs, slot), weight)
@@ -360,6 +366,7 @@ def _ragged(
     outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
     # Choices of missing experts are sorted last and belong to no group: set their rows to 0.
     outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
+    # Restore the order of the choices: [M · K, D] to [M, K, D].
     outputs = outputs[jnp.argsort(order)].reshape(*choice.experts.shape, -1)
     return jnp.einsum("MKD,MK->MD", outputs, choice.weight)
 

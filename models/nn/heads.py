@@ -300,6 +300,7 @@ class ClassificationHead(_Head):
         # [B, L] of pooled tokens, or [B, T, L] of all tokens.
         logits = self._scores("classifier", number, x)
         if spec.takes_choices:
+            # [B · C, 1] to [B, C].
             logits = logits.reshape(-1, inputs.num_choices)
         return ClassifierOutput(inputs.body, logits)
 

@@ -69,6 +69,7 @@ def _greatest(x: Array) -> Array:
     all tokens that equal the maximum, and to none if the compiler recomputes them with other
     rounding.
     """
+    # The first maximal token of each feature, [B, 1, D].
     places = jnp.argmax(x, axis=1, keepdims=True)
     return jnp.take_along_axis(x, places, axis=1)[:, 0]
 

@@ -97,8 +97,10 @@ def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
       products: for each row, one product per distance -(T - 1) … T - 1, R = 2T - 1.
     """
     *batch, length, _ = products.shape
+    # […, T, 2T - 1] to […, T, 2T].
     padded = jnp.pad(products, [*[(0, 0)] * len(batch), (0, 0), (0, 1)])
     flat = padded.reshape(*batch, 2 * length * length)
+    # Start at distance 0 of row 0: in rows of 2T - 1, row i then starts at its distance -i.
     flat = flat[..., length - 1 : length - 1 + length * (2 * length - 1)]
     return flat.reshape(*batch, length, 2 * length - 1)[..., :length]
 

@@ -35,11 +35,13 @@ class Rotary:
         size = self.cos.shape[-1]
         part = x[..., :size].astype(jnp.float32)
         if self.interleaved:
+            # […, R] to […, R / 2, 2]; (a, b) rotated by 90 degrees is (-b, a).
             pairs = part.reshape(*part.shape[:-1], -1, 2)
             turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(part.shape)
         else:
             first, second = jnp.split(part, 2, axis=-1)
             turned = jnp.concatenate([-second, first], axis=-1)  # rotated by 90 degrees
+        # [B, T, R] to [B, T, 1, R]: all heads rotate alike.
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         rotated = (part * cos + turned * sin).astype(x.dtype)
         return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], -1)

@@ -177,11 +177,13 @@ class _Blocks(NamedTuple):
             scores = self.cap * jnp.tanh(scores / self.cap)
         visible = jnp.ones((1, 1), bool)
         if self.band is not None:
+            # Query position minus key position, [t, s].
             distance = i * rows + jnp.arange(rows)[:, None] - j * columns - jnp.arange(columns)
             visible = jnp.asarray(self.band.contains(distance))
         if self.segments is not None:
             queries, keys = self.segments
             queries, keys = _take(queries, i * rows, rows, 1), _take(keys, j * columns, columns, 1)
+            # [B, t, s] to [B, 1, 1, t, s]: all heads have the same mask.
             visible &= (queries[:, :, None] == keys[:, None, :])[:, None, None]
         return jnp.where(visible, scores, HIDDEN), visible
 
@@ -198,6 +200,7 @@ class _Blocks(NamedTuple):
             _take(dropped.keys, j * columns, columns, 1),
         )
         kept = kept_elements(dropped.head_keys, rows, columns, dropped.rate, places=places)
+        # [B, N, t, s] to [B, K, G, t, s].
         kept = kept.reshape(*self.query.shape[:3], rows, columns)
         return lambda weights: jnp.where(kept, weights / (1 - dropped.rate), 0)
 
@@ -212,6 +215,7 @@ def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
 
 def _by_key_head(x: Array, num_key_heads: int) -> Array:
     """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n uses key head n // G."""
+    # [B, T, K, G, …], then the tokens move behind the heads.
     x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
     return jnp.moveaxis(x, 1, 3)
 
@@ -286,6 +290,7 @@ def forward(
         )
         return jax.tree.map(lambda x, part: _put(x, part, i * rows, 3), carry, parts), None
 
+    # The output, the highest score and the sum of weights so far, for every query.
     first = (
         jnp.zeros((*leading, num_queries, value.shape[-1]), jnp.float32),
         jnp.full((*leading, num_queries, 1), HIDDEN, jnp.float32),
@@ -337,6 +342,7 @@ def backward(
     def attend(carry: Inputs, pair: tuple[Array, Array]) -> tuple[Inputs, None]:
         i, j = pair
         scores, visible = blocks.scores(i, j)
+        # Read the blocks of this pair.
         of_queries = (_take(x, i * rows, rows, 3) for x in (log_sums, products, gradients))
         log_sum, product, gradient = of_queries
         query = _take(blocks.query, i * rows, rows, 3)
@@ -344,6 +350,7 @@ def backward(
         # Recompute the normalized weights from the log-sum-exp over all keys.
         weights = jnp.where(visible, jnp.exp(scores - log_sum[..., None]), 0)
         drop = blocks.drop(i, j)
+        # The gradients of weights and scores, [B, K, G, t, s].
         of_weights = drop(einsum("BKGTV,BKSV->BKGTS", gradient, value))
         of_scores = weights * (of_weights - product[..., None])
         if cap is not None:
@@ -357,6 +364,7 @@ def backward(
             einsum("BKGTS,BKGTH->BKSH", of_scores, query),
             einsum("BKGTS,BKGTV->BKSV", drop(weights).astype(value.dtype), gradient),
         )
+        # Add the parts of this pair to the gradients of its blocks.
         of_query, of_key, of_value = (
             _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
             for total, part, (start, axis) in zip(carry, parts, places, strict=True)
