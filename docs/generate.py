@@ -52,6 +52,8 @@ SUPPORT_NAMES = {
     "modernbert": ("ModernBERT",),
     "deberta": ("DeBERTa", "DeBERTa v2, v3"),
     "albert": ("ALBERT",),
+    "nomic_bert": ("Nomic BERT",),
+    "gte": ("GTE",),
     "transformer": ("Marian", "Pegasus"),
     "llama": ("Llama",),
     "mistral": ("Mistral",),

@@ -386,6 +386,11 @@ class TransformerConfig(Checked):
         return self.attention_bias
 
     @property
+    def feed_forward_output_bias(self) -> bool:
+        """Whether the last map of a gated feed-forward layer has a bias."""
+        return self.use_bias
+
+    @property
     def query_init_std(self) -> float | None:
         """Standard deviation of the initial projection to queries."""
         return self.init_std

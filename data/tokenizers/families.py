@@ -490,7 +490,7 @@ _TWO_ENDS = _layout("bos_token $A eos_token", "bos_token $A eos_token eos_token 
 
 BERT = Family(
     classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
-    model_types=("bert", "distilbert", "electra", "mobilebert"),
+    model_types=("bert", "distilbert", "electra", "mobilebert", "nomic_bert"),
     model="WordPiece",
     files=("vocab.txt",),
     tokens={f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
@@ -623,7 +623,7 @@ FAMILIES = (
     ),
     Family(
         classes=("XLMRobertaTokenizer",),
-        model_types=("xlm-roberta",),
+        model_types=("xlm-roberta", "gte", "new"),
         model="Unigram",
         files=("sentencepiece.bpe.model",),
         tokens={**_ROBERTA, "mask_token": "<mask>"},

@@ -33,7 +33,14 @@ from ..nn.heads import (
     ModelOutput,
     check_head,
 )
-from ..nn.layers import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear
+from ..nn.layers import (
+    ACTIVATIONS,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    Linear,
+)
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.pooling import pool
@@ -196,8 +203,12 @@ class PostNormLayer(Layer[EncoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized.
 
     A family with further score terms (relative biases, products with distance vectors) derives its
-    layer and sets the `attention` whose `score_terms` computes them.
+    layer and sets the `attention` whose `score_terms` computes them. A family with gated
+    feed-forward layers sets `feed_forward`.
     """
+
+    feed_forward: ClassVar[type[FeedForward] | type[GatedFeedForward]] = FeedForward
+    """The feed-forward block of the layer."""
 
     @nn.compact
     def __call__(
@@ -213,7 +224,7 @@ class PostNormLayer(Layer[EncoderConfig]):
         x = LayerNorm(c, e, name="attention_norm")(x)
 
         # Feed-forward, the same map for every token.
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = self.feed_forward(c, e, c.init_std, name="feed_forward")(x, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)

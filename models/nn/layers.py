@@ -253,7 +253,7 @@ class GatedFeedForward(nn.Module):
     """(activation(x W_gate) · x W_up) W_down, a gated linear unit (Shazeer 2020).
 
     Attributes:
-      config: sizes, activation, and `use_bias`.
+      config: sizes, activation, `use_bias`, and `feed_forward_output_bias` for W_down.
       execution: precision.
       output_init_std: standard deviation of the initial W_down.
     """
@@ -268,9 +268,11 @@ class GatedFeedForward(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Maps every position in the same way; `rng` enables dropout after the product."""
         c = self.config
-        linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
-        gate = linear((c.feed_forward_dim,), c.init_std, name="gate")(x)  # [B, T, F]
-        up = linear((c.feed_forward_dim,), c.init_std, name="up")(x)  # [B, T, F]
+        linear = functools.partial(Linear, execution=self.execution)
+        biased = functools.partial(linear, use_bias=c.use_bias)
+        gate = biased((c.feed_forward_dim,), c.init_std, name="gate")(x)  # [B, T, F]
+        up = biased((c.feed_forward_dim,), c.init_std, name="up")(x)  # [B, T, F]
         x = ACTIVATIONS[c.activation](gate) * up
         x = dropout(x, c.activation_dropout_rate, rng, "activation")
-        return linear((c.d_model,), self.output_init_std, name="down")(x)
+        bias = c.feed_forward_output_bias
+        return linear((c.d_model,), self.output_init_std, use_bias=bias, name="down")(x)

@@ -13,10 +13,12 @@ from flaxzoo.models.encoder_decoders.bart import BartConfig
 from flaxzoo.models.encoder_decoders.t5 import T5Config
 from flaxzoo.models.encoders.albert import AlbertConfig
 from flaxzoo.models.encoders.bert import BertConfig
-from flaxzoo.models.encoders.deberta import DebertaConfig
+from flaxzoo.models.encoders.deberta.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
+from flaxzoo.models.encoders.gte import GteConfig
 from flaxzoo.models.encoders.modernbert import ModernBertConfig
 from flaxzoo.models.encoders.mpnet import MPNetConfig
+from flaxzoo.models.encoders.nomic_bert import NomicBertConfig
 from flaxzoo.models.encoders.roberta_prelayernorm import RobertaPreLayerNormConfig
 from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
@@ -62,6 +64,8 @@ CONFIGS = {
     "ModernBERT": ModernBertConfig(
         **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
     ),
+    "Nomic BERT": NomicBertConfig(**SIZES, d_ff=24),
+    "GTE": GteConfig(**SIZES, d_ff=24, dropout_rate=0.1),
     "DeBERTa": DebertaConfig(**SIZES, d_ff=24, key_bias=False, position_distance=5),
     "DeBERTa v2": DebertaConfig(
         **SIZES,

@@ -72,6 +72,9 @@ COPIES = {
     "albert-large": (24, 1024, 16, 17_683_968, 17_847_474),
     "albert-xlarge": (24, 2048, 16, 58_724_864, 59_021_490),
     "albert-xxlarge": (12, 4096, 64, 222_595_584, 223_158_450),
+    "nomic-bert-2048": (12, 768, 12, 136_731_648, 137_354_304),
+    "nomic-embed-text-v1.5": (12, 768, 12, 136_731_648, 0),
+    "gte-multilingual-base": (12, 768, 12, 305_368_320, 0),
 }
 
 
@@ -141,7 +144,7 @@ TABLE_3 = {
 }
 
 
-ENCODER_FAMILIES = [name for name, room in FAMILIES.items() if room == "encoders"]
+ENCODER_FAMILIES = [name for name, room in FAMILIES.items() if room.startswith("encoders")]
 
 
 def count(config):

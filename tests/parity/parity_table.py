@@ -39,6 +39,8 @@ NAMES = {
     "deberta": "DeBERTa",
     "deberta-v2": "DeBERTa v2, v3",
     "albert": "ALBERT",
+    "nomic_bert": "Nomic BERT",
+    "gte": "GTE",
     "openai-gpt": "GPT",
     "gpt2": "GPT-2",
     "llama": "Llama",

@@ -83,6 +83,22 @@ FAMILIES = {
         "mlp_bias": True,
         "classifier_bias": True,
     },
+    "NomicBert": {
+        **USUAL,
+        "max_position_embeddings": P,
+        "hidden_act": "relu",
+        "type_vocab_size": 3,
+        "layer_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    "Gte": {
+        **USUAL,
+        "max_position_embeddings": P,
+        "hidden_act": "silu",
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 1.5},
+    },
     "DistilBert": {
         "dim": D,
         "n_layers": L,
@@ -160,6 +176,11 @@ CASES = [
     ),
     *(("DebertaV2 separate", head) for head in ("masked_lm", "sequence_classification")),
     *(("Albert", head) for head in HEADS if head not in ("next_sentence", "causal_lm")),
+    *(
+        (family, head)
+        for family in ("NomicBert", "Gte")
+        for head in ("none", "masked_lm", "sequence_classification", "token_classification")
+    ),
 ]
 UNTIED = [
     *(("Bert", head) for head in ("masked_lm", "pretraining", "causal_lm")),
@@ -167,7 +188,7 @@ UNTIED = [
         (family, "masked_lm")
         for family in ("Roberta", "DistilBert", "Electra", "MPNet", "ModernBert", "Albert")
     ),
-    *((family, "masked_lm") for family in ("Deberta", "DebertaV2")),
+    *((family, "masked_lm") for family in ("Deberta", "DebertaV2", "NomicBert", "Gte")),
 ]
 """Cases with a vocabulary matrix of their own."""
 ALL = [*((*case, True) for case in CASES), *((*case, False) for case in UNTIED)]
@@ -175,8 +196,8 @@ UNUSED = {"cls.predictions.bias", "lm_head.bias", "predictions.bias"}
 """Biases of untied models, which transformers does not read: it adds the decoder's."""
 
 
-WITHOUT_POOLER = ("DistilBert", "Electra", "ModernBert", "Deberta", "DebertaV2")
-WITH_TYPES = ("Bert", "Electra", "Albert", "Deberta", "DebertaV2 separate")
+WITHOUT_POOLER = ("DistilBert", "Electra", "ModernBert", "Deberta", "DebertaV2", "NomicBert", "Gte")
+WITH_TYPES = ("Bert", "Electra", "Albert", "Deberta", "DebertaV2 separate", "NomicBert", "Gte")
 
 
 def class_name(family, head):

@@ -44,7 +44,7 @@ class _Recipes(Mapping[str, Recipe]):
 def _recipes_of(file: str) -> Mapping[str, Recipe]:
     """Returns the recipes of a file in this folder, or of a family without a file here."""
     if find_spec(f".{file}", __name__) is None:
-        make = encoders if FAMILIES[file] == "encoders" else decoders
+        make = encoders if FAMILIES[file].startswith("encoders") else decoders
         return {file: make.recipe_of_family(file)}
     return import_module(f".{file}", __name__).RECIPES
 

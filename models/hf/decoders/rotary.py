@@ -164,6 +164,8 @@ def scaling_from_hf(
         )
     # Convert the names, and fill in what transformers derives from the maximum length.
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
+    if type(settings.get("factor")) is int:  # files may have whole numbers without a decimal point
+        settings["factor"] = float(settings["factor"])
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)
     if kind == "dynamic":  # transformers reads max_position_embeddings instead

@@ -31,6 +31,8 @@ FAMILIES = (
         "Deberta",
         "DebertaV2",
         "Albert",
+        "NomicBert",
+        "Gte",
     ),
 )
 OF_VERSION_4 = {
@@ -105,3 +107,74 @@ def test_a_model_with_yarn_may_be_one_that_was_trained_further():
         for more in ({}, {"finetuned": True})
     )
     assert plain == further
+
+
+AUTHORS = {
+    "nomic_bert": (
+        {
+            **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 64},
+            **{"activation_function": "swiglu", "rotary_emb_base": 500, "prenorm": False},
+            **{"layer_norm_epsilon": 1e-6, "rotary_emb_fraction": 1.0, "summary_type": "cls_index"},
+            **{"rotary_emb_scale_base": None, "rotary_scaling_factor": None, "resid_pdrop": 0.1},
+            **{"max_trained_positions": 32, "qkv_proj_bias": False},
+        },
+        {
+            **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"intermediate_size": 96, "max_position_embeddings": 64, "layer_norm_eps": 1e-6},
+            **{"hidden_dropout_prob": 0.1, "rope_parameters": {"rope_theta": 500}},
+        },
+    ),
+    "gte": (
+        {
+            **{"model_type": "new", "architectures": ["NewForMaskedLM"], "rope_theta": 20_000},
+            **{"rope_scaling": {"type": "ntk", "factor": 8.0}, "position_embedding_type": "rope"},
+            **{"hidden_size": 64, "num_attention_heads": 4, "pack_qkv": True},
+            **{
+                "logn_attention_scale": False,
+                "unpad_inputs": False,
+                "layer_norm_type": "layer_norm",
+            },
+        },
+        {
+            **{"architectures": ["GteForMaskedLM"], "hidden_size": 64, "num_attention_heads": 4},
+            "rope_parameters": {
+                **{"rope_type": "linear", "rope_theta": 160_000.0, "factor": 8.0 ** (2 / 16)},
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("model_type", AUTHORS)
+def test_the_authors_fields_are_those_of_transformers(model_type):
+    authors, theirs = ({"model_type": model_type, **fields} for fields in AUTHORS[model_type])
+    found = config_of(authors)
+    assert found == config_of(theirs)
+    assert config_of(theirs | authors) == found, "both forms"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "nomic_bert", "prenorm": True},
+        {"model_type": "nomic_bert", "rotary_emb_fraction": 0.5},
+        {"model_type": "nomic_bert", "activation_function": "glu"},
+        {"model_type": "nomic_bert", "head_dim": 32},
+        {"model_type": "new", "logn_attention_scale": True},
+        {"model_type": "new", "rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}},
+    ],
+    ids=lambda fields: list(fields)[-1],
+)
+def test_other_networks_of_the_authors_are_refused(fields):
+    name = list(fields)[-1].replace("activation_function", "hidden_act")
+    with pytest.raises(WeightsError, match=rf"{name}.* is not supported: only"):
+        config_of(fields)
+
+
+def test_scaled_frequencies_begin_at_the_trained_length():
+    """As in nomic-embed-text-v1."""
+    fields = {"rotary_scaling_factor": 2, "max_trained_positions": 32, "n_positions": 64}
+    found = config_of({"model_type": "nomic_bert", **fields})
+    scaling = {"rope_type": "dynamic", "rope_theta": 1000, "factor": 2}
+    plain = {"model_type": "nomic_bert", "max_position_embeddings": 32, "rope_parameters": scaling}
+    assert found == config_of(plain)

@@ -17,6 +17,8 @@ from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoders.qwen3 import Qwen3Config
+from flaxzoo.models.encoders.gte import GteConfig
+from flaxzoo.models.encoders.nomic_bert import NomicBertConfig
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
 from flaxzoo.models.nn.pooling import POOLING_MODES
@@ -84,28 +86,32 @@ def test_every_pooling_is_that_of_the_package(body, tmp_path, pooling, assert_cl
 
 
 SMALL = {"vocab_size": 24, "max_length": 40, "num_layers": 2, "d_model": 16, "num_heads": 2}
-DECODERS = {
+ROTARY = {
+    "Nomic BERT": NomicBertConfig(**SMALL, d_ff=16, head="none"),
+    "GTE": GteConfig(**SMALL, d_ff=16, head="none"),
     "EmbeddingGemma": Gemma3Config(**SMALL, d_ff=16, window=4, full_layers=(1,), causal=False),
     "Qwen3-Embedding": Qwen3Config(**SMALL, d_ff=16, d_head=8, tie_output=True),
 }
 
+POOLING = {"Nomic BERT": "mean", "GTE": "cls", "EmbeddingGemma": "mean"}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", DECODERS)
-def test_decoders_embed_as_in_the_package(family, tmp_path, assert_close):
+@pytest.mark.parametrize("family", ROTARY)
+def test_models_with_rotary_positions_embed_as_in_the_package(family, tmp_path, assert_close):
     """With the modules and the prompts of their published folders."""
-    config, body = DECODERS[family], tmp_path / "body"
+    config, body = ROTARY[family], tmp_path / "body"
     body.mkdir()
     write_weights(body, config, models.init_params(models.create(config), jax.random.key(0)))
     CharacterTokenizer.train([*TEXTS, "query :"]).export(body)
     torch.manual_seed(0)
     same = {"bias": False, "activation_function": torch.nn.Identity()}
     maps = (parts.Dense(16, 64, **same), parts.Dense(64, 16, **same))
-    pooling, maps = ("mean", maps) if family == "EmbeddingGemma" else ("lasttoken", ())
+    pooling, maps = POOLING.get(family, "lasttoken"), maps if family == "EmbeddingGemma" else ()
     prompts = {"prompts": {"query": "query : "}}
     saved(body, tmp_path / "theirs", pooling, *maps, parts.Normalize(), **prompts)
     theirs = st.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
-    theirs.tokenizer.padding_side = "left"
+    theirs.tokenizer.padding_side = "right" if pooling == "cls" else "left"
     assert_close(vectors(tmp_path / "theirs"), theirs.encode(TEXTS))
     query = theirs.encode(TEXTS, prompt_name="query")
     assert_close(vectors(tmp_path / "theirs", "--prompt-name", "query"), query)

@@ -10,7 +10,7 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data import UserError
 from flaxzoo.models.config import Execution
-from flaxzoo.models.encoders.deberta import DebertaConfig
+from flaxzoo.models.encoders.deberta.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.models.nn.heads import Projection
 from flaxzoo.train.losses.objective import joined

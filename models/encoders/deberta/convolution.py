@@ -9,12 +9,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from ..config import Execution
-from ..nn.dropout import RowKeys, dropout
-from ..nn.layers import Linear, standardized
-from ..nn.masks import AttentionMask
-from ..nn.typing import Array, Float
-from .encoder import POOLERS, EncoderConfig
+from ...config import Execution
+from ...nn.dropout import RowKeys, dropout
+from ...nn.layers import Linear, standardized
+from ...nn.masks import AttentionMask
+from ...nn.typing import Array, Float
+from ..encoder import POOLERS, EncoderConfig
 
 
 @struct.dataclass

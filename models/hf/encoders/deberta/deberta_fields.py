@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ....data.common.json_text import JsonObject
-from ...encoders.deberta import DebertaConfig
-from ...encoders.disentangled import PROJECTIONS
-from ..config_mapping import ACTIVATIONS, Field, FixedField, Settings, typed_field, with_defaults
-from ..tensor_mapping import WeightsError
-from .encoder_form import BERT_FIELDS
+from .....data.common.json_text import JsonObject
+from ....encoders.deberta.deberta import DebertaConfig
+from ....encoders.deberta.disentangled import PROJECTIONS
+from ...config_mapping import ACTIVATIONS, Field, FixedField, Settings, typed_field, with_defaults
+from ...tensor_mapping import WeightsError
+from ..encoder_form import BERT_FIELDS
 
 V1_WIDTH, V2_WIDTH = 768, 1536
 """The defaults of `hidden_size`."""

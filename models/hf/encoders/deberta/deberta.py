@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ...encoders.deberta import DebertaConfig
-from ...encoders.disentangled import PROJECTIONS
-from ..config_mapping import ConfigMapping
-from ..form import head_classes, join_forms
-from ..generation_config import NAMES
-from ..tensor_mapping import BY_HEAD, CONVOLUTION, VECTOR, TensorRule, embedding, linear, norm
+from ....encoders.deberta.deberta import DebertaConfig
+from ....encoders.deberta.disentangled import PROJECTIONS
+from ...config_mapping import ConfigMapping
+from ...form import head_classes, join_forms
+from ...generation_config import NAMES
+from ...tensor_mapping import BY_HEAD, CONVOLUTION, VECTOR, TensorRule, embedding, linear, norm
+from ..encoder_form import BERT_LAYER, LEGACY_NAMES, EncoderForm, TokenLogits, as_stored
 from .deberta_fields import V1_FIELDS, V2_FIELDS, read_v1, read_v2, write_own
-from .encoder_form import BERT_LAYER, LEGACY_NAMES, EncoderForm, TokenLogits, as_stored
 
 PROJECTED = tuple(f"attention/{name}" for name in ("query", "key", "value"))
 V1_NAMES = {"key": "pos_proj", "query": "pos_q_proj"}

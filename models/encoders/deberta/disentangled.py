@@ -19,17 +19,17 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.fields import Range, require, require_default
-from ..config import Execution, Size
-from ..nn.attention import Attended, AttentionContext, MultiHeadAttention
-from ..nn.cache import Cache, Keys
-from ..nn.layers import Embedding, LayerNorm, Linear
-from ..nn.masks import AnyArray
-from ..nn.masks import Size as Length
-from ..nn.positions import Positions, make_positions
-from ..nn.relative_positions import by_distance, logarithmic_buckets
-from ..nn.typing import Array, Float, Int
-from .encoder import EncoderConfig
+from ....data.common.fields import Range, require, require_default
+from ...config import Execution, Size
+from ...nn.attention import Attended, AttentionContext, MultiHeadAttention
+from ...nn.cache import Cache, Keys
+from ...nn.layers import Embedding, LayerNorm, Linear
+from ...nn.masks import AnyArray
+from ...nn.masks import Size as Length
+from ...nn.positions import Positions, make_positions
+from ...nn.relative_positions import by_distance, logarithmic_buckets
+from ...nn.typing import Array, Float, Int
+from ..encoder import EncoderConfig
 
 PROJECTIONS = {"c2p": "key", "p2c": "query"}
 """The projection of the vectors of distances in each term of the scores."""

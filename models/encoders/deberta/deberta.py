@@ -14,25 +14,25 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.fields import Positive, require
-from ..config import Count, Size
-from ..nn.stack import LayerContext, LayerInputs, LayerOutputs
-from ..nn.typing import Array, Float
-from ..registry import Family, Preset
-from .convolution import Convolution, FirstLayerTerm
-from .disentangled import (
-    DisentangledAttention,
-    DisentangledConfig,
-    DistancePositions,
-    make_distance_positions,
-)
-from .encoder import (
+from ....data.common.fields import Positive, require
+from ...config import Count, Size
+from ...nn.stack import LayerContext, LayerInputs, LayerOutputs
+from ...nn.typing import Array, Float
+from ...registry import Family, Preset
+from ..encoder import (
     ENCODER_AXES,
     ENCODER_HEADS,
     Encoder,
     PostNormLayer,
     head_field,
     smallest_inputs,
+)
+from .convolution import Convolution, FirstLayerTerm
+from .disentangled import (
+    DisentangledAttention,
+    DisentangledConfig,
+    DistancePositions,
+    make_distance_positions,
 )
 
 Pooler = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu", "tanh"]
@@ -201,5 +201,5 @@ FAMILY = Family(
     },
     below_layers=r"(token|position|token_type|distance)_embedding|(embedding|distance)_norm"
     r"|embedding_projection|convolution",
-    hf_module="encoders.deberta",
+    hf_module="encoders.deberta.deberta",
 )

@@ -1,0 +1,1 @@
+"""DeBERTa: encoders whose attention separates contents and distances."""

@@ -1,0 +1,85 @@
+"""The Hugging Face form that Nomic BERT and GTE share: rotary positions, gated feed-forward."""
+
+from typing import Any, TypeVar
+
+from ....data.common.json_text import JsonObject, JsonValue
+from ...encoders.nomic_bert import NomicBertConfig
+from ..config_mapping import ConfigMapping, Field, FixedField, Settings, with_defaults
+from ..decoders.rotary import rotary_settings, rotary_to_hf, take_rotary
+from ..form import head_classes
+from ..tensor_mapping import WeightsError
+from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm
+
+Config = TypeVar("Config", bound=NomicBertConfig)
+
+SCALINGS = ("linear", "dynamic", "llama3", "yarn")
+
+
+def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: str) -> None:
+    """Removes fields of older files that must have one value.
+
+    Raises:
+      WeightsError: A field has another value.
+    """
+    for name, value in values.items():
+        if (given := fields.pop(name, value)) != value:
+            raise WeightsError(f"{source}: {name} {given!r} is not supported: only {value!r}")
+
+
+def take_positions(fields: JsonObject, settings: Settings, source: str, base: float) -> None:
+    """Reads the rotary base and the scaling of its frequencies.
+
+    Raises:
+      WeightsError: The kind of scaling, or a field, is not supported.
+    """
+    rotary = take_rotary(fields, source, default_base=base)
+    length = fields.get("max_position_embeddings")
+    found = rotary_settings(rotary, source, kinds=SCALINGS, max_length=length)
+    settings["position_base"] = float(found["rope_base"])
+    settings["rope_scaling"] = found.get("rope_scaling")
+    if found.get("rope_fraction", 1.0) != 1:
+        raise WeightsError(
+            f"{source}: partial_rotary_factor {found['rope_fraction']} is not supported: only 1.0"
+        )
+
+
+def _own_fields(config: NomicBertConfig) -> JsonObject:
+    """Returns the object `rope_parameters`."""
+    return {"rope_parameters": rotary_to_hf(config.position_base, config.rope_scaling)}
+
+
+def rotary_fields(**defaults: JsonValue) -> tuple[Field | FixedField, ...]:
+    """Returns BERT's fields for an encoder with rotary positions, with these defaults."""
+    rows = with_defaults(BERT_FIELDS, **defaults)
+    return tuple(
+        row for row in rows if row.hf not in ("position_embedding_type", "add_cross_attention")
+    )
+
+
+def rotary_form(
+    config: type[Config], model_type: str, name: str, *, fields: ConfigMapping, **more: Any
+) -> EncoderForm[Config]:
+    """Returns the form of an encoder with this block.
+
+    Args:
+      config: The configuration of the family.
+      model_type: The name of the family in transformers.
+      name: The prefix of the class names, such as "NomicBert".
+      fields: The fields of `config.json`.
+      **more: Further fields of the form.
+    """
+    return EncoderForm(
+        config=config,
+        model_type=model_type,
+        classes=head_classes(config, name),
+        fields=fields,
+        classifier_rates=dict.fromkeys(
+            ("sequence_classification", "token_classification"), CLASSIFIER_RATE
+        ),
+        own_fields=_own_fields,
+        allowed={
+            "positions": ("rotary",),
+            "num_token_types": (),
+        },
+        **more,
+    )
