@@ -48,6 +48,8 @@ class Written:
     tokens: list[int]
     log_probs: list[float]
     """The log-probability of each token under the unmodified logits, in nats, if `scored`."""
+    alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
+    """The most probable tokens at each place and their log-probabilities, if computed."""
 
 
 @dataclasses.dataclass
@@ -78,7 +80,8 @@ class Text:
     """The tokens of the text, up to the newest. The oldest may have been dropped."""
     used: set[int]
     """All tokens of the text, also dropped ones, for the repetition penalty."""
-    key: Key[Array, "1"]
+    key: Key[Array, "1"] | None
+    """The random key; None in an open batch."""
     limit: int
     """The maximum number of new tokens."""
     count: int = 0
@@ -136,7 +139,7 @@ class _Reader:
             ids,
             np.asarray([length - len(context) for context in contexts], np.int32),
             kind=kind,
-            length=_num_slots(length + self.step, self.most) if with_space else length,
+            length=num_slots(length + self.step, self.most) if with_space else length,
             spare=self.spare,
         )
 
@@ -146,7 +149,7 @@ class _Reader:
 
     def empty(self, num_rows: int, slot: int) -> RowCaches:
         """Returns the caches of rows without a text, with space for a call from `slot` on."""
-        length = _num_slots(slot + self.step, self.most)
+        length = num_slots(slot + self.step, self.most)
         padding = jnp.zeros((num_rows,), jnp.int32)
         return RowCaches.empty(self.model, padding, length, self.spare)
 
@@ -155,7 +158,7 @@ class _Reader:
         needed = slot + self.step
         if needed <= rows.cache.length:
             return rows
-        return lengthen(self.model, rows, length=_num_slots(needed, self.most))
+        return lengthen(self.model, rows, length=num_slots(needed, self.most))
 
 
 class ContinuousBatch:
@@ -278,7 +281,7 @@ class ContinuousBatch:
         past = history_of(
             [text.context for text in texts],
             [text.used for text in texts],
-            jnp.concatenate([text.key for text in texts]),
+            jnp.concatenate([text.key for text in texts if text.key is not None]),
             [text.count for text in texts],
             sampling=self._sampling,
             vocab_size=self._config.vocab_size,
@@ -381,7 +384,11 @@ class ContinuousBatch:
         if text.count == text.limit:
             self._texts[row] = None
         log_probs = [] if new.log_probs is None else new.log_probs[index, :length].tolist()
-        return Written(text.number, tokens, log_probs)
+        best = []
+        if new.alternatives is not None:
+            ids, scores = (x[index, :length].tolist() for x in new.alternatives)
+            best = [list(zip(*pair, strict=True)) for pair in zip(ids, scores, strict=True)]
+        return Written(text.number, tokens, log_probs, best)
 
     def _with_space(self) -> RowStates:
         """Returns the state with caches long enough for the next tokens of all texts."""
@@ -428,7 +435,7 @@ def tokens_left(config: TransformerConfig, length: int) -> int:
     return min(limit, config.max_length) - length + 1
 
 
-def _num_slots(needed: int, most: int) -> int:
+def num_slots(needed: int, most: int) -> int:
     """Returns the cache length for `needed` slots now and `most` slots later."""
     least, most = round_up(needed, SLOT_BUCKET), round_up(most, SLOT_BUCKET)
     return max(least, cache_stage(needed, most))

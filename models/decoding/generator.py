@@ -21,10 +21,12 @@ from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows, beams_o
 from .beam_search import run
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
-from .continuous_batch import ContinuousBatch, Usage, tokens_left
+from .continuous_batch import ContinuousBatch, Usage, read_length, tokens_left
 from .padding import pad_rows, power_of_two, round_up
 from .request import GenerationRequest, Hypothesis, check_token_ids
 from .sample import sampling_params
+from .serving.open_batch import OpenBatch
+from .serving.score_tokens import TokenAlternatives, score_tokens
 from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
@@ -182,6 +184,41 @@ class Generator:
         for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
             batch.add(i, prompts[i], key=keys[i : i + 1], limit=limits[i])
         return batch
+
+    def open_batch(self, max_rows: int, *, banned: Sequence[Sequence[int]] = ()) -> OpenBatch:
+        """Returns a batch that texts may enter at any time, for a server. It uses no draft model.
+
+        Args:
+          max_rows: the maximum number of texts that grow at once.
+          banned: sequences of tokens that no text gets.
+
+        Raises:
+          UserError: the model is an encoder-decoder.
+        """
+        require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
+        return OpenBatch(
+            self._model,
+            self._params,
+            max_rows=max_rows,
+            tokens_per_call=_tokens_per_call(),
+            banned=banned,
+        )
+
+    def token_scores(self, ids: Sequence[int], number: int) -> list[TokenAlternatives]:
+        """Returns the log-probability of each token after the first, and the most probable ones.
+
+        Args:
+          ids: a text, at most as long as the model reads.
+          number: the number of most probable tokens at each place.
+        """
+        longest = self.config.max_length
+        row, _ = pad_rows([ids], length=read_length(len(ids), longest))
+        found = jax.device_get(score_tokens(self._model, self._params, row, number=number))
+        chosen, best, scores = (x[0, : len(ids) - 1].tolist() for x in found)
+        return [
+            TokenAlternatives(score, list(zip(*pair, strict=True)))
+            for score, *pair in zip(chosen, best, scores, strict=True)
+        ]
 
     def cached_context(self) -> CachedContext:
         """Returns an empty context for a conversation, which reads only new tokens.

@@ -19,7 +19,7 @@ from ..nn.cache import Cache, grow_cache, init_cache
 from ..nn.heads import CausalLMOutput
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Params
-from .sample import History, SamplingParams, choose
+from .sample import History, SamplingParams, choose, most_probable
 
 
 def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {number} V"]:
@@ -128,7 +128,10 @@ class RowCaches:
             return last_logits(output, num_logits)[0], output.cache
 
         inputs = ids, self.padding, self.cache
-        if ids.shape[0] > 1:
+        if ids.shape[0] > 1 and model.config.num_experts:
+            # jax has no vmap of ragged products, so rows follow each other.
+            logits, cache = jax.lax.map(lambda row: one(*row), inputs)
+        elif ids.shape[0] > 1:
             logits, cache = jax.vmap(one)(*inputs)
         else:
             # With vmap over one row, a write is a scatter, for which XLA on CPU copies the caches.
@@ -178,6 +181,8 @@ class NewTokens:
     """The log-probability of each token under the unmodified logits, in nats, if computed."""
     lengths: Int[Array, " R"]
     """The number of tokens of each row. Later entries are meaningless."""
+    alternatives: tuple[Int[Array, "R N K"], Float[Array, "R N K"]] | None = None
+    """The most probable tokens at each place and their log-probabilities, if computed."""
 
 
 # Module-level functions, so that all generators share the compilation cache.
@@ -244,13 +249,32 @@ def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowT
 
 
 @jax.jit
+def take_rows(rows: RowTree, indices: Int[Array, " N"]) -> RowTree:
+    """Copies the rows of the given indices, which may repeat."""
+    return jax.tree.map(lambda x: x[indices], rows)
+
+
+@jax.jit
 def choose_first(
     logits: Float[Array, "R V"], past: History, *, sampling: SamplingParams
 ) -> tuple[NewTokens, History]:
     """Chooses the tokens after contexts; returns them, and the history after them."""
+    chosen, past = _choose(logits, past, sampling=sampling)
+    tokens, log_probs, alternatives = jax.tree.map(lambda x: x[:, None], chosen)
+    lengths = jnp.ones_like(chosen[0])
+    return NewTokens(tokens, log_probs, lengths, alternatives), past
+
+
+_Chosen = tuple[Array, Array | None, tuple[Array, Array] | None]
+
+
+def _choose(
+    logits: Float[Array, "R V"], past: History, *, sampling: SamplingParams
+) -> tuple[_Chosen, History]:
+    """Returns the tokens, log-probabilities and alternatives of one place, and the history."""
     tokens, log_probs, past = choose(logits, past, sampling=sampling)
-    log_probs = None if log_probs is None else log_probs[:, None]
-    return NewTokens(tokens[:, None], log_probs, jnp.ones_like(tokens)), past
+    number = sampling.num_alternatives
+    return (tokens, log_probs, most_probable(logits, number) if number else None), past
 
 
 @functools.partial(jax.jit, static_argnames=("model", "num_tokens"), donate_argnames="state")
@@ -267,19 +291,20 @@ def advance_rows(
     # Reset idle rows before the loop, so that no row passes its last slot within it.
     state = dataclasses.replace(state, context=state.context.only_live(live))
 
-    def step(state: RowStates, _: None = None) -> tuple[RowStates, tuple[Array, Array | None]]:
+    def step(state: RowStates, _: None = None) -> tuple[RowStates, _Chosen]:
         # [R, 1]: an idle row reads token 0, which every vocabulary has.
         ids = jnp.where(live, state.tokens, 0)[:, None]
         logits, context = state.context.read(model, params, ids)
-        tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
-        state = dataclasses.replace(state, context=context, tokens=tokens, past=past)
-        return state, (tokens, log_probs)
+        chosen, past = _choose(logits[:, 0], state.past, sampling=sampling)
+        state = dataclasses.replace(state, context=context, tokens=chosen[0], past=past)
+        return state, chosen
 
     # A loop of one step is slower than the step itself.
     if num_tokens == 1:
         state, chosen = step(state)
-        tokens, log_probs = jax.tree.map(lambda x: x[:, None], chosen)
+        tokens, log_probs, alternatives = jax.tree.map(lambda x: x[:, None], chosen)
     else:
-        state, chosen = jax.lax.scan(step, state, length=num_tokens)  # [num_tokens, R] each
-        tokens, log_probs = jax.tree.map(jnp.transpose, chosen)
-    return state, NewTokens(tokens, log_probs, jnp.full_like(state.tokens, num_tokens))
+        state, chosen = jax.lax.scan(step, state, length=num_tokens)  # [num_tokens, R, …] each
+        tokens, log_probs, alternatives = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), chosen)
+    lengths = jnp.full_like(state.tokens, num_tokens)
+    return state, NewTokens(tokens, log_probs, lengths, alternatives)

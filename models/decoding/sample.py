@@ -39,19 +39,46 @@ def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
 
 @struct.dataclass
 class SamplingParams:
-    """`Sampling` as traced arrays, so that changing a value does not recompile."""
+    """`Sampling` as traced arrays, so that changing a value does not recompile.
 
-    temperature: Float[Array, ""]
-    top_k: Int[Array, ""]
-    top_p: Float[Array, ""]
-    min_p: Float[Array, ""]
-    repetition_penalty: Float[Array, ""]
+    The settings of rows may differ (`row_sampling`): the arrays then have the shape [R, 1].
+    """
+
+    temperature: Float[Array, "*rows"]
+    top_k: Int[Array, "*rows"]
+    top_p: Float[Array, "*rows"]
+    min_p: Float[Array, "*rows"]
+    repetition_penalty: Float[Array, "*rows"]
     banned: BannedSequences
     greedy: bool = struct.field(pytree_node=False)
     filtered: bool = struct.field(pytree_node=False)
     penalized: bool = struct.field(pytree_node=False)
     scored: bool = struct.field(pytree_node=False)
     """Whether the log-probabilities of chosen tokens are computed."""
+    takes_best: Bool[Array, "R 1"] | None = None
+    """Whether each row takes the best token each time, if rows differ and not all are greedy."""
+    adjustments: "Adjustments | None" = None
+    """Further changes of the logits of each row."""
+    num_alternatives: int = struct.field(pytree_node=False, default=0)
+    """The number of the most probable tokens whose log-probabilities are computed."""
+
+
+@struct.dataclass
+class Adjustments:
+    """Changes of the logits, as OpenAI's interface defines them."""
+
+    bias: Float[Array, "R V"]
+    """Added to the logits."""
+    presence: Float[Array, "R 1"]
+    """Subtracted from the logits of tokens that were chosen before."""
+    frequency: Float[Array, "R 1"]
+    """Subtracted from the logits of tokens for each time that they were chosen."""
+
+    def __call__(
+        self, logits: Float[Array, "R V"], counts: Int[Array, "R V"]
+    ) -> Float[Array, "R V"]:
+        """Returns the changed logits, given how often each token was chosen."""
+        return logits + self.bias - self.frequency * counts - self.presence * (counts > 0)
 
 
 def sampling_params(
@@ -94,7 +121,7 @@ def sampling_params(
 
 
 def penalize_repetition(
-    logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: Float[Array, ""]
+    logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: Float[Array, "*rows"]
 ) -> Float[Array, "B V"]:
     """Makes already seen tokens less likely (Keskar et al. 2019, section 4.1)."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -102,9 +129,9 @@ def penalize_repetition(
 
 def filter_tokens(
     logits: Float[Array, "B V"],
-    top_k: Int[Array, ""],
-    top_p: Float[Array, ""],
-    min_p: Float[Array, ""] | float = 0.0,
+    top_k: Int[Array, "*rows"],
+    top_p: Float[Array, "*rows"],
+    min_p: Float[Array, "*rows"] | float = 0.0,
 ) -> Float[Array, "B V"]:
     """Hides all but the `top_k` best tokens, then all but the `top_p` nucleus, then `min_p`."""
     order = jnp.argsort(logits, axis=-1, descending=True)
@@ -113,7 +140,9 @@ def filter_tokens(
     probabilities = jax.nn.softmax(ordered, axis=-1)
     # The total probability of better tokens. The token that crosses p belongs to the nucleus.
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    kept = (before < top_p) & (probabilities >= min_p * probabilities[..., :1])
+    # With p = 1 all are kept, whatever the rounding of the sum.
+    nucleus = (before < top_p) | (jnp.asarray(top_p) >= 1)
+    kept = nucleus & (probabilities >= min_p * probabilities[..., :1])
     ordered = jnp.where(kept, ordered, HIDDEN)
     return jnp.put_along_axis(logits, order, ordered, axis=-1, inplace=False)
 
@@ -129,14 +158,18 @@ class History:
     keys: Key[Array, " R"]
     count: Int[Array, " R"]
     """The number of chosen tokens of each row."""
+    chosen: Int[Array, "R V"] | None = None
+    """How often each token was chosen, for `Adjustments`."""
 
     def after(self, new: Int[Array, "R N"], number: Int[Array, " R"] | int = 1) -> "History":
         """Returns the history after the first `number` of the new tokens of each row."""
         number = jnp.broadcast_to(jnp.asarray(number), new.shape[:1])
-        seen = self.seen
+        seen, chosen = self.seen, self.chosen
+        rows, counts = jnp.arange(new.shape[0])[:, None], jnp.arange(new.shape[1]) < number[:, None]
         if seen is not None:
-            rows = jnp.arange(new.shape[0])[:, None]
-            seen = seen.at[rows, new].max(jnp.arange(new.shape[1]) < number[:, None])
+            seen = seen.at[rows, new].max(counts)
+        if chosen is not None:
+            chosen = chosen.at[rows, new].add(counts.astype(jnp.int32))
         # Keep the last P tokens of the recent and the accepted new ones.
         both = jnp.concatenate([self.recent, new], axis=1)
         last = number[:, None] + jnp.arange(self.recent.shape[1])
@@ -145,6 +178,7 @@ class History:
             seen=seen,
             recent=jnp.take_along_axis(both, last, axis=1),
             count=self.count + number,
+            chosen=chosen,
         )
 
     def next_keys(self) -> Key[Array, " R"]:
@@ -186,6 +220,8 @@ def processed_logits(
 ) -> Float[Array, "B V"]:
     """Returns the logits that determine the next token of each row."""
     logits = hide_banned(logits.astype(jnp.float32), past.recent, sampling.banned)
+    if sampling.adjustments is not None and past.chosen is not None:
+        logits = sampling.adjustments(logits, past.chosen)
     if past.seen is not None:
         logits = penalize_repetition(logits, past.seen, sampling.repetition_penalty)
     if sampling.greedy:
@@ -220,9 +256,24 @@ def choose(
         tokens = best_token(processed)
     else:
         tokens = jax.vmap(jax.random.categorical)(past.next_keys(), processed)
+    if sampling.takes_best is not None:
+        tokens = jnp.where(sampling.takes_best[:, 0], best_token(processed), tokens)
     tokens = checked(tokens, logits).astype(jnp.int32)
     log_probs = log_probabilities(logits, tokens) if sampling.scored else None
     return tokens, log_probs, past.after(tokens[:, None])
+
+
+def most_probable(
+    logits: Float[Array, "*rows V"], number: int
+) -> tuple[Int[Array, "*rows {number}"], Float[Array, "*rows {number}"]]:
+    """Returns the most probable tokens under the unmodified logits, best first.
+
+    Returns:
+      The tokens and their log-probabilities.
+    """
+    every = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    log_probs, tokens = jax.lax.top_k(every, number)
+    return tokens, log_probs
 
 
 def checked(tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:

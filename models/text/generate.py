@@ -13,6 +13,8 @@ from ...data.tokenizers.base import Tokenizer
 from ..decoding.cached_context import CachedContext
 from ..decoding.generator import SEEDS, Generator, check_seed
 from ..decoding.request import GenerationRequest
+from ..decoding.serving.open_batch import OpenBatch
+from ..decoding.serving.score_tokens import TokenAlternatives
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
 from ..hf.generation_config import request_from_hf
 from ..model import Model
@@ -71,6 +73,25 @@ class TextGenerator(TextModel):
     def cached_context(self) -> CachedContext:
         """Returns an empty cached context, so that a conversation reads only new tokens."""
         return self._generator.cached_context()
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens that the model reads and writes."""
+        return self._model.config.vocab_size
+
+    @property
+    def stored(self) -> Mapping[str, JsonValue]:
+        """The settings stored with the model, as arguments of `models.generate`."""
+        return self._stored
+
+    def open_batch(self, max_rows: int) -> OpenBatch:
+        """Returns a batch that texts may enter at any time; see `Generator.open_batch`."""
+        banned = merged_request(self._stored, {"num_beams": 1}).bad_words_ids
+        return self._generator.open_batch(max_rows, banned=banned)
+
+    def token_scores(self, ids: Sequence[int], number: int) -> list[TokenAlternatives]:
+        """Returns the scores of the tokens of a text; see `Generator.token_scores`."""
+        return self._generator.token_scores(ids, number)
 
     def context_request(self, **options: JsonValue) -> GenerationRequest:
         """Merges options with the stored settings, for a `cached_context`.
@@ -238,7 +259,7 @@ class TextGenerator(TextModel):
         self, prompt: Prompt, options: Mapping[str, JsonValue]
     ) -> tuple[GenerationRequest, list[GrowingText]]:
         """Returns the request of a prompt, and an empty text for each returned sequence."""
-        ids = self._encode(prompt.text) if prompt.ids is None else prompt.ids
+        ids = self.encode(prompt.text) if prompt.ids is None else prompt.ids
         own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
         request = self._request(len(ids), {**options, **own})
         prompt = dataclasses.replace(prompt, max_new_tokens=request.max_new_tokens)
@@ -252,7 +273,7 @@ class TextGenerator(TextModel):
 
     def num_tokens(self, prompt: str) -> int:
         """Returns the number of tokens of a prompt, including the token that begins a document."""
-        return len(self._encode(prompt))
+        return len(self.encode(prompt))
 
     def _note_truncation(self, lengths: Sequence[int], log: LogFn) -> None:
         """Logs how many prompts lose their first tokens."""
@@ -289,7 +310,12 @@ class TextGenerator(TextModel):
         if number:
             log(f"{number:,} of {len(rows):,} texts {end}")
 
-    def _encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str) -> list[int]:
+        """Returns the tokens of a prompt, including the tokens that begin a document.
+
+        Raises:
+            UserError: the prompt is empty, and no token begins a document.
+        """
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
         # Add only the special tokens before the text; the ones after it would end the prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
 
@@ -49,7 +50,7 @@ def address(log):
     return found and found[1]
 
 
-def wait_for(condition, process=None, log=None, seconds=START):
+def wait_for(condition: Any, process: Any = None, log: Any = None, seconds: float = START) -> Any:
     """Returns the first value of a condition that is true."""
     end = time.monotonic() + seconds
     while not (value := condition()):

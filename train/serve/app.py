@@ -23,6 +23,10 @@ from .engine import Engine, Worker
 from .fields import ApiError, read_fields, read_json
 from .metrics import Metrics
 
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names of this machine. A server that listens only there needs no key."""
 
@@ -47,7 +51,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """Who may use the server, and how."""
+    """The key of clients, and the limits of their bodies."""
 
     key: str | None = None
     """The key of clients (`Authorization: Bearer KEY`); None for clients of this machine only."""
@@ -238,20 +242,20 @@ async def _disconnected(request: Request) -> None:
 
 async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
     """Sends a stream of server-sent events. An error before the first event keeps its status."""
-    first = await anext(parts, b"")
-    headers = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": first, "more_body": True})
-    try:
-        async with contextlib.aclosing(parts):  # pyright: ignore[reportArgumentType]
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-    except ApiError as error:
-        await send({"type": "http.response.body", "body": event_of(error.body), "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def part(body: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async with contextlib.aclosing(parts):  # pyright: ignore[reportArgumentType]
+        first = await anext(parts, b"")
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await part(first)
+        try:
+            async for body in parts:
+                await part(body)
+        except ApiError as error:
+            await part(event_of(error.body))
+    await part(b"", more=False)
 
 
 def event_of(value: JsonValue) -> bytes:

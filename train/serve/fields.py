@@ -113,5 +113,5 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     except FieldError as error:
         raise ApiError(400, str(error), error.field, "invalid_value") from None
     except UserError as error:
-        name = next((name for name in known if name in str(error).split()), None)
+        name = next((word for word in str(error).split() if word in known), None)
         raise ApiError(400, str(error), name, "invalid_value") from None

@@ -1,8 +1,14 @@
 """The figures of `/metrics`, in the form of Prometheus."""
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .engine import Engine
+
+if TYPE_CHECKING:
+    from .generation import TextWork
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -30,7 +36,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.first_token = Histogram(
+        self._first_token = Histogram(
             "flaxzoo_first_token_seconds",
             "Seconds until the first token of a text.",
             buckets=_SECONDS,
@@ -41,6 +47,9 @@ class Metrics:
             "Tokens of prompts and of answers.",
             ["model", "kind"],
             registry=registry,
+        )
+        self._rows = Gauge(
+            "flaxzoo_rows", "Texts that grow at present.", ["model"], registry=registry
         )
         for name, text, read in (
             ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
@@ -54,10 +63,16 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def gauge(self, name: str, text: str, read: object) -> None:
-        """Adds a figure that is read at each request of `/metrics`."""
-        assert callable(read)
-        Gauge(name, text, registry=self._registry).set_function(read)  # pyright: ignore
+    def texts(self, model: str, works: "Sequence[TextWork]") -> None:
+        """Counts generated texts."""
+        for work in works:
+            self._first_token.observe(work.first_token)
+            self.tokens.labels(model, "prompt").inc(len(work.ids))
+            self.tokens.labels(model, "text").inc(work.growing.num_chosen)
+
+    def watch_rows(self, model: str, read: Callable[[], float]) -> None:
+        """Adds the figure of a model's texts that grow, which is read at each request."""
+        self._rows.labels(model).set_function(read)
 
     def text(self) -> bytes:
         """Returns all figures."""

@@ -10,6 +10,8 @@ from ...models.hub import local_folder
 from ...models.loading import model_config
 from ...models.nn.heads import CAUSAL_HEADS
 from .app import Endpoint, Served
+from .chat import CHAT
+from .completions import COMPLETIONS
 from .generation import open_generation
 from .openapi import OPENAPI
 from .page import PAGE
@@ -17,7 +19,14 @@ from .rows import opening
 from .rows.settings import RowSettings
 from .status import STATUS
 
-ENDPOINTS: tuple[Endpoint, ...] = (*PAGE, *OPENAPI, *STATUS, *opening.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *PAGE,
+    *OPENAPI,
+    *STATUS,
+    *COMPLETIONS,
+    *CHAT,
+    *opening.ENDPOINTS,
+)
 """All endpoints."""
 
 
@@ -47,7 +56,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
 
 def _open_causal(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
     """Opens a causal language model, which generates and embeds texts."""
-    served = open_generation(name, folder, log)
+    served = open_generation(name, folder, log, max_rows=settings.rows)
     rows = opening.row_workers(
         name, folder, served.front.loaded, settings=settings, log=log, is_main=False
     )

@@ -5,22 +5,30 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...data.common.errors import UserError
 from ...data.common.progress import LogFn
 from .app import LOOPBACK, Access, Service, make_app
 from .engine import Engine, Limits
 from .fields import ApiError
+from .generation import GENERATION, GenerationWorker
 from .metrics import Metrics
 from .rows.settings import RowSettings
 from .served import ENDPOINTS, open_models
 
 GRACE = 8.0
 """Seconds within which requests may finish after a signal. The process then ends within 10 s."""
+HEAD_TIME = 30.0
+"""Seconds within which a client must send the head of its first request."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which a Python thread yields. By default the engine may wait ten times as long for
+the thread of the connections after each call."""
 KEY_VARIABLE = "FLAXZOO_API_KEY"
 
 
@@ -49,6 +57,18 @@ class Address:
                 f"{KEY_VARIABLE} or give --api-key-file"
             )
         return key
+
+
+class _Protocol(H11Protocol):
+    """Closes connections whose first request does not begin in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_TIME, self._check_head)
+
+    def _check_head(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -104,9 +124,15 @@ def serve(
     access = Access(address.key())
     models = open_models(names, rows, log)
     engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
-    service = Service(models, engine, access, Metrics(engine), ENDPOINTS)
+    metrics = Metrics(engine)
+    for model in models.values():
+        worker = model.workers.get(GENERATION)
+        if isinstance(worker, GenerationWorker):
+            metrics.watch_rows(model.name, lambda batch=worker.batch: batch.num_growing)
+    service = Service(models, engine, access, metrics, ENDPOINTS)
     config = uvicorn.Config(
         make_app(service),
+        http=_Protocol,
         host=address.host,
         port=address.port,
         log_level="warning",
@@ -116,6 +142,7 @@ def serve(
         timeout_graceful_shutdown=int(GRACE) + 1,
         timeout_keep_alive=30,
     )
+    sys.setswitchinterval(SWITCH_INTERVAL)
     engine.start()
     _Server(config, engine, log).run()
     engine.stop()

@@ -105,11 +105,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
-        # The default template has no token that ends a turn, so text ends it.
-        own = (STOP,) if self._template.source == LECTURES else ()
-        # The model must not write a tool's output itself.
-        own = (*own, f"\n{TOOL}:") if own and tools else own
-        self._stop = (*own, *stop_strings)
+        self._stop = (*own_stops(self._template, tools=bool(tools)), *stop_strings)
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
         self._max_calls = max_calls
@@ -357,6 +353,18 @@ class Conversation:
     def _end_of_turn(self) -> tuple[int, ...]:
         """The control token that ends the assistant's turn, if the template writes one."""
         return end_of_turn(self._generator.tokenizer, self._template)
+
+
+def own_stops(template: ChatTemplate, *, tools: bool = False) -> tuple[str, ...]:
+    """Returns the strings that end an answer in a template without a token that ends a turn.
+
+    Args:
+        template: the template.
+        tools: whether the model may call tools. It must not write their output itself.
+    """
+    if template.source != LECTURES:
+        return ()
+    return (STOP, f"\n{TOOL}:") if tools else (STOP,)
 
 
 def _is_transcript(path: Path) -> bool:

@@ -21,5 +21,5 @@ def run_folder(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(run_folder, tmp_path_factory):
-    with running(tmp_path_factory.mktemp("logs"), run_folder) as server:
+    with running(tmp_path_factory.mktemp("logs"), run_folder, "--rows", 4) as server:
         yield server

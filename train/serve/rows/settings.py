@@ -9,6 +9,8 @@ from ....data.common.fields import Checked, NonNegative, NonNegativeInt, Positiv
 class RowSettings(Checked):
     """How rows are put together."""
 
+    rows: PositiveInt = 16
+    """The number of texts of a language model that grow at once. More rows take more memory."""
     batch_tokens: PositiveInt = 16_384
     """The most tokens of waiting texts, with padding, that are considered for one batch."""
     batch_wait: NonNegative = 0.003

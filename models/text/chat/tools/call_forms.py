@@ -74,6 +74,15 @@ class CallForm:
         found = _BRACKETS.search(text) if self.name == "brackets" else None
         return None if found is None else found.end()
 
+    def begins_call(self, text: str) -> int:
+        """Returns the index where a call begins or may begin, or the length of the text."""
+        mark = "<tool_call>" if self.name == "hermes" else "<<"
+        found = text.find(mark)
+        if found >= 0:
+            return found
+        begun = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
+        return len(text) - next(begun, 0)
+
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
         """Parses an answer of the model.
 

@@ -1,0 +1,1 @@
+"""A batch for a server, whose texts have different settings."""

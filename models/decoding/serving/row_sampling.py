@@ -1,0 +1,142 @@
+"""The settings of texts that grow in the rows of one batch, each with other settings."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+
+from ....data.common.fields import NonNegativeInt, Range
+from ...nn.typing import Array
+from ..banned_sequences import BannedSequences, last_tokens
+from ..continuous_batch import Text
+from ..request import GenerationRequest
+from ..sample import Adjustments, History, SamplingParams
+
+MOST_ALTERNATIVES = 20
+"""The number of alternatives that are computed if a text has any."""
+
+Penalty = Annotated[float, Range(least=-2, most=2)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSampling(GenerationRequest):
+    """How the tokens of one text are chosen.
+
+    Raises:
+      UserError: a value is out of range.
+    """
+
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that the text has, without its prompt."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens for each time that the text has them."""
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """Token → what is added to its logit."""
+    num_alternatives: NonNegativeInt = 0
+    """The number of most probable tokens that are reported at each place."""
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the logits are changed by a penalty or a bias."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are hidden by their rank or probability."""
+        return self.samples and bool(self.top_k or self.min_p or (self.top_p or 1.0) < 1)
+
+
+@dataclasses.dataclass
+class OpenText(Text):
+    """A text of an open batch."""
+
+    sampling: TextSampling = TextSampling()
+    words: Any = None
+    """The words of the random key, uint32[2]."""
+    chosen: list[int] = dataclasses.field(default_factory=list)
+    """The new tokens."""
+
+
+def text_key(seed: int, number: int = 0) -> np.ndarray:
+    """Returns the words of the key of `sampling_keys(seed, …)[number]`, uint32[2]."""
+    return np.asarray(_key_words(np.uint32(seed), np.int32(number)))
+
+
+@jax.jit
+def _key_words(seed: Array, number: Array) -> Array:
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, number))
+
+
+_IDLE = TextSampling()
+
+
+def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length: int) -> History:
+    """Returns the history of rows."""
+    present = [(row, text) for row, text in enumerate(texts) if text is not None]
+    keys, count = np.zeros((len(texts), 2), np.uint32), np.zeros(len(texts), np.int32)
+    seen: Any = None
+    chosen: Any = None
+    if any(text.sampling.repetition_penalty != 1 for _, text in present):
+        seen = np.zeros((len(texts), vocab_size), bool)
+    if any(text.sampling.is_adjusted for _, text in present):
+        chosen = np.zeros((len(texts), vocab_size), np.int32)
+    for row, text in present:
+        keys[row], count[row] = text.words, text.count
+        if seen is not None:
+            seen[row, list(text.used)] = True
+        if chosen is not None:
+            np.add.at(chosen[row], text.chosen, 1)
+    recent: Any = last_tokens([text.context if text else () for text in texts], prefix_length)
+    return History(seen, recent, _wrap(keys), count, chosen)  # pyright: ignore[reportArgumentType]
+
+
+@jax.jit
+def _wrap(words: Array) -> Array:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def row_sampling(
+    texts: Sequence[OpenText | None], vocab_size: int, banned: BannedSequences
+) -> SamplingParams:
+    """Returns the settings of rows.
+
+    The program depends on a few switches only, so that few programs are compiled.
+
+    Args:
+      texts: the text of each row, or None.
+      vocab_size: the number of tokens.
+      banned: sequences of tokens that no text gets.
+    """
+    live = [text.sampling for text in texts if text is not None]
+    rows = [_IDLE if text is None else text.sampling for text in texts]
+    greedy = not any(one.samples for one in live)
+
+    def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
+        return np.asarray([[read(one)] for one in rows], dtype)
+
+    adjustments: Any = None
+    if any(one.is_adjusted for one in live):
+        bias: Any = np.zeros((len(rows), vocab_size), np.float32)
+        for row, one in enumerate(rows):
+            bias[row, list(one.logit_bias)] = list(one.logit_bias.values())
+        presence = column(lambda one: one.presence_penalty)
+        adjustments = Adjustments(bias, presence, column(lambda one: one.frequency_penalty))
+    reported = any(one.num_alternatives for one in live)
+    return SamplingParams(
+        temperature=column(lambda one: one.temperature if one.samples else 1.0),
+        top_k=column(lambda one: min(one.top_k or vocab_size, vocab_size), np.int32),
+        top_p=column(lambda one: one.top_p or 1.0),
+        min_p=column(lambda one: one.min_p or 0.0),
+        repetition_penalty=column(lambda one: one.repetition_penalty),
+        banned=banned,
+        greedy=greedy,
+        filtered=not greedy and any(one.is_filtered for one in live),
+        penalized=any(one.repetition_penalty != 1 for one in live),
+        scored=True,
+        takes_best=None if greedy else column(lambda one: not one.samples, bool),
+        adjustments=adjustments,
+        num_alternatives=reported * min(MOST_ALTERNATIVES, vocab_size),
+    )

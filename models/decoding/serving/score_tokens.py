@@ -1,0 +1,50 @@
+"""Log-probabilities of the tokens of a text, and of the most probable tokens at each place."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ...model import Model
+from ...nn.heads import Projection
+from ...nn.typing import Array, Float, Int, Params
+from ...token_log_probs import over_positions
+
+
+class TokenAlternatives(NamedTuple):
+    """The log-probability of a token, and the most probable tokens at its place."""
+
+    log_probability: float
+    """In nats."""
+    best: list[tuple[int, float]]
+    """Tokens and their log-probabilities, best first."""
+
+
+@functools.partial(jax.jit, static_argnames=("model", "number"))
+def score_tokens(
+    model: Model, params: Params, ids: Int[Array, "B T"], *, number: int
+) -> tuple[Float[Array, "B T"], Int[Array, "B T {number}"], Float[Array, "B T {number}"]]:
+    """Returns the log-probability of the token after each one, and the most probable tokens there.
+
+    The logits are computed in chunks of positions. A token that is the most probable one has
+    exactly the log-probability of the first alternative.
+
+    Args:
+      model: a causal language model.
+      params: its parameters.
+      ids: texts; padding follows them.
+      number: the number of most probable tokens.
+    """
+    labels = jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
+
+    def chunk(part: Projection, label: Array) -> tuple[tuple[Array, None, None], tuple[Array, ...]]:
+        # All of them are taken from the same rounded array.
+        every = jax.nn.log_softmax(part.logits().astype(jnp.float32))
+        every = jax.lax.optimization_barrier(every)
+        scores, best = jax.lax.top_k(every, number)
+        chosen = jnp.take_along_axis(every, label[..., None], axis=-1)[..., 0]
+        return (jnp.zeros(()), None, None), (chosen, best, scores)
+
+    projection = model.apply({"params": params}, ids).projection
+    return over_positions(chunk, projection, labels)[1]

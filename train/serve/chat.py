@@ -1,0 +1,336 @@
+"""The endpoint `/v1/chat/completions`."""
+
+import asyncio
+import dataclasses
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from ...data.chat.encoding import encode_chat, end_of_turn
+from ...data.common.fields import (
+    Checked,
+    FieldError,
+    PositiveInt,
+    Range,
+    check_value,
+    require,
+)
+from ...data.common.json_text import JsonObject
+from ...data.tokenizers.base import Tokenizer
+from ...models.text.chat.conversation import own_stops
+from ...models.text.chat.tools.call_forms import CallForm
+from ...models.text.chat.tools.tool import Tool, ToolCall
+from ...models.text.completions import Prompt
+from ...models.text.generate import TextGenerator
+from .app import Endpoint, Served, Service, event_of
+from .completions import DONE, head, usage
+from .engine import Job
+from .fields import ApiError
+from .generation import (
+    FINISH,
+    GENERATION,
+    Piece,
+    TextFields,
+    TextWork,
+    make_works,
+    num_tokens,
+    seeds_of,
+)
+
+Alternatives = Annotated[int, Range(least=0, most=20)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResponseFormat(Checked):
+    """The form of an answer."""
+
+    type: Literal["text"] = "text"
+    """Only text: other forms cannot be guaranteed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatFields(TextFields):
+    """A conversation to continue."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """Messages with role and content."""
+    max_tokens: PositiveInt | None = None
+    """The maximum number of new tokens. By default, as many as fit the context."""
+    max_completion_tokens: PositiveInt | None = None
+    """The same as `max_tokens`."""
+    logprobs: bool = False
+    """Whether to report the log-probability of each token."""
+    top_logprobs: Alternatives = 0
+    """The number of most probable tokens to report at each place."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Functions that the model may call."""
+    tool_choice: Literal["auto", "none"] = "auto"
+    """auto: the model decides. A call cannot be forced."""
+    parallel_tool_calls: Literal[True] = True
+    """Only true: the number of calls cannot be limited."""
+    response_format: ResponseFormat = ResponseFormat()
+    """Only text."""
+    store: Literal[False] = False
+    """Only false."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.messages, "messages must have at least one message, got none")
+        require(
+            self.logprobs or not self.top_logprobs,
+            f"top_logprobs must be 0 unless logprobs is true, got {self.top_logprobs}",
+        )
+        both = self.max_tokens, self.max_completion_tokens
+        require(
+            None in both or both[0] == both[1],
+            f"max_tokens must equal max_completion_tokens, got {both[0]} and {both[1]}",
+        )
+
+    @property
+    def limit(self) -> int | None:
+        """The maximum number of new tokens."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+async def chat(service: Service, fields: ChatFields) -> Any:
+    """Answers `/v1/chat/completions`."""
+    service.engine.check_admission()
+    model, worker = service.worker(fields.model, GENERATION)
+    form = _form(model.front, fields)
+    works = await asyncio.to_thread(_works, model.front, fields, form)
+    job = service.engine.submit(worker, works, tokens=num_tokens(works))
+    answer = _Answer(model.front.tokenizer, fields, works, form)
+    if fields.stream:
+        return _stream(service, model, job, answer)
+    async with job:
+        pieces = {i: piece async for i, piece in job}
+    service.metrics.texts(model.name, works)
+    written = {i: piece.num_tokens for i, piece in pieces.items()}
+    choices: list[Any] = [answer.choice(i, pieces[i]) for i in range(len(works))]
+    return {
+        **head(model, "chat.completion", "chatcmpl"),
+        "choices": choices,
+        "usage": usage(works, written, len(works[0].ids)),
+    }
+
+
+def _form(generator: TextGenerator, fields: ChatFields) -> CallForm | None:
+    """Returns the form of tool calls, or None without tools."""
+    if not fields.tools or fields.tool_choice == "none":
+        return None
+    return CallForm.of(generator.tokenizer.chat_template)
+
+
+def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) -> list[TextWork]:
+    """Returns the answers that will grow."""
+    tokenizer = generator.tokenizer
+    template, tools = tokenizer.chat_template, _tools(fields.tools)
+    # The template lists the tools, or else the instructions do.
+    listed = None if form is None else form.instructions(tools)
+    messages = [_message(message, i) for i, message in enumerate(fields.messages)]
+    if listed is not None:
+        messages = _with_instructions(messages, listed)
+    schemas = list(fields.tools) if form is not None and listed is None else None
+    encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
+    sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
+    ends = (*sampling.eos_token_id, *end_of_turn(tokenizer, template))
+    works = make_works(
+        generator,
+        Prompt(encoded.text, stop_strings=(*own_stops(template, tools=bool(tools)), *fields.stops)),
+        encoded.ids,
+        fields,
+        sampling=dataclasses.replace(sampling, eos_token_id=ends),
+        seed=seeds_of(fields, 1)[0],
+        param="messages",
+        limit=fields.limit,
+    )
+    for work in works:
+        work.ends = None if form is None else form.end_of_call
+    return works
+
+
+def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Returns the tools of a request, which the server never runs."""
+    tools = []
+    for i, tool in enumerate(given):
+        function = tool.get("function")
+        schema = {} if not isinstance(function, Mapping) else function.get("parameters") or {}
+        try:
+            name, text = function["name"], function.get("description") or ""  # pyright: ignore
+            properties = schema.get("properties") or {}
+            check_value("type", tool.get("type"), Literal["function"])
+            check_value("function.name", name, str)
+            check_value("function.description", text, str)
+            check_value("function.parameters.properties", properties, Mapping[str, Any])
+        except (AttributeError, KeyError, TypeError):
+            message = f"tools[{i}] must be a function with a name"
+            raise ApiError(400, message, "tools", "invalid_value") from None
+        except FieldError as error:
+            message = f"tools[{i}].{error}"
+            raise ApiError(400, message, "tools", "invalid_value") from None
+        tools.append(Tool(name, text, properties, run=_never))
+    return tuple(tools)
+
+
+def _never(**arguments: object) -> None:
+    raise NotImplementedError("clients run the tools")
+
+
+def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Returns a message as chat templates read it: arguments of calls are objects."""
+    result = {name: value for name, value in message.items() if value is not None}
+    result.setdefault("content", "")
+    calls = []
+    for call in result.pop("tool_calls", []):
+        try:
+            function = call["function"]
+            arguments = function.get("arguments") or "{}"
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            calls.append(ToolCall(function["name"], dict(arguments)))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            text = f"messages[{number}].tool_calls must have functions with arguments in JSON"
+            raise ApiError(400, text, "messages", "invalid_value") from None
+    if calls:
+        result["tool_calls"] = [call.message for call in calls]
+    return result
+
+
+def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Returns messages whose first one, of the system, ends with a text."""
+    first, rest = {"role": "system", "content": ""}, messages
+    if messages[0].get("role") == "system":
+        first, *rest = messages
+    content = "\n".join(filter(None, [str(first["content"]), text]))
+    return [{**first, "content": content}, *rest]
+
+
+@dataclasses.dataclass
+class _Answer:
+    """Writes the answer to a request."""
+
+    tokenizer: Tokenizer
+    fields: ChatFields
+    works: list[TextWork]
+    form: CallForm | None
+
+    def parsed(self, text: str) -> tuple[str, list[JsonObject]]:
+        """Returns the content of a whole text, and its calls."""
+        if self.form is None:
+            return text.strip(), []
+        written = self.form.read(text.strip(), _tools(self.fields.tools))
+        calls: list[JsonObject] = [
+            {
+                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(dict(call.arguments), ensure_ascii=False),
+                },
+            }
+            for call in written.calls
+        ]
+        return written.content, calls
+
+    def choice(self, index: int, piece: Piece) -> JsonObject:
+        """Returns a choice of the answer that is not a stream."""
+        content, calls = self.parsed(piece.text)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        reason: str | None = FINISH[piece.reason]
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+            reason = "tool_calls"
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(piece),
+            "finish_reason": reason,
+        }
+
+    def logprobs(self, piece: Piece) -> Any:
+        """Returns the log-probabilities of new tokens, if requested."""
+        if not self.fields.logprobs:
+            return None
+        rows = piece.alternatives or [[] for _ in piece.tokens]
+        every = zip(piece.tokens, piece.log_probabilities, rows, strict=True)
+        return {
+            "content": [
+                {**self._token(token, score), "top_logprobs": [self._token(*one) for one in row]}
+                for token, score, row in every
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token: int, score: float) -> dict[str, Any]:
+        text = self.tokenizer.decode([token], False)
+        return {"token": text, "logprob": score, "bytes": list(text.encode())}
+
+
+class _Shown:
+    """What a stream has shown of one text: white space around an answer is left out."""
+
+    def __init__(self, form: CallForm | None) -> None:
+        self._form, self._text, self._shown = form, "", 0
+
+    def take(self, text: str, *, last: bool) -> str:
+        """Returns the part that can be shown, after more of the text is known."""
+        self._text += text
+        if self._shown == 0:
+            self._text = self._text.lstrip()
+        end = len(self._text.rstrip())
+        if self._form is not None:
+            # A call may begin here, and its text is not shown.
+            end = min(end, self._form.begins_call(self._text))
+        shown, self._shown = self._text[self._shown : end], max(end, self._shown)
+        return "" if last and self._form is not None else shown
+
+    @property
+    def whole(self) -> str:
+        """The text, without white space before it."""
+        return self._text
+
+    @property
+    def number(self) -> int:
+        """The number of characters shown."""
+        return self._shown
+
+
+async def _stream(
+    service: Service, model: Served, job: Job, answer: _Answer
+) -> AsyncIterator[bytes]:
+    """Yields the parts of a streamed answer."""
+    start = head(model, "chat.completion.chunk", "chatcmpl")
+    works, written = answer.works, {}
+    shown = [_Shown(answer.form) for _ in works]
+
+    def part(index: int, delta: Mapping[str, Any], reason: str | None, logprobs: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return event_of({**start, "choices": [choice]})
+
+    async with job:
+        for i in range(len(works)):
+            yield part(i, {"role": "assistant", "content": ""}, None, None)
+        async for i, piece in job:
+            written[i], last = piece.num_tokens, piece.reason is not None
+            before = shown[i].number
+            text, calls = shown[i].take(piece.text, last=last), []
+            if last and answer.form is not None:
+                content, calls = answer.parsed(shown[i].whole)
+                text = content[before:]
+            logprobs = answer.logprobs(piece)
+            if text or logprobs:
+                yield part(i, {"content": text}, None, logprobs)
+            if calls:
+                deltas = [{"index": n, **call} for n, call in enumerate(calls)]
+                yield part(i, {"tool_calls": deltas}, None, None)
+            if last:
+                yield part(i, {}, "tool_calls" if calls else FINISH[piece.reason], None)
+    if answer.fields.includes_usage:
+        counts = usage(works, written, len(works[0].ids))
+        yield event_of({**start, "choices": [], "usage": counts})
+    service.metrics.texts(model.name, works)
+    yield DONE
+
+
+CHAT = (Endpoint("POST", "/v1/chat/completions", chat, "Continue a conversation", ChatFields),)
+"""The endpoint of this file."""

@@ -1,0 +1,270 @@
+"""The endpoint `/v1/completions`."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from ...data.common.fields import NonNegativeInt, Range, require
+from ...data.common.json_text import JsonObject
+from ...data.tokenizers.base import Tokenizer
+from ...models.decoding.serving.score_tokens import TokenAlternatives
+from ...models.text.completions import Prompt
+from ...models.text.generate import TextGenerator
+from .app import Endpoint, Served, Service, event_of
+from .engine import Job
+from .generation import (
+    FINISH,
+    GENERATION,
+    SCORING,
+    Piece,
+    TextFields,
+    TextWork,
+    make_works,
+    num_tokens,
+    seeds_of,
+)
+
+MOST_PROMPTS = 32
+"""The maximum number of prompts of a request."""
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream."""
+SHORT = 4000
+"""Shorter prompts, in characters, are tokenized without another thread."""
+
+Alternatives = Annotated[int, Range(least=0, most=5)]
+Prompts = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionFields(TextFields):
+    """Prompts to continue."""
+
+    prompt: Prompts
+    """A text, its tokens, or several of them."""
+    max_tokens: NonNegativeInt = 16
+    """The maximum number of new tokens of each text."""
+    logprobs: Alternatives | None = None
+    """The number of most probable tokens to report at each place, with the chosen one."""
+    echo: bool = False
+    """Whether the text begins with the prompt."""
+    best_of: Literal[1] | None = None
+    """Only 1."""
+    suffix: Literal[""] | None = None
+    """Only empty."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.max_tokens or self.echo, "max_tokens must be at least 1 unless echo is true, got 0"
+        )
+        require(
+            1 <= len(self.prompts) <= MOST_PROMPTS,
+            f"prompt must be 1 to {MOST_PROMPTS} texts, got {len(self.prompts)}",
+        )
+
+    @property
+    def prompts(self) -> Sequence[str | tuple[int, ...]]:
+        """The prompts."""
+        one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        return [self.prompt] if one else list(self.prompt)  # pyright: ignore
+
+
+@dataclasses.dataclass
+class _Echo:
+    """What stands before a text, if the prompt is repeated."""
+
+    text: str
+    ids: list[int]
+    scores: list[TokenAlternatives]
+
+
+def head(model: Served, kind: str, prefix: str) -> JsonObject:
+    """Returns the fields with which every answer begins."""
+    identity = f"{prefix}-{uuid.uuid4().hex}"
+    return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
+
+
+def usage(works: Sequence[TextWork], written: Mapping[int, int], prompts: int) -> JsonObject:
+    """Returns the numbers of tokens of a request.
+
+    Args:
+        works: its texts.
+        written: number of a text → its tokens.
+        prompts: the tokens of the prompts.
+    """
+    new = sum(written.get(i, 0) for i in range(len(works)))
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": new,
+        "total_tokens": prompts + new,
+    }
+
+
+async def complete(service: Service, fields: CompletionFields) -> Any:
+    """Answers `/v1/completions`."""
+    service.engine.check_admission()
+    model, worker = service.worker(fields.model, GENERATION)
+    arguments = model.front, fields
+    short = sum(map(len, fields.prompts)) < SHORT
+    prompts = _works(*arguments) if short else await asyncio.to_thread(_works, *arguments)
+    works = [work for group in prompts for work in group]
+    start = head(model, "text_completion", "cmpl")
+    # The prompts are scored first, if their log-probabilities are part of the answer.
+    echoes: list[_Echo | None] = [None] * len(prompts)
+    if fields.echo:
+        scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
+        if fields.logprobs is not None:
+            asked = [(group[0].ids, max(fields.logprobs, 1)) for group in prompts]
+            tokens = sum(len(group[0].ids) for group in prompts)
+            _, scorer = service.worker(fields.model, SCORING)
+            async with service.engine.submit(scorer, asked, tokens=tokens) as job:
+                async for i, found in job:
+                    scores[i] = found
+        echoes = [
+            _Echo(_text_of(model.front, given, group[0].ids), group[0].ids, score)
+            for given, group, score in zip(fields.prompts, prompts, scores, strict=True)
+        ]
+    wanted = [] if fields.max_tokens == 0 else works
+    job = service.engine.submit(worker, wanted, tokens=num_tokens(wanted))
+    answer = _Answer(model.front.tokenizer, fields, start, works, echoes)
+    if fields.stream:
+        return _stream(service, model, job, answer)
+    async with job:
+        pieces = {i: piece async for i, piece in job}
+    service.metrics.texts(model.name, works)
+    return answer.whole(pieces)
+
+
+def _works(generator: TextGenerator, fields: CompletionFields) -> list[list[TextWork]]:
+    """Returns the texts of each prompt."""
+    sampling = fields.sampling(generator.stored, alternatives=fields.logprobs or 0)
+    groups = []
+    for given, seed in zip(fields.prompts, seeds_of(fields, len(fields.prompts)), strict=True):
+        if isinstance(given, str):
+            prompt, ids = Prompt(given, stop_strings=fields.stops), generator.encode(given)
+        else:
+            prompt, ids = Prompt("", stop_strings=fields.stops, ids=given), list(given)
+        groups.append(
+            make_works(
+                generator,
+                prompt,
+                ids,
+                fields,
+                sampling=sampling,
+                seed=seed,
+                param="prompt",
+                limit=fields.max_tokens,
+            )
+        )
+    return groups
+
+
+def _text_of(generator: TextGenerator, given: str | tuple[int, ...], ids: list[int]) -> str:
+    return given if isinstance(given, str) else generator.tokenizer.decode(ids)
+
+
+@dataclasses.dataclass
+class _Answer:
+    """Writes the answer to a request."""
+
+    tokenizer: Tokenizer
+    fields: CompletionFields
+    start: JsonObject
+    works: list[TextWork]
+    echoes: list[_Echo | None]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(work.ids) for work in self.works[:: self.fields.n])
+
+    def whole(self, pieces: Mapping[int, Piece]) -> JsonObject:
+        """Returns the answer that is not a stream."""
+        written = {i: piece.num_tokens for i, piece in pieces.items()}
+        choices: list[Any] = [self.choice(i, pieces.get(i), 0) for i in range(len(self.works))]
+        return {
+            **self.start,
+            "choices": choices,
+            "usage": usage(self.works, written, self.prompt_tokens),
+        }
+
+    def choice(self, index: int, piece: Piece | None, offset: int) -> JsonObject:
+        """Returns a choice, or a part of it.
+
+        Args:
+            index: the number of the text.
+            piece: its new part; None if nothing is generated.
+            offset: the number of characters of earlier parts. If it is 0, the prompt comes first.
+        """
+        echo = None if offset else self.echoes[index // self.fields.n]
+        reason = "length" if piece is None else FINISH[piece.reason]
+        text = ("" if echo is None else echo.text) + ("" if piece is None else piece.text)
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(echo, piece, offset),
+            "finish_reason": reason,
+        }
+
+    def _logprobs(self, echo: _Echo | None, piece: Piece | None, offset: int) -> Any:
+        if self.fields.logprobs is None:
+            return None
+        ids, scores, best = [], [], []
+        if echo is not None:
+            ids += echo.ids
+            scores += [None, *(score.log_probability for score in echo.scores)]
+            best += [None, *(score.best for score in echo.scores)]
+        if piece is not None:
+            ids += piece.tokens
+            scores += piece.log_probabilities
+            best += piece.alternatives or [[] for _ in piece.tokens]
+        tokens = [self.tokenizer.decode([token], False) for token in ids]
+        offsets = itertools.accumulate(map(len, tokens[:-1]), initial=offset) if tokens else []
+        return {
+            "tokens": tokens,
+            "token_logprobs": scores,
+            "top_logprobs": [
+                self._named(row, token, score, self.fields.logprobs)
+                for row, token, score in zip(best, ids, scores, strict=True)
+            ],
+            "text_offset": list(offsets),
+        }
+
+    def _named(self, row: Any, token: int, score: float | None, number: int) -> Any:
+        """Returns the alternatives at a place by their text, with the chosen token."""
+        if row is None:
+            return None
+        named: dict[str, float | None] = {}
+        for one, value in [*row[:number], (token, score)]:
+            # Tokens that are parts of characters may have the same text.
+            named.setdefault(self.tokenizer.decode([one], False), value)
+        return named
+
+
+async def _stream(
+    service: Service, model: Served, job: Job, answer: _Answer
+) -> AsyncIterator[bytes]:
+    """Yields the parts of a streamed answer."""
+    offsets, written = [0] * len(answer.works), {}
+    async with job:
+        if not answer.fields.max_tokens:
+            for i in range(len(answer.works)):
+                yield event_of({**answer.start, "choices": [answer.choice(i, None, 0)]})
+        async for i, piece in job:
+            choice = answer.choice(i, piece, offsets[i])
+            offsets[i] += len(str(choice["text"]))
+            written[i] = piece.num_tokens
+            yield event_of({**answer.start, "choices": [choice]})
+    if answer.fields.includes_usage:
+        counts = usage(answer.works, written, answer.prompt_tokens)
+        yield event_of({**answer.start, "choices": [], "usage": counts})
+    service.metrics.texts(model.name, answer.works)
+    yield DONE
+
+
+COMPLETIONS = (Endpoint("POST", "/v1/completions", complete, "Continue prompts", CompletionFields),)
+"""The endpoint of this file."""
