@@ -39,6 +39,8 @@ class TrainBatches(PickledByFields):
       num_steps: The number of batches.
       process_index: The index of this process's part of a batch, in ``[0, process_count)``.
       process_count: The number of parts.
+      start: The first batch that is made with this batch size.
+      examples_before: The number of examples in the batches before `start`.
 
     Raises:
       DataError: The batch does not divide over the processes, or too few examples can share one.
@@ -50,6 +52,8 @@ class TrainBatches(PickledByFields):
     num_steps: int
     process_index: int = 0
     process_count: int = 1
+    start: int = 0
+    examples_before: int = 0
 
     def __post_init__(self) -> None:
         local_batch_size(self.batch_size, self.process_count)
@@ -64,7 +68,7 @@ class TrainBatches(PickledByFields):
         """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
         # Number the examples of the whole run, so that an epoch may end inside a batch.
-        first = index * self.batch_size + self.process_index * local
+        first = self._before + (index - self.start) * self.batch_size + self.process_index * local
         return _stack([self.examples.example(*self._at(g)) for g in range(first, first + local)])
 
     def _at(self, g: int) -> tuple[int, int]:
@@ -76,6 +80,12 @@ class TrainBatches(PickledByFields):
         # Examples that must not share texts fill whole batches in each epoch.
         epoch, place = divmod(g, -(-number // self.batch_size) * self.batch_size)
         return epoch, int(self._order_of(epoch, self._keys).flat[place])
+
+    @property
+    def _before(self) -> int:
+        # Examples that must not share texts fill whole batches.
+        whole = -(-self.examples_before // self.batch_size) * self.batch_size
+        return self.examples_before if self._keys is None else whole
 
     @property
     def _keys(self) -> np.ndarray | None:
@@ -181,6 +191,8 @@ def train_iterator(
     process_index: int = 0,
     process_count: int = 1,
     num_workers: int = 0,
+    start: int = 0,
+    examples_before: int = 0,
 ) -> BatchIterator:
     """Iterates over the batches of a training run and reads ahead.
 
@@ -195,6 +207,8 @@ def train_iterator(
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
       num_workers: Number of worker processes; 0 makes the batches in a thread.
+      start: The first batch with this batch size, in a run whose earlier batches had another one.
+      examples_before: The number of examples in the batches before ``start``.
 
     Returns:
       The iterator; each batch has arrays of [B / process_count, ...].
@@ -202,7 +216,16 @@ def train_iterator(
     Raises:
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
-    batches = TrainBatches(examples, batch_size, seed, num_steps, process_index, process_count)
+    batches = TrainBatches(
+        examples,
+        batch_size,
+        seed,
+        num_steps,
+        process_index,
+        process_count,
+        start=start,
+        examples_before=examples_before,
+    )
     return BatchIterator(batches, num_workers)
 
 

@@ -15,7 +15,7 @@ from .registry import create
 
 
 def load_finite(
-    folder: str | Path, *, step: int | None = None, max_length: int | None = None
+    folder: str | Path, *, step: int | None = None, max_length: int | None = None, ema: bool = False
 ) -> tuple[Any, Params]:
     """Loads a model like `models.load`, and checks its parameters.
 
@@ -23,12 +23,13 @@ def load_finite(
         folder: A run folder, one in Hugging Face's form, or a name on the hub.
         step: The checkpoint. Defaults to the newest.
         max_length: The maximum input length, in tokens. Defaults to that of the model.
+        ema: Whether to load the moving average of the parameters.
 
     Raises:
         RunError: A parameter is NaN or infinite.
         UserError: The model's table of positions has another length.
     """
-    model, params = load(folder, step=step)
+    model, params = load(folder, step=step, ema=ema)
     check_finite(params, folder)
     if max_length is not None:
         model = create(model.config.with_max_length(max_length), model.execution)

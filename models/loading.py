@@ -31,6 +31,7 @@ from .registry import config_from_dict, create
 from .run_files import (
     CHECKPOINTS,
     CONFIG_FILE,
+    EMA,
     PARAMS,
     CheckpointRemoved,
     check_run,
@@ -50,6 +51,7 @@ def load(
     execution: Execution | None = None,
     shardings: Callable[[PyTree], PyTree] | None = None,
     base: str | Path | None = None,
+    ema: bool = False,
 ) -> tuple[Any, Params]:
     """Loads the model of a run folder, or of a folder in Hugging Face's form.
 
@@ -64,6 +66,8 @@ def load(
         (`train.parameter_shardings`). By default all parameters are on the first device.
       base: For a PEFT folder, the folder or hub name of the base model. Defaults to the base that
         the adapter names.
+      ema: Whether to load the moving average of the parameters, which a run with
+        `optimizer.ema_decay` keeps, instead of the last parameters.
 
     Returns:
       The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
@@ -86,7 +90,7 @@ def load(
     def read(step: int | None) -> Params:
         if adapter is not None:
             return _read_peft(adapter, under, step, targets, config=config)
-        return read_params(folder, step, model.config, targets)
+        return read_params(folder, step, model.config, targets, part=EMA if ema else PARAMS)
 
     return model, read_step(under, step, read)
 
@@ -120,7 +124,12 @@ def model_config(folder: Path) -> TransformerConfig:
 
 
 def read_params(
-    folder: Path, step: int | None, config: TransformerConfig, shapes: PyTree
+    folder: Path,
+    step: int | None,
+    config: TransformerConfig,
+    shapes: PyTree,
+    *,
+    part: str = PARAMS,
 ) -> Params:
     """Reads the parameters of a run folder, or of one in Hugging Face's form.
 
@@ -129,17 +138,32 @@ def read_params(
       step: The result of `chosen_step`.
       config: The configuration of the folder's model.
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
+      part: The folder of the parameters in the checkpoint.
+
+    Raises:
+      UserError: The checkpoint has no such part.
     """
+    if part != PARAMS and not (step and (folder / CHECKPOINTS / str(step) / part).is_dir()):
+        raise UserError(
+            f"{folder} has no moving average of its parameters: leave --ema out, or train with "
+            "--optimizer.ema-decay"
+        )
     if step is None:
         return read_weights(folder, config, shapes)
     fields = read_fields(folder)
     if BASE in fields:
-        return _read_merged(folder, step, config, shapes, fields=fields)
-    return restore_params(folder, step, shapes)
+        return _read_merged(folder, step, config, shapes, fields=fields, part=part)
+    return restore_params(folder, step, shapes, part)
 
 
 def _read_merged(
-    folder: Path, step: int, config: TransformerConfig, shapes: PyTree, *, fields: JsonObject
+    folder: Path,
+    step: int,
+    config: TransformerConfig,
+    shapes: PyTree,
+    *,
+    fields: JsonObject,
+    part: str,
 ) -> Params:
     """Reads the parameters of a run that trained adapters, merged into its base.
 
@@ -152,7 +176,7 @@ def _read_merged(
     lora, flat = adapters_of(fields, config, folder), by_path(shapes)
     base = Base.from_fields(fields, folder)
     frozen = _read_body(base.find(folder), base.step, flat)
-    trained = by_path(restore_params(folder, step, _trained_shapes(lora, flat)))
+    trained = by_path(restore_params(folder, step, _trained_shapes(lora, flat), part))
     adapted = {f"{linear.path}/kernel": linear for linear in lora.maps}
     params: Params = {}
     # Merge one parameter at a time, so that at most one exists twice in memory.

@@ -11,6 +11,7 @@ from ..data.common.errors import RunError as RunError
 from ..models.token_log_probs import TokenLogProbs as TokenLogProbs
 from ..models.token_log_probs import token_log_probs as token_log_probs
 from .config import MeshConfig as MeshConfig
+from .config import Stage as Stage
 from .config import TrainConfig as TrainConfig
 from .convert.average_checkpoints import average_checkpoints as average_checkpoints
 from .convert.export import export_model as export_model

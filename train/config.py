@@ -28,6 +28,20 @@ from .optimizer_config import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage(Checked):
+    """Where the last stage of an extended run begins."""
+
+    start: NonNegativeInt = 0
+    """The steps before the stage."""
+    examples: NonNegativeInt = 0
+    """The examples of the same data that were read before the stage."""
+    schedule_start: NonNegativeInt = 0
+    """The steps before the learning-rate schedule of the stage begins."""
+    warmup: NonNegativeInt = 0
+    """The warm-up of this schedule, in steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
     """The complete configuration of a training run."""
 
@@ -80,6 +94,14 @@ class TrainConfig(Checked):
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
     """Prompt of the sample at the end of the run; for BERT a text with [MASK]s to fill."""
+    stage: Stage | None = None
+    """The last stage of an extended run, which `train.train(…, extend=True)` sets. If None, the run
+    has a single stage."""
+
+    @property
+    def schedule_start(self) -> int:
+        """The steps before the learning-rate schedule begins."""
+        return 0 if self.stage is None else self.stage.schedule_start
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,10 +195,8 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
-    # A run of few steps may be shorter than its recipe's warm-up.
-    warmup = config.optimizer.warmup_steps or int(config.optimizer.warmup_fraction * steps)
-    if warmup >= steps:
-        warmup = min(max(steps // 10, 1), steps - 1)
+    stage = config.stage
+    warmup = warmup_of(config.optimizer, steps) if stage is None else stage.warmup
     return dataclasses.replace(
         config,
         steps=steps,
@@ -185,6 +205,13 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
         checkpoint_every=config.checkpoint_every or steps_per_epoch,
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup, warmup_fraction=0.0),
     )
+
+
+def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
+    """Returns the warm-up of a schedule of `steps` steps; a tenth if the stated one is too long."""
+    warmup = optimizer.warmup_steps or int(optimizer.warmup_fraction * steps)
+    # A run of few steps may be shorter than its recipe's warm-up.
+    return warmup if warmup < steps else min(max(steps // 10, 1), steps - 1)
 
 
 # Fields that affect how a run is executed, not its result: a resumed run may change them.
@@ -215,8 +242,10 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
         "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
-    if config.lora is None:  # like runs from before adapters existed
-        del fields["lora"]
+    # As in runs from before these fields existed.
+    for name in ("lora", "stage"):
+        if fields[name] is None:
+            del fields[name]
     return json.loads(json.dumps(fields))  # JSON has lists, not tuples
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from ..data.common.errors import UserError
 from ..data.common.fields import (
     Checked,
+    Fraction,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -18,7 +19,8 @@ from ..data.common.fields import (
 
 OptimizerName = Literal["adamw", "lamb", "adafactor", "muon"]
 StateDtype = Literal["float32", "bfloat16", "bfloat16_stochastic", "int8"]
-ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
+ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
+EmaDecay = Annotated[float, Range(above=0, below=1)]
 LayerDecay = Annotated[float, Range(above=0, most=1)]
 
 
@@ -41,13 +43,16 @@ class OptimizerConfig(Checked):
     peak_learning_rate: Positive
     """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
-    """How the learning rate decays after the warm-up."""
+    """How the learning rate decays after the warm-up. wsd: not at all until the last
+    `decay_fraction` of the run, then linearly."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up of the learning rate, from 0 to the peak."""
     warmup_fraction: Rate = 0.0
     """Length of the warm-up as a fraction of the run, if `warmup_steps` is 0."""
     final_fraction: NonNegative = 0.1
-    """Learning rate of the last step divided by the peak (linear and cosine)."""
+    """Learning rate of the last step divided by the peak (linear, cosine and wsd)."""
+    decay_fraction: Fraction = 0.2
+    """Length of the decay of wsd as a fraction of the run."""
     beta1: Rate = 0.9
     """Decay of the first moment, the running mean of the gradient."""
     adafactor_momentum: bool = False
@@ -72,6 +77,10 @@ class OptimizerConfig(Checked):
     layer_decay: LayerDecay = 1.0
     """Learning rate of each layer divided by that of the layer above it. The head has the full
     rate."""
+    ema_decay: EmaDecay | None = None
+    """Decay of an exponential moving average of the parameters, such as 0.999. It is evaluated next
+    to the last parameters, and `--ema` exports, scores or generates with it. If None, no
+    average."""
     frozen: Sequence[str] = ()
     """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
     that match the whole path of a parameter, of a part of the model, or of a layer."""

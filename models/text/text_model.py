@@ -98,6 +98,7 @@ class TextModel:
         log: LogFn | None = None,
         max_length: int | None = None,
         loaded: Loaded | None = None,
+        ema: bool = False,
     ) -> Opened:
         """Opens the model of a run folder.
 
@@ -109,6 +110,8 @@ class TextModel:
               position table.
             loaded: the model in the folder and its parameters, which another front end has loaded.
               If None, they are loaded.
+            ema: whether to use the moving average of the parameters, which a run with
+              `optimizer.ema_decay` keeps.
 
         Raises:
             FileNotFoundError: it is not a run folder, or has no such checkpoint.
@@ -122,7 +125,7 @@ class TextModel:
         note = vocabulary_note(folder, config, tokenizer)
         if note is not None and log is not None:
             log(note)
-        model, params = loaded or load_finite(folder, step=step, max_length=max_length)
+        model, params = loaded or load_finite(folder, step=step, max_length=max_length, ema=ema)
         opened = cls._open(model, params, tokenizer, folder)
         if config.head == "seq2seq_lm":
             opened._stored_start = target_start(folder, tokenizer)

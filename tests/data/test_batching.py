@@ -79,6 +79,17 @@ def test_an_epoch_holds_each_row_once_in_a_new_order():
     assert not np.array_equal(other[0]["id"], batches[0]["id"])
 
 
+@pytest.mark.parametrize("size", [4, 3, 8])
+def test_another_batch_size_goes_on_in_the_same_order(size):
+    """Two batches of four, then batches of another size: each row once in an epoch."""
+    run = {"seed": 7, "num_steps": 20}
+    rows = [x["id"] for x in take(train_iterator(Numbers(20), batch_size=4, **run), 10)]
+    iterator = train_iterator(Numbers(20), batch_size=size, start=2, examples_before=8, **run)
+    iterator.set_state({"step": 2})
+    others = np.concatenate([x["id"] for x in take(iterator, 4)])
+    assert np.array_equal(others, np.concatenate(rows)[8 : 8 + 4 * size])
+
+
 def test_one_row_is_enough():
     batches = TrainBatches(Numbers(1), batch_size=2, seed=-5, num_steps=1)
     assert batches[0]["id"].tolist() == [[1], [2]]

@@ -225,7 +225,10 @@ def smaller(arguments):
         return [smallest.get(argument, argument) for argument in arguments]
     name = arguments[arguments.index("train") + 1]
     if name.startswith("runs/"):
-        return arguments  # the run is small
+        # The run is small, and has four steps.
+        further = {"--extend-to": "6", "--batch-size": "16"}
+        values = [further.get(option, "") for option in ("", *arguments)]
+        return [new or old for new, old in zip(values, arguments, strict=False)]
     name = name.replace("run.toml", "quickstart")
     arguments = [*arguments, *SMALL, *MORE.get(name, [])]
     if size := VOCABULARIES.get(name):

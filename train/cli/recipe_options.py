@@ -12,16 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...data.common.fields import describe, require
+from ...data.common.fields import require
 from ...models.registry import preset as published_preset
 from ..config import TrainConfig
 from ..objectives.table import objectives_of
 from ..settings.configure import (
     DERIVED,
     OBJECTIVE,
-    OPTIONAL,
     is_run,
     named_recipe,
+    settings_of,
     starting_config,
     with_settings,
 )
@@ -249,7 +249,7 @@ def add_options(
         config: supplies the fields and their default values.
         helping: whether to read the help texts from the source code, which is slow.
     """
-    fields = {x.name: x for x in describe(config, nested=OPTIONAL, with_text=helping)}
+    fields = {x.name: x for x in settings_of(config, with_text=helping)}
     # The longest entry that covers a field decides its group.
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {

@@ -77,6 +77,7 @@ def export_model(
     step: int | None = None,
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
+    ema: bool = False,
 ) -> list[str]:
     """Writes a model in a format for other programs.
 
@@ -91,6 +92,8 @@ def export_model(
         step: The checkpoint. Defaults to the newest.
         dtype: The precision of the written parameters.
         file_bytes: The maximum size of a file in Hugging Face's format. Tensors are not split.
+        ema: Whether to write the moving average of the parameters, which a run with
+            `optimizer.ema_decay` keeps.
 
     Returns:
         Notes on the exported model, one line each.
@@ -106,7 +109,7 @@ def export_model(
         return _write_peft(folder, output, step, dtype)
     config, tokenizer = open_run(folder)
     step = chosen_step(folder, step)
-    model, params = load_finite(folder, step=step)
+    model, params = load_finite(folder, step=step, ema=ema)
     exported = Exported(
         folder=folder,
         step=step,

@@ -22,7 +22,9 @@ from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.nn.typing import PyTree
-from ...models.run_files import CHECKPOINTS, PARAMS, numbered, steps
+from ...models.run_files import CHECKPOINTS, EMA, EMA_FURTHER, PARAMS, numbered, steps
+from ..losses.objective import joined, split
+from ..optim.ema import ema_of, with_ema
 from ..state import TrainState
 
 DataState = dict[str, Any]
@@ -228,7 +230,7 @@ class Checkpoints:
         state = TrainState(
             optimizer["step"],
             restored[PARAMS],
-            optimizer["state"],
+            with_ema(optimizer["state"], joined(restored.get(EMA, {}), restored.get(EMA_FURTHER))),
             restored.get(FROZEN),
             restored.get(FURTHER),
         )
@@ -245,9 +247,13 @@ class Checkpoints:
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
     """Returns the arrays of a checkpoint by folder, without absent ones."""
+    # The average of the parameters is a part of its own, so that it can be read without the rest.
+    ema, ema_further = split(ema_of(state.opt_state) or {})
     parts = {
         PARAMS: state.params,
-        OPTIMIZER: {"step": state.step, "state": state.opt_state},
+        EMA: ema or None,
+        EMA_FURTHER: ema_further or None,
+        OPTIMIZER: {"step": state.step, "state": with_ema(state.opt_state, ())},
         FROZEN: state.frozen,
         FURTHER: state.further,
     }

@@ -59,7 +59,7 @@ def configured_step(
     sharded = make_sharded_step(
         model,
         objective,
-        make_optimizer(config.optimizer, config.steps, config.model),
+        make_optimizer(config.optimizer, config.steps, config.model, config.schedule_start),
         mesh,
         num_micro_batches=config.micro_batches,
         adapter=None if config.lora is None else make_lora(config.lora, model),

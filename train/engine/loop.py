@@ -15,6 +15,7 @@ from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices
 from ..evaluation.vectors.held_out import vector_scores
 from ..losses.eval_step import Evaluation, evaluate, evaluated_at_once
+from ..optim.ema import evaluated_by_ema
 from ..optim.schedules import make_schedule
 from ..runs.kept_folder import KeptFolder
 from ..runs.metrics_log import MetricsLog, read_metrics
@@ -59,7 +60,8 @@ class Loop:
     def __post_init__(self) -> None:
         self.run, self.config = self.opened.run, self.opened.run.config
         self.trainer, self.position = self.opened.trainer, self.batches.get_state()
-        self.schedule = make_schedule(self.config.optimizer, self.config.steps)
+        config = self.config
+        self.schedule = make_schedule(config.optimizer, config.steps, config.schedule_start)
 
     def take_all_steps(self) -> int | None:
         """Takes the remaining steps; returns the number of the signal that stopped them, or None.
@@ -157,10 +159,14 @@ class Loop:
         # Mark the evaluation as due first, so that a checkpoint after an interruption records it.
         self.evaluation_due = True
         with self.stopper.saving_first(f"the evaluation after step {self.step}"):
-            evaluation = self._run_model_on_validation_data()
+            evaluation = self._run_model_on_validation_data(self.state)
+            average = evaluated_by_ema(self.state)
+            averaged = average and self._run_model_on_validation_data(average)
         self.evaluation_due = False
         self.bad_steps.check_validation(self.step, evaluation.loss)
         step, validation = self.step, self._scores(evaluation)
+        if averaged is not None:
+            validation |= {f"ema_{name}": x for name, x in self._scores(averaged).items()}
         self.validation, self.validated_step = validation, step
         if self.log is not None:
             self._check_folder()
@@ -177,11 +183,12 @@ class Loop:
         # The metrics of a custom objective are not known: show all of its means.
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
+        shown += ("ema_loss",) * (averaged is not None)
         self.progress.evaluated(step, validation, shown)
         self.callbacks(step, lambda callback: callback.on_evaluation(step, validation))
         return validation
 
-    def _run_model_on_validation_data(self) -> Evaluation:
+    def _run_model_on_validation_data(self, state: TrainState) -> Evaluation:
         examples, (index, count) = self.run.validation.examples, self.trainer.shard
         batches = evaluation_batches(
             examples,
@@ -193,7 +200,7 @@ class Loop:
         )
         return evaluate(
             self.trainer.evaluate,
-            self.state,
+            state,
             self._until_stopped(batches),
             self.trainer.validation or self.opened.objective,
             num_rows=examples.num_examples,

@@ -10,18 +10,22 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ...data.batching import BatchIterator, TrainBatches, train_iterator
 from ...data.common.errors import RunError, counted
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
+from ...models.nn.typing import Params
 from ...models.registry import create
 from ...models.run_files import CONFIG_FILE, TOKENIZER, steps
-from ..config import TrainConfig, objective_of
+from ..config import Stage, TrainConfig, objective_of
 from ..distributed.multiprocess import barrier, is_primary, primary_first
 from ..losses.eval_step import evaluated_at_once
-from ..losses.objective import Objective
+from ..losses.objective import Objective, joined
 from ..objectives.online import OnlineConfig
+from ..optim.ema import ema_of, with_ema
 from ..runs.custom import Custom
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
@@ -62,14 +66,22 @@ class Start:
 
 
 def open_run(
-    config: TrainConfig, folder: Path, lock: RunLock, log: LogFn, custom: Custom
+    config: TrainConfig,
+    folder: Path,
+    lock: RunLock,
+    log: LogFn,
+    custom: Custom,
+    *,
+    extend: bool = False,
 ) -> OpenRun:
     """Opens the run of a folder, first on process 0, and compiles its step.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do not fit.
     """
-    opened = primary_first(lambda: _open(config, folder, lock=lock, log=log, custom=custom))
+    opened = primary_first(
+        lambda: _open(config, folder, lock=lock, log=log, custom=custom, extend=extend)
+    )
     run, trainer = opened.run, opened.trainer
     log(f"{_sizes(run.config, trainer)}, {trainer.description}")
     log(trainer.memory_summary)
@@ -85,12 +97,20 @@ def open_run(
 
 
 def _open(
-    config: TrainConfig, folder: Path, *, lock: RunLock, log: LogFn, custom: Custom
+    config: TrainConfig,
+    folder: Path,
+    *,
+    lock: RunLock,
+    log: LogFn,
+    custom: Custom,
+    extend: bool,
 ) -> OpenRun:
     """Checks the run, the data and the devices, and only then makes the run folder."""
     if is_primary() and (folder / CONFIG_FILE).is_file():
         lock.acquire()  # before data are read, to fail fast
-    run = prepare_run(config, folder, log, custom)
+        if extend:  # the stage begins at the newest checkpoint, which must be whole
+            set_aside_damaged(folder, log)
+    run = prepare_run(config, folder, log, custom, extend=extend)
     objective = objective_of(run.config, custom.objective)
     # This raises DataError if the examples do not fill a batch.
     TrainBatches(run.train.examples, run.config.batch_size, run.config.seed, num_steps=1)
@@ -171,8 +191,11 @@ def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
         run: the run.
         shard: the index of the part, and the number of parts.
     """
+    stage = run.config.stage or Stage()
     return train_iterator(
         run.train.examples,
+        start=stage.start,
+        examples_before=stage.examples,
         batch_size=run.config.batch_size,
         seed=run.config.seed,
         num_steps=run.config.steps,
@@ -198,6 +221,13 @@ def start_or_resume(
         RunError: the folder has checkpoints, and `resume` is False.
     """
     run, shapes, newest = opened.run, opened.trainer.shapes, checkpoints.newest
+    begins = (run.config.stage or Stage()).start
+    require(
+        begins <= (newest or 0),
+        f"the last stage of {run.folder} begins at step {begins}, and its newest checkpoint is "
+        f"{newest}: restore checkpoint {begins}, or give another --workdir",
+        error=RunError,
+    )
     if newest is None:
         return Start(_first_state(opened, log))
     if not resume:
@@ -250,10 +280,18 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     # Parameters are read directly into their shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
-    frozen = state.frozen
+    frozen, opt_state = state.frozen, _begun_average(state, params)
     if keep_initial:  # a copy, as a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
-    return dataclasses.replace(state, params=params, frozen=frozen)
+    return dataclasses.replace(state, params=params, opt_state=opt_state, frozen=frozen)
+
+
+def _begun_average(state: TrainState, params: Params) -> optax.OptState:
+    """Returns the optimizer state, whose moving average, if any, starts at `params`."""
+    if ema_of(state.opt_state) is None:
+        return state.opt_state
+    # A copy, as a step donates the arrays of both.
+    return with_ema(state.opt_state, jax.tree.map(jnp.copy, joined(params, state.further)))
 
 
 def _with_base(
@@ -273,4 +311,6 @@ def _with_base(
     params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
     # Separate the trained parameters from the frozen base again.
     own, frozen = lora.split(params, keep_initial=keep_initial)
-    return dataclasses.replace(state, params=join_params(state.params, own), frozen=frozen)
+    trained = join_params(state.params, own)
+    opt_state = _begun_average(state, trained)
+    return dataclasses.replace(state, params=trained, opt_state=opt_state, frozen=frozen)

@@ -30,6 +30,7 @@ from ..runs.report import REPORT_FILE, write_report
 from ..runs.run_folder import Run
 from ..runs.run_lock import RunLock
 from ..runs.samples import read_samples
+from ..runs.stages import described_stages
 from .bad_steps import BadSteps
 from .checkpoint import Checkpoints
 from .loop import Loop, Scores
@@ -60,6 +61,7 @@ def train(
     workdir: str | Path,
     *,
     resume: bool = True,
+    extend: bool = False,
     quiet: bool = False,
     objective: Objective | None = None,
     examples: MakeExamples | None = None,
@@ -78,6 +80,9 @@ def train(
         workdir: its folder.
         resume: whether to resume from the newest checkpoint. If False, a folder with checkpoints
           raises RunError.
+        extend: whether another configuration of an existing run adds a stage, from its newest
+            checkpoint to `config.steps`. Steps, batch size, learning rate, schedule and data may
+            differ; parameters, optimizer state and the position in the same data are kept.
         quiet: whether to hide the progress bar.
         objective: what is learned, instead of the objective of the data. The scores are then its
           loss and the means of its terms and measures.
@@ -113,7 +118,9 @@ def train(
     # Fix the precision, so that a run resumes under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
         memory_of_each()  # collective; in `open_run` the others wait for process 0
-        opened = open_run(config, Path(workdir), lock=lock, log=progress.log, custom=custom)
+        opened = open_run(
+            config, Path(workdir), lock=lock, log=progress.log, custom=custom, extend=extend
+        )
         run = opened.run
         step, validation, stopped_by = _take_steps(
             opened, resume=resume, progress=progress, callbacks=callbacks
@@ -219,6 +226,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         else f"{config.data.source_name}: {run.train.summary}",
         **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
+        **described_stages(run.folder, run.stated),
     }
     # Compare with the loss that token frequencies alone reach.
     baseline = None if run.custom.names else config.objective.baseline(run.train)

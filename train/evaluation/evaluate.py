@@ -20,7 +20,7 @@ from ...models.hub import local_folder
 from ...models.loading import restore_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
-from ...models.run_files import CHECKPOINTS, newest_step, read_fields
+from ...models.run_files import CHECKPOINTS, EMA_FURTHER, newest_step, read_fields
 from ...models.text.folder import beam_search_defaults
 from ...models.text.translate import TextTranslator, note_of_empty
 from ..config import TrainConfig, objective_of
@@ -42,6 +42,7 @@ def score_run(
     step: int | None = None,
     num_beams: int | None = None,
     max_length: int | None = None,
+    ema: bool = False,
     log: LogFn = print,
 ) -> dict[str, float | int]:
     """Evaluates a model on every row of a source, truncated as in training.
@@ -54,6 +55,8 @@ def score_run(
         num_beams: the number of beams for translation, by default 4. Only for translation data.
         max_length: the number of tokens to truncate rows to, which may exceed the length in
           training unless positions are a table. Defaults to the length in training.
+        ema: whether to evaluate the moving average of the parameters, which a run with
+          `optimizer.ema_decay` keeps.
         log: called with a line that describes the data.
 
     Returns:
@@ -76,7 +79,7 @@ def score_run(
         error=RunError,
     )
     own = beam_search_defaults(folder, tokenizer)
-    model, params, split = _opened(folder, source, step, log, max_length=max_length)
+    model, params, split = _opened(folder, source, step, log, max_length=max_length, ema=ema)
     # A policy is scored by its rewards on sampled completions, not by a loss on given ones.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
@@ -97,7 +100,7 @@ def score_run(
     size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, loss, num_micro_batches=parts)),
-        _with_further(loss, params, folder, step),
+        _with_further(loss, params, folder, step, part=EMA_FURTHER if ema else FURTHER),
         evaluation_batches(split.examples, batch_size=size),
         loss,
         num_rows=number,
@@ -114,7 +117,7 @@ def score_run(
 
 
 def _with_further(
-    objective: Objective, params: Params, folder: str | Path, step: int | None
+    objective: Objective, params: Params, folder: str | Path, step: int | None, *, part: str
 ) -> Params:
     """Returns the parameters of a run's model and of the further models that it trained.
 
@@ -127,14 +130,14 @@ def _with_further(
     run = local_folder(folder)
     step = newest_step(run) if step is None else step
     require(
-        (run / CHECKPOINTS / str(step) / FURTHER).is_dir(),
+        (run / CHECKPOINTS / str(step) / part).is_dir(),
         f"{folder} has no {', '.join(objective.models)}, which the loss needs: evaluate the run "
         "that trained it",
         error=RunError,
     )
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
-    return joined(params, restore_params(run, step, shapes, FURTHER))
+    return joined(params, restore_params(run, step, shapes, part))
 
 
 def _rows_at_once(config: TrainConfig, number: int) -> int:
@@ -168,6 +171,7 @@ def _opened(
     log: LogFn,
     *,
     max_length: int | None = None,
+    ema: bool = False,
 ) -> Opened:
     """Opens a run's model and its data. Raises the same exceptions as `score_run`."""
     config, tokenizer = _open_config(folder, max_length)
@@ -196,7 +200,7 @@ def _opened(
         error=RunError,
     )
     data, labels = prepared_data(config, log), config.model.labels
-    model, params = load_finite(folder, step=step, max_length=max_length)
+    model, params = load_finite(folder, step=step, max_length=max_length, ema=ema)
     if source is None:
         split = data.validation_split(tokenizer, labels)
         # Scores are comparable with the run's metrics only on the same data.

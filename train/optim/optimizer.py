@@ -22,6 +22,7 @@ from ...models.nn.typing import PyTree
 from ...models.registry import Family, families, family_of
 from ..optimizer_config import OptimizerConfig
 from . import adafactor, muon
+from .ema import parameter_ema
 from .moments import store_moments
 from .parameters import (
     STACK,
@@ -37,7 +38,10 @@ from .schedules import make_schedule
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, model: TransformerConfig | None = None
+    config: OptimizerConfig,
+    steps: int,
+    model: TransformerConfig | None = None,
+    schedule_start: int = 0,
 ) -> optax.GradientTransformation:
     """Makes an optimizer: gradient clipping, an update rule, decay and per-parameter rates.
 
@@ -60,6 +64,7 @@ def make_optimizer(
         steps: length of the run, for the schedule.
         model: the model's configuration, whose family names the parameters below and above the
           layers, for `config.layer_decay`; if None, all families are consulted.
+        schedule_start: the steps before the schedule begins; see `make_schedule`.
 
     Returns:
         The transformation; its `init` raises UserError if a pattern of `config.frozen` matches no
@@ -80,10 +85,12 @@ def make_optimizer(
             optax.add_decayed_weights(config.weight_decay, decay_mask),
             # LAMB's ratio includes the decay.
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
-            optax.scale_by_learning_rate(make_schedule(config, steps)),
+            optax.scale_by_learning_rate(make_schedule(config, steps, schedule_start)),
         ),
         # Scale the rates last, so that decay is scaled as well.
         *([scale_by_factors(rates)] if uneven else []),
+        # The average needs the whole update.
+        *([] if config.ema_decay is None else [parameter_ema(config.ema_decay)]),
     )
 
 

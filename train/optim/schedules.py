@@ -8,7 +8,7 @@ from ...models.nn.typing import Array, ArrayLike
 from ..optimizer_config import OptimizerConfig
 
 
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.Schedule:
     """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
     BERT uses linear decay with `final_fraction` 0: 10,000 of 1,000,000 steps of warm-up, then decay
@@ -16,13 +16,24 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     the last has rate 0. (The original code counts from 0 and decays from step 0 on, so its decay
     starts at 1 - warm-up / steps, 0.99 of the peak.)
 
+    Warm-up-stable-decay (`wsd`) keeps the peak until the last `decay_fraction` of the run, then
+    decays linearly (Hu et al. 2024, section 4; Hägele et al. 2024, section 3, with their linear
+    cooldown).
+
     Args:
         config: peak, warm-up and kind.
-        steps: length of the run, the last step of linear and cosine decay.
+        steps: length of the run, the last step of linear, cosine and wsd's decay.
+        start: the steps before the schedule begins, as in the last stage of an extended run.
+            Without a warm-up, step `start` counts as the one that has the peak, so that a constant
+            rate and a stage with a linear decay equal wsd.
 
     Raises:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
     """
+    if start:
+        before = start - (config.warmup_steps == 0)
+        begun = make_schedule(config, steps - before)
+        return lambda step: begun(jnp.maximum(step - before, 0))
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     require(
         0 <= warmup < steps,
@@ -36,11 +47,22 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         "linear": lambda: optax.linear_schedule(peak, final, decay_steps),
         "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, config.final_fraction),
         "inverse_sqrt": lambda: _inverse_sqrt(peak, warmup),
+        "wsd": lambda: _stable_decay(config, decay_steps, round(config.decay_fraction * steps)),
     }
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
     # optax counts from 0, and an update at rate 0 would do nothing, so shift by one.
     schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
     return (lambda step: schedule(step + 1)) if warmup else schedule
+
+
+def _stable_decay(config: OptimizerConfig, steps: int, decay: int) -> optax.Schedule:
+    """Returns the peak for `steps - decay` steps, then a linear decay over `decay` steps."""
+    peak, decay = config.peak_learning_rate, min(decay, steps)
+    stable = optax.constant_schedule(peak)
+    if decay == 0:
+        return stable
+    falls = optax.linear_schedule(peak, peak * config.final_fraction, decay)
+    return optax.join_schedules([stable, falls], [steps - decay])
 
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:

@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.tasks.base import Target
+from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.hub import local_folder
 from ...models.loading import model_config
-from ...models.nn.heads import HEADS
+from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.run_files import (
     IMPORTED_FROM,
     check_run,
@@ -98,3 +101,32 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     made = config_of_run(folder).execution
     execution = dataclasses.replace(config.execution, dtype=made.dtype, remat=made.remat)
     return dataclasses.replace(config, execution=execution)
+
+
+def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None) -> None:
+    """Raises RunError if the trained model cannot use the prompt."""
+    if prompt is None:
+        return
+    head = model.head
+    if HEADS[head].predicts_masked:
+        ids = tokenizer.encode_with_mask(prompt)
+        require(
+            tokenizer.special_ids.mask in ids and len(ids) <= model.max_length,
+            f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
+            f"tokens, got {len(ids)}",
+            error=RunError,
+        )
+    elif head == "seq2seq_lm":
+        number = len(encode_source(tokenizer, prompt))
+        require(
+            number <= model.max_length,
+            f"sample_prompt has {number} tokens, more than model.max_length "
+            f"{model.max_length}: shorten it",
+            error=RunError,
+        )
+    else:
+        require(
+            head in CAUSAL_HEADS,
+            f"sample_prompt is not for a model with the head {head}: leave it out",
+            error=RunError,
+        )

@@ -15,6 +15,7 @@ from ...data.common.files import default_cache_dir
 from ...data.common.progress import LogFn
 from ...data.dataset import PickledByFields
 from ...data.tasks.base import DataConfig
+from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.finite import load_finite
 from ...models.hub import local_folder
@@ -24,6 +25,7 @@ from ..losses.eval_step import rows_at_once
 from ..losses.objective import Batch
 from ..losses.pairs import pair_inputs
 from ..objectives.dpo import answer_log_probs
+from .load_run import open_run
 
 FOLDER = "reference"
 """The cache subfolder for computed log-probabilities."""
@@ -133,3 +135,18 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
         return ReferenceModel(source, config.init_step, log)
 
     return config.objective.prepare(config.data, open_reference)
+
+
+def check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
+    """Checks that the frozen model of an objective has the tokenizer of the run.
+
+    Raises:
+        RunError: The tokenizers differ.
+    """
+    other = None if folder is None else open_run(folder)[1]
+    require(
+        other is None or other.fingerprint == tokenizer.fingerprint,
+        f"{folder} has another tokenizer than the run, and would read other texts: choose a model "
+        "with the same tokenizer",
+        error=RunError,
+    )

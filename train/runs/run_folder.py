@@ -11,10 +11,9 @@ from pathlib import Path
 from ...data.common.atomic_io import build_folder
 from ...data.common.errors import RunError
 from ...data.common.fields import require
-from ...data.common.json_text import to_json
+from ...data.common.json_text import JsonObject, to_json
 from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
-from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
@@ -28,15 +27,22 @@ from ...models.hf.sentence_embedding import (
 )
 from ...models.hub import local_folder
 from ...models.loading import model_config
-from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.registry import create, family_name
-from ...models.run_files import CONFIG_FILE, TOKENIZER, chosen_step, read_config, steps
+from ...models.run_files import (
+    CONFIG_FILE,
+    TOKENIZER,
+    chosen_step,
+    object_field,
+    read_config,
+    steps,
+)
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from .custom import CUSTOM, Custom
 from .init_from import InitFromPlan, head_parameters, plan_init_from
-from .load_run import open_run
+from .load_run import check_sample_prompt, open_run
 from .params_only_run import check_trainable
-from .reference import prepared_data
+from .reference import check_second_model, prepared_data
+from .stages import add_stage, check_extension, next_stage
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names. The others are counted."""
@@ -56,6 +62,8 @@ class Run:
     """The source of the initial parameters, or None if they are random."""
     custom: Custom = Custom()
     """The caller's custom objective, examples and rewards."""
+    extends: bool = False
+    """Whether a stage begins, which the folder does not have yet."""
 
     @property
     def base(self) -> Base | None:
@@ -70,7 +78,14 @@ class Run:
         return in_steps(self.stated, self.train.examples.num_examples)
 
 
-def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = Custom()) -> Run:
+def prepare_run(
+    config: TrainConfig,
+    folder: Path,
+    log: LogFn,
+    custom: Custom = Custom(),
+    *,
+    extend: bool = False,
+) -> Run:
     """Reads the data, creates the tokenizer, and inspects the run folder.
 
     Finds every error in data, tokenizer and folder before training starts. Writes nothing to the
@@ -83,6 +98,7 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         custom: The caller's custom objective, examples and rewards. With custom examples, the
             configured source is read only for a new vocabulary, and the model keeps its head and
             labels.
+        extend: Whether another configuration adds a stage to an existing run.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -94,11 +110,16 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
         error=RunError,
     )
     existing = (folder / CONFIG_FILE).is_file()
+    require(
+        existing or not extend,
+        f"{folder} has no run to extend: give the folder of a run",
+        error=RunError,
+    )
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
             log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
-        config, tokenizer = _existing_run(config, folder, custom)
+        config, tokenizer = _existing_run(config, folder, custom, extend=extend)
         # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
         begins = not steps(folder) or config.lora is not None
         plan = _init_from_plan(config) if begins else None
@@ -116,8 +137,8 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
     check_length(config)
-    _check_second_model(config.objective.second_model, tokenizer)
-    _check_sample_prompt(config.model, tokenizer, config.sample_prompt)
+    check_second_model(config.objective.second_model, tokenizer)
+    check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     # Keep these data out of `config`, which is stored, because they may hold an open model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
@@ -129,9 +150,11 @@ def prepare_run(config: TrainConfig, folder: Path, log: LogFn, custom: Custom = 
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
     if existing:
+        run = _with_stage(run) if extend else run
+    if existing and not run.extends:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
-    if fitting < warmup:
+    if fitting < warmup and config.stage is None:
         log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
     return run
 
@@ -142,13 +165,32 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
         log(f"{name}: {line}")
 
 
+def _with_stage(run: Run) -> Run:
+    """Returns the run with a further stage if its configuration differs from the stored one."""
+    old, new = open_run(run.folder)[0], run.stated
+    if not differences(old, new):
+        return run
+    stage = next_stage(
+        old,
+        new,
+        run.folder,
+        num_examples=run.train.examples.num_examples,
+        same_data=_stored_fingerprints(run.folder).get("train") == run.train.fingerprint,
+    )
+    return dataclasses.replace(run, stated=dataclasses.replace(new, stage=stage), extends=True)
+
+
 def _existing_run(
-    config: TrainConfig, folder: Path, custom: Custom
+    config: TrainConfig, folder: Path, custom: Custom, *, extend: bool
 ) -> tuple[TrainConfig, Tokenizer]:
-    """Returns the run in `folder` after checking that `config` requests the same run."""
+    """Returns the run in `folder` after checking that `config` requests the same run.
+
+    If `extend`, it may differ in the fields that a further stage may change.
+    """
     check_trainable(read_config(folder), folder)
     custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
+    config = dataclasses.replace(config, stage=old.stage)
     # The folder may have newer checkpoints by now; the run keeps the one that it started from.
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
@@ -160,12 +202,14 @@ def _existing_run(
         Base.from_fields(read_config(folder), folder).find(folder)
         config = _with_new_parameters(config, _init_from_plan(config))
     changed = differences(old, config)
-    if changed:
+    if changed and extend:
+        check_extension(old, changed, folder, config.steps)
+    elif changed:
         shown = [f"{name} {a!r} → {b!r}" for name, (a, b) in list(changed.items())[:SHOWN_CHANGES]]
         more = len(changed) - len(shown)
         listed = ", ".join(shown) + (f" and {more} more" if more else "")
         longer = changed.keys() & {"steps", "epochs"}
-        remedy = f" (to train longer, one initialized with --init-from {folder})" if longer else ""
+        remedy = f" (to train longer: flaxzoo train {folder} --extend-to STEPS)" if longer else ""
         raise RunError(
             f"{folder} holds a run with another configuration ({listed}): "
             f"give the same, or another --workdir{remedy}"
@@ -224,52 +268,6 @@ def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> Trai
     return dataclasses.replace(config, lora=lora)
 
 
-def _check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
-    """Checks that the frozen model of an objective has the tokenizer of the run.
-
-    Raises:
-        RunError: The tokenizers differ.
-    """
-    other = None if folder is None else open_run(folder)[1]
-    require(
-        other is None or other.fingerprint == tokenizer.fingerprint,
-        f"{folder} has another tokenizer than the run, and would read other texts: choose a model "
-        "with the same tokenizer",
-        error=RunError,
-    )
-
-
-def _check_sample_prompt(
-    model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None
-) -> None:
-    """Raises RunError if the trained model cannot use the prompt."""
-    if prompt is None:
-        return
-    head = model.head
-    if HEADS[head].predicts_masked:
-        ids = tokenizer.encode_with_mask(prompt)
-        require(
-            tokenizer.special_ids.mask in ids and len(ids) <= model.max_length,
-            f"sample_prompt {prompt!r} must have a [MASK] and at most {model.max_length} "
-            f"tokens, got {len(ids)}",
-            error=RunError,
-        )
-    elif head == "seq2seq_lm":
-        number = len(encode_source(tokenizer, prompt))
-        require(
-            number <= model.max_length,
-            f"sample_prompt has {number} tokens, more than model.max_length "
-            f"{model.max_length}: shorten it",
-            error=RunError,
-        )
-    else:
-        require(
-            head in CAUSAL_HEADS,
-            f"sample_prompt is not for a model with the head {head}: leave it out",
-            error=RunError,
-        )
-
-
 def fit_model(
     config: TrainConfig,
     initial_model: TransformerConfig | None,
@@ -321,12 +319,20 @@ def _fingerprints(run: Run) -> dict[str, str]:
     return {"train": run.train.fingerprint, "validation": run.validation.fingerprint}
 
 
+def _stored_fingerprints(folder: Path) -> JsonObject:
+    return object_field(read_config(folder), "data_fingerprints", folder)
+
+
 def create_folder(run: Run) -> None:
-    """Creates the run folder unless it exists. Call it after all other checks.
+    """Creates the run folder unless it exists, and writes a new stage into an existing one.
+
+    Call it after all other checks.
 
     Raises:
         RunError: Another process has meanwhile created it for a different run.
     """
+    if run.extends:
+        add_stage(run.folder, run.stated, _fingerprints(run))
     fields = to_dict(run.stated)
     content = {
         "flaxzoo": importlib.metadata.version("flaxzoo"),

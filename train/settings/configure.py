@@ -9,11 +9,11 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...data.common.fields import describe, named_below, require
+from ...data.common.fields import Description, describe, named_below, require
 from ...models.adapters.lora import LoRAConfig
 from ...models.rotary_scaling import RotaryScaling
 from ...models.run_files import CONFIG_FILE, is_foreign, read_fields
@@ -27,6 +27,9 @@ Config = TypeVar("Config")
 
 DERIVED = ("model.head", "model.labels")
 """The fields that follow from the data. Help does not show them, and giving them is an error."""
+
+INTERNAL = ("stage",)
+"""The fields that are not settings."""
 
 OPTIONAL: dict[str, Callable[[], Any]] = {
     "lora": LoRAConfig,
@@ -59,7 +62,7 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
             match), the recipe has a fixed size, or a value is out of range.
     """
     config = starting_config(name, {"preset": preset, **settings}, opens="init_from" in settings)
-    known = {x.name for x in describe(config, nested=OPTIONAL, with_text=False)} | {OBJECTIVE}
+    known = {x.name for x in settings_of(config, with_text=False)} | {OBJECTIVE}
     flags = [f"--{x.replace('_', '-')}" for x in sorted(known)]
     for setting in settings:
         # Python names fields, and the remedy names options.
@@ -68,6 +71,13 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
         )
         require(setting in known, f"unknown field {setting}{remedy}")
     return with_settings(config, settings)
+
+
+def settings_of(config: TrainConfig, *, with_text: bool) -> Iterator[Description]:
+    """Describes the settings of a configuration; see `describe`."""
+    for field in describe(config, nested=OPTIONAL, with_text=with_text):
+        if field.name.partition(".")[0] not in INTERNAL:
+            yield field
 
 
 def named_recipe(name: str) -> Recipe:

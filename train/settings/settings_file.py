@@ -13,7 +13,7 @@ from ...data.common.fields import require
 from ...models.registry import families
 from ..config import TrainConfig, flatten, to_dict
 from ..recipes import RECIPES
-from .configure import DERIVED, OBJECTIVE, starting_config, with_settings
+from .configure import DERIVED, INTERNAL, OBJECTIVE, starting_config, with_settings
 
 SUFFIX = ".toml"
 RECIPE = "recipe"
@@ -23,7 +23,7 @@ RECIPE = "recipe"
 def read_settings(file: Path) -> list[str]:
     """Returns the recipe and the options of a file, as words of the command line.
 
-    The names in the file are those of the options: `steps = 10`, and `peak-learning-rate` in the
+    The file has the names of the options: `steps = 10`, and `peak-learning-rate` in the
     section `[optimizer]`. Underscores are as good as hyphens.
 
     Raises:
@@ -115,6 +115,8 @@ def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
     # These follow from other settings.
     implied = ("data.kind", OBJECTIVE, *DERIVED)
+    # A file describes a single stage.
+    implied += tuple(x for x in stated if x.partition(".")[0] in INTERNAL)
     if config.init_from is not None:
         taken = ("model.", "data.tokenizer.")
         implied += tuple(x for x in stated if x.startswith(taken) and x != "model.dropout_rate")

@@ -119,6 +119,7 @@ class Conversation:
         folder: str | Path,
         *,
         step: int | None = None,
+        ema: bool = False,
         max_length: int | None = None,
         **options: Any,
     ) -> "Conversation":
@@ -127,6 +128,7 @@ class Conversation:
         Args:
             folder: a run folder, one in Hugging Face's form, or a name on the hub.
             step: the checkpoint. Defaults to the newest.
+            ema: whether to use the moving average of the parameters.
             max_length: the window, in tokens. Defaults to the model's.
             **options: arguments of `Conversation`.
 
@@ -134,7 +136,7 @@ class Conversation:
             FileNotFoundError: it is not a run folder, or has no such checkpoint.
             UserError: its model is not a causal language model, or an option is out of range.
         """
-        generator = TextGenerator.of_run(folder, step=step, max_length=max_length)
+        generator = TextGenerator.of_run(folder, step=step, max_length=max_length, ema=ema)
         return cls(generator, **{"name": str(folder), **options})
 
     @property

@@ -467,11 +467,8 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert re.search(r"configuration \(([^→]+→ \S+){3} and 1 more\): give", messages)
     status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
     assert status == 2
-    assert (
-        "(steps 4 → 8): give the same, or another --workdir (to train longer, one initialized with "
-        in (messages)
-    )
-    assert f"--init-from {run})" in messages
+    assert "(steps 4 → 8): give the same, or another --workdir (to train longer:" in messages
+    assert f"flaxzoo train {run} --extend-to STEPS)" in messages
     status, _, messages = flaxzoo(*train(text, run, "--no-resume"))
     assert status == 2
     assert "has checkpoints up to step 4: leave out --no-resume" in messages

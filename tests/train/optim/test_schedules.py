@@ -1,6 +1,8 @@
+import dataclasses
 import math
 
 import numpy as np
+import optax
 import pytest
 from flaxzoo.train.optim.schedules import make_schedule
 from flaxzoo.train.optimizer_config import OptimizerConfig
@@ -16,7 +18,7 @@ def rates(kind, warmup=WARMUP, steps=STEPS):
     return np.array([float(schedule(step)) for step in range(steps)])
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "inverse_sqrt"])
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "inverse_sqrt", "wsd"])
 def test_warmup_rises_by_equal_parts_from_the_first_step(kind):
     np.testing.assert_allclose(rates(kind)[:WARMUP], PEAK * np.arange(1, 11) / 10, rtol=1e-6)
 
@@ -78,3 +80,36 @@ def test_warmup_must_end_within_the_run(warmup):
 def test_inverse_sqrt_needs_a_warmup():
     with pytest.raises(ValueError, match="the inverse_sqrt schedule needs"):
         rates("inverse_sqrt", 0)
+
+
+def test_wsd_is_stable_and_then_decays():
+    """Rises to step 10, stays to step 80, and falls to a tenth at step 100 (counted from 1)."""
+    parts = [
+        optax.linear_schedule(0.0, PEAK, WARMUP),
+        optax.constant_schedule(PEAK),
+        optax.linear_schedule(PEAK, PEAK * FINAL, 20),
+    ]
+    expected = optax.join_schedules(parts, [WARMUP, 80])
+    values = rates("wsd")
+    np.testing.assert_array_equal(values, [float(expected(step)) for step in range(1, 101)])
+    assert values[[9, 79, 89]].tolist() == pytest.approx([PEAK, PEAK, PEAK * (1 + FINAL) / 2])
+    assert values[-1] == pytest.approx(PEAK * FINAL)
+    # Without a stable phase it is linear.
+    whole = OptimizerConfig(peak_learning_rate=PEAK, schedule="wsd", decay_fraction=1.0)
+    linear = dataclasses.replace(whole, schedule="linear")
+    schedules = [make_schedule(x, STEPS) for x in (whole, linear)]
+    assert [float(schedules[0](i)) for i in range(STEPS)] == [
+        float(schedules[1](i)) for i in range(STEPS)
+    ]
+
+
+def test_a_stable_phase_and_its_decay_as_a_stage_are_wsd():
+    config = OptimizerConfig(
+        peak_learning_rate=PEAK, schedule="wsd", warmup_steps=WARMUP, final_fraction=FINAL
+    )
+    whole = make_schedule(config, STEPS)
+    stable = make_schedule(dataclasses.replace(config, schedule="constant"), 80)
+    decay = dataclasses.replace(config, schedule="linear", warmup_steps=0)
+    falls = make_schedule(decay, STEPS, start=80)
+    for step in range(STEPS):
+        assert float((stable if step < 80 else falls)(step)) == pytest.approx(float(whole(step)))

@@ -31,6 +31,8 @@ class ContextArguments(ModelArguments):
     max_length: PositiveInt | None = None
     """The longest context, in tokens, which may exceed the length in training. By default as in
     training. A model whose positions are a table (learned ones) cannot exceed it."""
+    ema: bool = False
+    """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

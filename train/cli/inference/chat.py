@@ -67,6 +67,7 @@ def chat_command(arguments: list[str]) -> None:
     conversation = Conversation.of_run(
         parsed.run,
         step=parsed.step,
+        ema=parsed.ema,
         max_length=parsed.max_length,
         instructions=parsed.system,
         seed=parsed.seed,

@@ -33,6 +33,8 @@ class EvaluateArguments(ModelArguments):
     max_length: PositiveInt | None = None
     """Truncate rows to this many tokens, which may exceed the length in training. By default as in
     training. A model whose positions are a table (learned ones) cannot exceed it."""
+    ema: bool = False
+    """Use the moving average of the parameters (--optimizer.ema-decay)."""
     without_heads: bool = False
     """Print instead a table of how much the loss rises without each attention head."""
     shots: tuple[NonNegativeInt, ...] = ()
@@ -69,7 +71,7 @@ OPTIONS_OF = {
     "--shots": {"shots", "data", "limit", *PROMPTED},
     "--without-heads": {"without_heads", "data"},
     RETRIEVAL: {"data"},
-    "the loss": {"data", "num_beams", "max_length"},
+    "the loss": {"data", "num_beams", "max_length", "ema"},
 }
 """What is evaluated → the options that apply to it, in addition to `run` and `step`."""
 
@@ -96,6 +98,7 @@ def evaluate_command(arguments: list[str]) -> None:
             step=parsed.step,
             num_beams=parsed.num_beams,
             max_length=parsed.max_length,
+            ema=parsed.ema,
             log=log,
         )
         print(to_json(scores))

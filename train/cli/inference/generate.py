@@ -92,7 +92,9 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
     """
     from ....models.text.generate import NUM_DRAFT_TOKENS, TextGenerator
 
-    generator = TextGenerator.of_run(run, step=parsed.step, log=log, max_length=parsed.max_length)
+    generator = TextGenerator.of_run(
+        run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
+    )
     if parsed.assistant_model is None:
         return generator
     number = (

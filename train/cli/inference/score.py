@@ -68,7 +68,9 @@ def score_command(arguments: list[str]) -> None:
     # An encoder-decoder scores each text given its source.
     file = parsed.source_input
     sources = list(parsed.source) if file is None else read_lines(file)
-    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
+    scorer = TextScorer.of_run(
+        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
+    )
     scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
     for score in scores:
         if parsed.json:
@@ -131,7 +133,9 @@ def next_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ....models.text.score import TextScorer
 
-    scorer = TextScorer.of_run(parsed.run, step=parsed.step, log=log, max_length=parsed.max_length)
+    scorer = TextScorer.of_run(
+        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
+    )
     if parsed.words is None:
         tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
         if parsed.json:

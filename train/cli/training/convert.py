@@ -50,6 +50,8 @@ class ExportArguments:
     never split."""
     step: NonNegativeInt | None = None
     """The checkpoint. By default the newest."""
+    ema: bool = False
+    """Write the moving average of the parameters (--optimizer.ema-decay)."""
 
 
 def export_command(arguments: list[str]) -> None:
@@ -66,6 +68,7 @@ def export_command(arguments: list[str]) -> None:
         parsed.output,
         form=parsed.form,
         step=parsed.step,
+        ema=parsed.ema,
         dtype=parsed.dtype,
         file_bytes=int((parsed.file_gb or 5.0) * 1e9),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ....data.common.errors import UserError
-from ....data.common.fields import PositiveInt, Suffix
+from ....data.common.fields import PositiveInt, Suffix, require
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
@@ -49,7 +49,12 @@ def train_command(arguments: list[str]) -> int:
     Progress.rewrite = with_flags
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
         check_devices(config)
-        result = train(config, parsed.workdir, resume=parsed.resume)
+        result = train(
+            config,
+            parsed.workdir,
+            resume=parsed.resume,
+            extend=parsed.extend_to is not None,
+        )
     if result.sample is not None:
         log(f"the trained model's output for --sample-prompt {config.sample_prompt!r}:")
         print(result.sample)
@@ -85,6 +90,13 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         action="store_false",
         help="Refuse a run folder that has checkpoints.",
     )
+    parser.groups["run"].add_argument(
+        "--extend-to",
+        type=reader(PositiveInt),
+        metavar="STEPS",
+        help="Add a stage to a run, from its newest checkpoint to this step. Batch size, learning "
+        "rate, schedule and data may differ. (at least 1)",
+    )
     saving.add_argument(
         "--save-config",
         type=reader(Annotated[Path, Suffix(SUFFIX)]),
@@ -100,6 +112,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
     parsed, config = parser.read_recipe()
+    if parsed.extend_to is not None:
+        require(
+            not hasattr(parsed, "steps"),
+            f"--extend-to {parsed.extend_to} is the last step: leave --steps out",
+        )
+        config = dataclasses.replace(config, steps=parsed.extend_to)
+    if parsed.workdir != workdir:  # the settings of a run, in another folder
+        config = dataclasses.replace(config, stage=None)
     # A recipe that starts from another recipe's run needs that run first.
     init_from, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
     if init_from is None or hasattr(parsed, "init_from") or is_begun:

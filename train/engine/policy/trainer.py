@@ -76,7 +76,7 @@ class PolicyTrainer:
         mesh, inner = self.sharded.mesh, update_config(self.config, self.objective)
         self._update, self._schedule = (
             self.sharded.step,
-            make_schedule(inner.optimizer, inner.steps),
+            make_schedule(inner.optimizer, inner.steps, inner.schedule_start),
         )
         step_rng = run_keys(self.config.seed)[1]
         self._sample_key, self._update_key = (jax.random.fold_in(step_rng, i) for i in range(2))

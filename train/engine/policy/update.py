@@ -27,8 +27,12 @@ def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
     # The optimizer counts updates, not steps, so its steps and warm-up are scaled.
     updates = objective.num_iterations * parts
     warmup = config.optimizer.warmup_steps * updates
+    stage = config.stage
+    if stage is not None:
+        stage = dataclasses.replace(stage, schedule_start=stage.schedule_start * updates)
     return dataclasses.replace(
         config,
+        stage=stage,
         batch_size=rows // parts,
         steps=config.steps * updates,
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),

@@ -1,0 +1,87 @@
+"""The moving average of the parameters: its numbers, and its way through a run."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data.common.errors import UserError
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.optim.ema import ema_of
+from flaxzoo.train.optim.optimizer import make_optimizer
+
+from tests.support.run_folders import assert_same, everything, small_run
+
+DECAY = 0.75
+OPTIMIZER = train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=3, ema_decay=DECAY)
+
+
+def test_the_average_is_that_of_optax():
+    """optax.ema of the parameters, started at the initial ones, and no change of the updates."""
+    params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}}
+    tx = make_optimizer(OPTIMIZER, 10)
+    plain = make_optimizer(dataclasses.replace(OPTIMIZER, ema_decay=None), 10)
+    state, other = tx.init(params), plain.init(params)
+    assert ema_of(other) is None
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(other)) + 2
+    average = optax.ema(DECAY, debias=False)
+    expected = optax.EmaState(count=jnp.zeros([], jnp.int32), ema=params)
+    for step in range(1, 4):
+        gradient = jax.tree.map(lambda x, n=step: jnp.full_like(x, n), params)
+        updates, state = tx.update(gradient, state, params)
+        same, other = plain.update(gradient, other, params)
+        jax.tree.map(np.testing.assert_array_equal, updates, same)
+        params = optax.apply_updates(params, updates)
+        _, expected = average.update(params, expected)
+    jax.tree.map(np.testing.assert_array_equal, ema_of(state), expected.ema)
+
+
+class Stop(train.Callback):
+    """Ends a run with an error after its first step."""
+
+    def on_step(self, step, metrics):
+        if step == 1:
+            raise ZeroDivisionError
+
+
+@pytest.mark.slow
+def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys):
+    config = small_run(tmp_path, steps=4, optimizer=OPTIMIZER, checkpoint_every=100)
+    train.train(config, tmp_path / "whole", quiet=True)
+    with pytest.raises(ZeroDivisionError):
+        train.train(config, tmp_path / "run", quiet=True, callbacks=[Stop()])
+    result = train.train(config, tmp_path / "run", quiet=True)
+    run = tmp_path / "run"
+    assert_same(everything(run, 4), everything(tmp_path / "whole", 4))
+    average, other = (models.load(x, ema=True)[1] for x in (run, tmp_path / "whole"))
+    jax.tree.map(np.testing.assert_array_equal, average, other)
+    # The last parameters have moved further than their average.
+    assert result.validation is not None
+    for name, ema in (("loss", False), ("ema_loss", True)):
+        assert train.score_run(run, ema=ema)["loss"] == pytest.approx(result.validation[name])
+    assert result.validation["ema_loss"] > result.validation["loss"]
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run), "--ema"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["loss"] == pytest.approx(result.validation["ema_loss"])
+    assert cli.main(["export", str(run), str(tmp_path / "exported"), "--ema"]) == 0
+    _, exported = models.load(tmp_path / "exported")
+    jax.tree.map(np.testing.assert_array_equal, exported, average)
+    # An older run has none.
+    with pytest.raises(UserError, match="has no moving average"):
+        models.load(tmp_path / "exported", ema=True)
+
+
+def test_the_average_is_sharded_like_the_parameters():
+    sizes = {"max_length": 8, "num_layers": 2, "d_model": 16, "num_heads": 2}
+    model = models.create(models.GPTConfig(vocab_size=32, **sizes))
+    mesh = train.make_mesh(train.MeshConfig(data=2, fsdp=4))
+    step = train.make_sharded_step(model, train.CAUSAL, make_optimizer(OPTIMIZER, 10), mesh)
+    average = ema_of(step.state.opt_state)
+    assert average is not None
+    shardings = [jax.tree.map(lambda x: x.sharding, x) for x in (average, step.state.params)]
+    assert shardings[0] == shardings[1]

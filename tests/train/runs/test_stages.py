@@ -1,0 +1,125 @@
+"""A run gets stages: more steps, with other settings from then on."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from flaxzoo import models, train
+from flaxzoo.data.common.errors import RunError
+from flaxzoo.train.cli import main as cli
+from flaxzoo.train.runs.load_run import config_of_run
+
+from tests.support.run_folders import WORDS, assert_same, everything, lines, small_run
+
+CONSTANT = train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=3, schedule="constant")
+SECOND = {
+    "steps": 8,
+    "batch_size": 16,
+    "optimizer": dataclasses.replace(CONSTANT, schedule="linear", final_fraction=0.0),
+}
+
+
+class Stop(train.Callback):
+    """Ends a run with an error after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, step, metrics):
+        if step == self.step:
+            raise ZeroDivisionError
+
+
+def config_with(config, **fields):
+    return dataclasses.replace(config, **fields)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The configuration and the folder of a run of four steps at a constant rate."""
+    folder = tmp_path_factory.mktemp("stages")
+    config = small_run(folder, steps=4, optimizer=CONSTANT, checkpoint_every=100)
+    train.train(config, folder / "run", quiet=True)
+    return config, folder / "run"
+
+
+@pytest.fixture
+def run(first, tmp_path):
+    """A copy of the run."""
+    shutil.copytree(first[1], tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.slow
+def test_more_steps_alone_equal_a_longer_run(first, run, tmp_path):
+    longer = config_with(first[0], steps=8)
+    train.train(longer, run, extend=True, quiet=True)
+    train.train(longer, tmp_path / "whole", quiet=True)
+    assert_same(everything(run, 8), everything(tmp_path / "whole", 8))
+    steps = [line for line in lines(run) if '"train"' in line]
+    assert steps == [line for line in lines(tmp_path / "whole") if '"train"' in line]
+
+
+@pytest.mark.slow
+def test_a_stage_with_other_settings_resumes_bit_for_bit(first, run, tmp_path):
+    shutil.copytree(run, tmp_path / "whole")
+    second = config_with(first[0], **SECOND)
+    train.train(second, tmp_path / "whole", extend=True, quiet=True)
+    with pytest.raises(ZeroDivisionError):
+        train.train(second, run, extend=True, quiet=True, callbacks=[Stop(6)])
+    # The same call resumes the stage, and so does a call with the stored configuration.
+    assert train.train(config_of_run(run), run, quiet=True).finished
+    assert train.train(second, run, extend=True, quiet=True).step == 8
+    assert_same(everything(run, 8), everything(tmp_path / "whole", 8))
+    # The rate falls linearly over the stage, without a second warm-up.
+    rates = [json.loads(x)["learning_rate"] for x in lines(run) if '"train"' in x]
+    assert rates[3:] == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2, 0.0], abs=1e-9)
+    stages = json.loads((run / "config.json").read_text())["stages"]
+    assert [(x["start"], x["end"], x["train"]["batch_size"]) for x in stages] == [(0, 4, 8)]
+    assert config_of_run(run).stage == train.Stage(start=4, examples=32, schedule_start=4)
+    report = (run / "report.md").read_text()
+    changes = "optimizer.schedule constant → linear, optimizer.final_fraction 0.1 → 0.0, batch_size"
+    assert f"| stage 2 | steps 5 to 8: {changes} 8 → 16 |" in report
+    # Everything that takes a run takes this one.
+    assert train.score_run(run)["loss"] > 0
+    train.export_model(run, tmp_path / "exported")
+    assert models.load(tmp_path / "exported")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"d_model": 32}}, "model.d_model cannot change in an extension, got 16 → 32"),
+        ({"data": {"tokenizer": {"kind": "words"}}}, "data.tokenizer.kind cannot change"),
+        ({"optimizer": {"name": "lamb"}}, "optimizer.name cannot change"),
+        ({"seed": 1}, "seed cannot change"),
+        ({"steps": 4, "batch_size": 4}, "must be above 4, the newest checkpoint of .*, got 4"),
+    ],
+)
+def test_what_cannot_change_is_named(first, changes, message):
+    def changed(record, fields):
+        values = {
+            name: changed(getattr(record, name), x) if isinstance(x, dict) else x
+            for name, x in fields.items()
+        }
+        return dataclasses.replace(record, **values)
+
+    with pytest.raises(RunError, match=message):
+        train.train(changed(first[0], {"steps": 8, **changes}), first[1], extend=True, quiet=True)
+    with pytest.raises(RunError, match="has no run to extend"):
+        train.train(first[0], first[1].parent / "none", extend=True, quiet=True)
+
+
+@pytest.mark.slow
+def test_the_command_extends_a_run_with_other_data(run, tmp_path, capsys):
+    (tmp_path / "other.txt").write_text("\n\n".join(f"{x} red dogs ran away" for x in WORDS))
+    words = f"--extend-to 6 --data.source text:{tmp_path / 'other.txt'}#block"
+    assert cli.main(["train", str(run), *words.split()]) == 0
+    stage = config_of_run(run).stage
+    # Other data begin at their first example, and an unchanged schedule goes on.
+    assert stage == train.Stage(start=4, examples=0, schedule_start=0, warmup=3)
+    assert cli.main(["train", str(run), "--extend-to", "6", "--steps", "7"]) == 2
+    assert "leave --steps out" in capsys.readouterr().err
+    assert cli.main(["train", str(run), "--steps", "7"]) == 2
+    assert f"flaxzoo train {run} --extend-to STEPS" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Stages of a run: `train(…, extend=True)` adds steps, with settings that may differ.
+
+The configuration in `config.json` is the one of the last stage. Its entry `stages` lists the
+earlier stages: steps, configuration and fingerprints of the data.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from ...data.common.atomic_io import write_file
+from ...data.common.errors import RunError
+from ...data.common.fields import require
+from ...data.common.json_text import to_json
+from ...models.run_files import CONFIG_FILE, read_config, steps
+from ..config import Stage, TrainConfig, flatten, in_steps, to_dict, warmup_of
+
+STAGES = "stages"
+"""The key of the earlier stages in `config.json`."""
+SCHEDULE = (
+    *("schedule", "peak_learning_rate", "warmup_steps", "warmup_fraction"),
+    *("final_fraction", "decay_fraction"),
+)
+ENDLESS = ("constant", "inverse_sqrt")
+"""The schedules that do not depend on the length of the run."""
+CHANGEABLE = (
+    *("steps", "epochs", "batch_size", "micro_batches", "data.", "execution.dtype"),
+    *(f"optimizer.{name}" for name in SCHEDULE),
+    *("optimizer.weight_decay", "optimizer.max_gradient_norm"),
+)
+"""The fields that a stage may change. A name that ends in a dot covers all nested fields."""
+FIXED = ("data.kind", "data.tokenizer.")
+"""Exceptions to `CHANGEABLE`."""
+
+
+def check_extension(
+    old: TrainConfig, changed: Mapping[str, tuple[Any, Any]], folder: Path, new_steps: int
+) -> None:
+    """Checks that a run can get a further stage.
+
+    Args:
+        old: The stored configuration.
+        changed: The fields that differ, with both values.
+        folder: The run folder.
+        new_steps: The last step of the new stage; 0 if it is given in epochs.
+
+    Raises:
+        RunError: A field cannot change, the run has no checkpoint, or the stage has no step.
+    """
+    for name, (before, after) in changed.items():
+        require(
+            _covered(name, CHANGEABLE) and not _covered(name, FIXED),
+            f"{name} cannot change in an extension, got {before!r} → {after!r}: leave it out, or "
+            f"begin a new run with --init-from {folder}",
+            error=RunError,
+        )
+    kept = steps(folder)
+    require(
+        kept,
+        f"{folder} has no checkpoint yet, so it cannot be extended: let it reach its first, or "
+        "give another --workdir",
+        error=RunError,
+    )
+    require(
+        new_steps > kept[-1],
+        f"the last step of an extension must be above {kept[-1]}, the newest checkpoint of "
+        f"{folder}, got {new_steps}: give more steps (--extend-to)",
+        error=RunError,
+    )
+
+
+def next_stage(
+    old: TrainConfig, new: TrainConfig, folder: Path, *, num_examples: int, same_data: bool
+) -> Stage:
+    """Returns the stage that begins at the newest checkpoint of a run.
+
+    Args:
+        old: The stored configuration, of the stage before.
+        new: The configuration of the new stage.
+        folder: The run folder.
+        num_examples: The number of training examples.
+        same_data: Whether the training examples are the same. Their order then goes on.
+    """
+    start, before = steps(folder)[-1], old.stage or Stage()
+    examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
+    changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
+    if not changed and old.optimizer.schedule in ENDLESS:
+        # Continue the schedule, so that the run equals one that had more steps from the start.
+        warmup = in_steps(old, num_examples).optimizer.warmup_steps
+        return Stage(
+            start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
+        )
+    # Another schedule begins at the peak, unless the stage states a warm-up of its own.
+    rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
+    warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
+    return Stage(start=start, examples=examples, schedule_start=start, warmup=warmup)
+
+
+def earlier_stages(folder: Path) -> list[dict[str, Any]]:
+    """Returns the stages before the last one, each with `start`, `end` and `train`."""
+    return cast(list[dict[str, Any]], read_config(folder).get(STAGES, []))
+
+
+def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]) -> None:
+    """Makes `config` the configuration of the last stage in the `config.json` of a run.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    fields, stage = read_config(folder), config.stage
+    assert stage is not None
+    old = {"train": fields["train"], "data_fingerprints": fields["data_fingerprints"]}
+    finished = earlier_stages(folder)
+    start = finished[-1]["end"] if finished else 0
+    # A stage without a step leaves no trace.
+    if start != stage.start:
+        finished.append({"start": start, "end": stage.start, **old})
+    train = to_dict(config)
+    del train["model"]
+    content = {**fields, "train": train, "data_fingerprints": fingerprints, STAGES: finished}
+    write_file(folder / CONFIG_FILE, f"{to_json(content, indent=2)}\n".encode())
+
+
+def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
+    """Returns a row for each stage of a run with several, for its report."""
+    finished = earlier_stages(folder)
+    last = to_dict(config)
+    del last["model"]
+    settings = [flatten(stage["train"]) for stage in finished] + [flatten(last)]
+    ends = [int(stage["end"]) for stage in finished] + [config.steps]
+    rows = {}
+    for number, (end, now) in enumerate(zip(ends, settings, strict=True), 1):
+        before = settings[number - 2] if number > 1 else {}
+        start = ends[number - 2] if number > 1 else 0
+        changes = ", ".join(_changes(before, now)) if before else "the settings of the start"
+        rows[f"stage {number}"] = f"steps {start + 1:,} to {end:,}: {changes or 'no changes'}"
+    return rows if finished else {}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the changed settings of a stage, without its length and position."""
+    for name in now:
+        hidden = name in ("steps", "epochs") or name.startswith("stage")
+        if not hidden and before.get(name) != now[name]:
+            yield f"{name} {before.get(name)} → {now[name]}"
+
+
+def _covered(name: str, entries: tuple[str, ...]) -> bool:
+    return any(name == x or (x.endswith(".") and name.startswith(x)) for x in entries)
