@@ -1,0 +1,94 @@
+"""Three steps of fine-tuning a sequence classifier, against torch.
+
+The other families have the layers of these, and `test_bert_against_torch.py` has their gradients.
+"""
+
+import jax
+import numpy as np
+import pytest
+from flaxzoo import models
+from flaxzoo.train.engine.train_step import make_train_step
+from flaxzoo.train.objectives.classification import CLASSIFICATION
+from flaxzoo.train.optim.optimizer import make_optimizer
+from flaxzoo.train.optimizer_config import OptimizerConfig
+from flaxzoo.train.state import init_state
+
+from ..models.hf.test_decoders import random_model
+from .test_bert_against_torch import FAMILIES, WITH_TYPES, make
+
+torch = pytest.importorskip("torch")
+
+ENCODERS = (
+    *("XLMRoberta", "RobertaPreLayerNorm", "MPNet", "Electra", "ModernBert"),
+    *("Deberta", "DebertaV2", "Albert", "NomicBert", "Gte"),
+)
+DECODERS = ("OLMo 2", "SmolLM3", "StableLM", "Falcon", "Gemma3, two sides")
+HEAD = "sequence_classification"
+STEPS, RATE, DECAY = 3, 1e-3, 0.01
+# A gradient that is 0 but for rounding, such as that of biases of keys, moves nothing.
+EPSILON = 1e-6
+RNG = np.random.default_rng(0)
+LENGTHS = np.array([11, 7, 4, 9])
+MASK = (np.arange(11) < LENGTHS[:, None]).astype(np.int64)
+IDS = RNG.integers(3, 37, (STEPS, 4, 11))
+LABELS = RNG.integers(0, 3, (STEPS, 4))
+
+
+def batches(family, pad):
+    for ids, labels in zip(IDS, LABELS, strict=True):
+        batch = {"input_ids": np.where(MASK, ids, pad), "attention_mask": MASK, "labels": labels}
+        types = {"token_type_ids": (ids % 2) * MASK} if family in WITH_TYPES else {}
+        yield {**batch, **types}
+
+
+def by_torch(theirs, given):
+    """The loss and the global norm of the gradient of each step; updates the model."""
+    # Norms and biases do not decay.
+    groups = [
+        {"params": [x for x in theirs.parameters() if (x.ndim > 1) == matrix], "weight_decay": rate}
+        for matrix, rate in ((True, DECAY), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=EPSILON)
+    for batch in given:
+        optimizer.zero_grad()
+        loss = theirs(**{name: torch.from_numpy(x) for name, x in batch.items()}).loss
+        loss.backward()
+        squares = [x.grad.square().sum() for x in theirs.parameters() if x.grad is not None]
+        yield loss.item(), torch.stack(squares).sum().sqrt().item()
+        optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
+def test_three_steps(family, tmp_path):
+    theirs = (
+        make(family, HEAD)
+        if family in FAMILIES
+        else random_model(family, "ForSequenceClassification", num_labels=3)
+    )
+    theirs.save_pretrained(tmp_path / "before")
+    given = list(batches(family, theirs.config.pad_token_id))
+    expected = list(by_torch(theirs, given))
+    theirs.save_pretrained(tmp_path / "after")
+
+    model, params = models.load(tmp_path / "before")
+    config = OptimizerConfig(
+        peak_learning_rate=RATE,
+        schedule="constant",
+        warmup_steps=0,
+        beta2=0.999,
+        epsilon=EPSILON,
+        weight_decay=DECAY,
+        max_gradient_norm=None,
+    )
+    tx = make_optimizer(config, STEPS)
+    step = jax.jit(make_train_step(model.apply, CLASSIFICATION, tx))
+    state = init_state(params, tx)
+    for batch, (loss, norm) in zip(given, expected, strict=True):
+        state, metrics = step(state, batch, jax.random.key(0))
+        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+        np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    _, after = models.load(tmp_path / "after")
+    differences = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), state.params, after)
+    print(f"{family}: parameters differ by at most {max(jax.tree.leaves(differences)):.0e}")  # -s
+    assert max(jax.tree.leaves(differences)) < 1e-4, differences
