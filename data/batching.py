@@ -4,7 +4,8 @@ A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
 depend on the number of processes or workers, and the position of a run is one number. If some
-examples must not share a batch, the order is that of ``distinct_order``.
+examples must not share a batch, the order is that of ``distinct_order``. The examples of a mixture
+take turns as ``mixture`` says, and those of each source are ordered like the examples of a run.
 
 Each kind of data defines an ``ExampleSource``; all share this file.
 """
@@ -13,6 +14,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import grain
 import numpy as np
@@ -21,8 +23,11 @@ from absl import flags
 from .common.errors import DataError
 from .dataset import DistinctExamples, ExampleSource, PickledByFields
 from .distinct_order import distinct_order
+from .mixture import MixedExamples
 
 Batch = dict[str, np.ndarray]
+MIXTURE = "mixture"
+"""The entry of an iterator's state that has the position of each source."""
 
 # ``grain.MapDataset.shuffle`` uses the same number.
 _SHUFFLE_ROUNDS = 4
@@ -74,6 +79,13 @@ class TrainBatches(PickledByFields):
     def _at(self, g: int) -> tuple[int, int]:
         """Returns the epoch and the index of an example, given its number in the whole run."""
         number = self.examples.num_examples
+        if isinstance(self.examples, MixedExamples):
+            part, g = self.examples.place(g)
+            number = self.examples.parts[part].examples.num_examples
+            # Each source has the epochs and the order that it would have alone.
+            epoch, place = divmod(g, number)
+            index = _shuffled(place, number, self.seed, epoch)
+            return epoch, self.examples.start(part) + index
         if self._keys is None:
             epoch, place = divmod(g, number)
             return epoch, _shuffled(place, number, self.seed, epoch)
@@ -136,21 +148,38 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._step += 1
         return batch
 
-    def get_state(self) -> dict[str, int]:
-        """Returns ``{"step": number of the next batch}``."""
-        return {"step": self._step}
+    def get_state(self) -> dict[str, Any]:
+        """Returns ``{"step": number of the next batch}``.
 
-    def set_state(self, state: dict[str, int]) -> None:
+        The state of a mixture also has ``mixture``, the position of each source; see
+        ``MixedExamples.positions``.
+        """
+        return self._state_at(self._step)
+
+    def _state_at(self, step: int) -> dict[str, Any]:
+        examples = self._batches.examples
+        if not isinstance(examples, MixedExamples):
+            return {"step": step}
+        return {"step": step, MIXTURE: examples.positions(step * self._batches.batch_size)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the step of a state.
 
         Raises:
-          DataError: The state is not from ``get_state``, or is beyond the end of the run.
+          DataError: The state is not from ``get_state``, is beyond the end of the run, or has
+            other positions in a mixture.
         """
         step = state.get("step")
         if not isinstance(step, int) or not 0 <= step <= len(self._batches):
             raise DataError(
                 f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
                 "resume with at least as many steps"
+            )
+        expected = self._state_at(step).get(MIXTURE)
+        if state.get(MIXTURE) != expected:
+            raise DataError(
+                f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, and the "
+                f"mixture of this run at {expected}: keep the sources, the weights and batch_size"
             )
         # Batches that were read ahead belong to the old position; ``next`` starts a new reader.
         self._stop_reading()

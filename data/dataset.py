@@ -125,6 +125,8 @@ class DataSplit:
       summary: A line for the log: ``400 documents, 929,728 tokens``.
       notes: Further lines for the log, such as the labels with their counts, a recognized
         header, or a label that occurs once.
+      documents_per_token: The ratio of documents to tokens, if a document may fill several
+        examples.
     """
 
     examples: ExampleSource
@@ -132,3 +134,4 @@ class DataSplit:
     fingerprint: str
     summary: str
     notes: tuple[str, ...] = ()
+    documents_per_token: float | None = None

@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib.metadata
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if _is_in_tier(item, config)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: item.path not in modules_of_long_tests)
+
+
+def pytest_collection_finish() -> None:
+    """Makes Orbax save a replicated array from one device.
+
+    By default each of the eight devices saves a part of it, and jax compiles a slice for each part
+    of each shape, which takes longer than the rest of the save. Subprocesses keep the default.
+    """
+    if "orbax.checkpoint" not in sys.modules:
+        return
+    import jax
+    import orbax.checkpoint as ocp
+
+    handler = ocp.type_handlers.get_type_handler(jax.Array)
+    handler._use_replica_parallel = False  # type: ignore[attr-defined]
 
 
 def _is_in_tier(item: pytest.Item, config: pytest.Config) -> bool:

@@ -45,6 +45,7 @@ ORDER = {
     "data": [
         {"common"},
         {"dataset", "distinct_order"},
+        {"mixture"},
         {"batching", "chat_templates", "filters"},
         {"sources", "tokenizers"},
         {"corpora"},

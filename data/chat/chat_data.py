@@ -4,6 +4,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -19,9 +20,10 @@ from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit, too_long
 from ..filters.conditions import LeftOut, left_out_note
-from ..sources.documents import SourceLike
+from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import HashSplit, Split, text_digest
-from ..tasks.base import DataConfig, SourceField
+from ..sources.source_names import require_unmixed
+from ..tasks.base import MixableData, SourceField
 from ..tokenizers.base import Tokenizer
 from .records import Demonstration, UnusableRecordError
 from .rows import Row, read_rows
@@ -95,7 +97,7 @@ class Unusable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatData(DataConfig, Generic[R]):
+class ChatData(MixableData, Generic[R]):
     """Data whose records are recognized by their keys; see the data guide."""
 
     source: SourceField
@@ -229,7 +231,16 @@ class ChatData(DataConfig, Generic[R]):
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the examples of the records that are not held out."""
         left_out = LeftOut()
-        return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
+        if not self.mixture:
+            return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
+        parts = self._parts("train", left_out)
+        for term, records in zip(self.mixture, parts, strict=True):
+            problem = (
+                f"no record of {term.source!r} is left to train on: give more, or leave it out"
+            )
+            require(records, problem, error=DataError)
+        split = self.mixed(self.encode(records, tokenizer, seed) for records in parts)
+        return _noted(split, left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the examples of `validation`, or the examples that are held out."""
@@ -247,8 +258,19 @@ class ChatData(DataConfig, Generic[R]):
     def _part(self, split: Split, left_out: LeftOut) -> list[R]:
         """Returns the records of a split; records with equal openings share a split."""
         if split == "validation" and self.validation is not None:
+            require_unmixed(as_source(self.validation), "a validation")
             return self.read(self.validation, "validation", left_out)
-        records = self.read(self.source, "train", left_out)
+        return list(chain.from_iterable(self._parts(split, left_out)))
+
+    def _parts(self, split: Split, left_out: LeftOut) -> list[list[R]]:
+        """Returns the records of each source of a mixture, or of the only source."""
+        names = [term.source for term in self.mixture] or [self.source]
+        parts = [self.read(name, "train", left_out) for name in names]
+        # The sources are divided together, so that no prompt is in both splits.
+        kept = {id(record) for record in self._divided(list(chain.from_iterable(parts)), split)}
+        return [[record for record in records if id(record) in kept] for records in parts]
+
+    def _divided(self, records: list[R], split: Split) -> list[R]:
         # Held-out tasks replace a random split.
         if self.hold_out:
             return self._of_tasks(records, split)

@@ -19,6 +19,7 @@ from ..filters.conditions import LeftOut
 from ..sources.builtin.toys import Toy, ToyText
 from ..sources.documents import Documents, SourceLike, as_source
 from ..sources.hash_split import Split
+from ..sources.source_names import require_unmixed
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
 from .encoding import encode_chat
@@ -284,6 +285,7 @@ class PolicyData(ChatData[PromptRecord]):
         """Returns the training prompts; a toy has endless ones."""
         toy = Toy.parse(self.source_name)
         if toy is None:
+            require_unmixed(self.source_name, "a policy")
             return super().train_split(tokenizer, labels, seed)
         prompts = ToyPrompts(toy, tokenizer, seed)
         # A sample of the endless prompts gives the fingerprint and the summary.

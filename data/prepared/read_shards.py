@@ -20,11 +20,12 @@ from ..common.fields import require
 from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
 from ..packing.packed_sequences import decode, packed_arrays
-from ..sources.source_names import parse_sources
+from ..sources.source_names import Source, parse_sources, split_mixture
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from .shard_format import (
     COUNTS,
+    FORMAT,
     MANIFEST,
     SHARDS,
     SPLITS,
@@ -47,6 +48,14 @@ class _File(NamedTuple):
     skip: int
     take: int
     examples_in_shard: int
+
+
+class _Prepared(NamedTuple):
+    """The files of some splits of a folder."""
+
+    files: list[tuple[Path, RowsFile]]
+    token_counts: np.ndarray
+    length: int
 
 
 @dataclass(frozen=True)
@@ -118,13 +127,14 @@ def is_prepared(source: str) -> bool:
 
     Raises:
       DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
-        with other sources.
+        with other sources, except for a mixture of prepared folders.
     """
-    sources = parse_sources(source)
-    prepared = any(one.kind == "prepared" for one in sources)
+    prepared = [one.kind == "prepared" for one in parse_sources(source)]
     problem = f"{source!r} joins prepared sequences: prepare the joined texts into one folder"
-    require(not prepared or len(sources) == 1, problem, DataError)
-    return prepared
+    require(not any(prepared) or len(prepared) == 1 or split_mixture(source), problem, DataError)
+    problem = f"{source!r} mixes prepared sequences and text: prepare the text as well"
+    require(not any(prepared) or all(prepared), problem, DataError)
+    return any(prepared)
 
 
 def prepared_tokenizer(source: str) -> Tokenizer:
@@ -133,7 +143,8 @@ def prepared_tokenizer(source: str) -> Tokenizer:
     Raises:
       DataError: The folder has no prepared sequences.
     """
-    folder, _, _ = _open(source)
+    folder = _folder_of(parse_sources(source)[0])
+    _open(folder)
     return load_tokenizer(folder / TOKENIZER)
 
 
@@ -143,7 +154,7 @@ def prepared_split(
     """Opens the sequences of a folder.
 
     Args:
-      source: ``prepared:FOLDER``.
+      source: ``prepared:FOLDER``, or several of them.
       splits: The names in ``SPLITS`` to read, in order.
       tokenizer: The tokenizer of the run.
       requested: Settings of the run's data that must equal the folder's settings, by name.
@@ -155,7 +166,35 @@ def prepared_split(
       DataError: The folder has no prepared sequences, or none in these splits; it was prepared
         with other settings or another tokenizer; a file is missing or has changed.
     """
-    folder, settings, shards = _open(source)
+    read = [_read(_folder_of(one), splits, tokenizer, requested) for one in parse_sources(source)]
+    found = [one for part in read for one in part.files]
+    files = [file for _, file in found]
+    counts = np.sum([part.token_counts for part in read], axis=0)
+    paths = tuple((str(path), file.rows) for path, file in found)
+    rows = PreparedExamples(paths, read[0].length, tokenizer.vocab_size)
+    content = PreparedContent(sum(file.text_bytes for file in files), counts)
+    documents, tokens = (sum(getattr(x, name) for x in files) for name in ("documents", "tokens"))
+    summary = (
+        f"{documents:,} documents, {content.num_bytes:,} bytes, {tokens:,} tokens to predict, in "
+        f"{rows.num_examples:,} prepared sequences"
+    )
+    # Warn in the log about text that the tokenizer could not represent.
+    unknown = tokenizer.special_ids.unk
+    if unknown is not None and counts[unknown]:
+        summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
+    # The fingerprint covers the record format, the tokenizer and the bytes of the files.
+    hasher = hashlib.blake2b(f"{FORMAT} {tokenizer.fingerprint}".encode(), digest_size=16)
+    for file in files:
+        hasher.update(file.sha256.encode())
+    ratio = documents / tokens
+    return DataSplit(rows, content, hasher.hexdigest(), summary, documents_per_token=ratio)
+
+
+def _read(
+    folder: Path, splits: Sequence[str], tokenizer: Tokenizer, requested: Mapping[str, object]
+) -> _Prepared:
+    """Checks a folder, and returns the files of some splits."""
+    settings, shards = _open(folder)
     _check_settings(folder, settings, tokenizer, requested)
     # The files of the splits, in the order of `splits` and then of the input files.
     found = [
@@ -168,33 +207,19 @@ def prepared_split(
     # Check sizes and the ends of the files, which is fast; records have checksums.
     for path, file in found:
         _check_file(folder, path, file)
-    paths = tuple((str(path), file.rows) for path, file in found)
-    files = [file for _, file in found]
     try:
         counts_by_split = np.load(folder / COUNTS)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / COUNTS} is missing or damaged ({error}): {_AGAIN}") from None
     counts = counts_by_split[[SPLITS.index(split) for split in splits]].sum(0)
-    rows = PreparedExamples(paths, settings.length, settings.vocab_size)
-    content = PreparedContent(sum(file.text_bytes for file in files), counts)
-    summary = (
-        f"{sum(file.documents for file in files):,} documents, {content.num_bytes:,} bytes, "
-        f"{sum(file.tokens for file in files):,} tokens to predict, in {rows.num_examples:,} "
-        "prepared sequences"
-    )
-    # Warn in the log about text that the tokenizer could not represent.
-    unknown = tokenizer.special_ids.unk
-    if unknown is not None and counts[unknown]:
-        summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
-    # The fingerprint covers the record format, the tokenizer and the bytes of the files.
-    hasher = hashlib.blake2b(f"{settings.format} {settings.tokenizer}".encode(), digest_size=16)
-    for file in files:
-        hasher.update(file.sha256.encode())
-    return DataSplit(rows, content, hasher.hexdigest(), summary)
+    return _Prepared(found, counts, settings.length)
 
 
-def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
-    folder = Path(parse_sources(source)[0].location).expanduser()
+def _folder_of(source: Source) -> Path:
+    return Path(source.location).expanduser()
+
+
+def _open(folder: Path) -> tuple[Settings, list[Shard]]:
     settings, shards = read_settings(folder), read_manifest(folder)
     if settings is None:
         raise DataError(
@@ -205,7 +230,7 @@ def _open(source: str) -> tuple[Path, Settings, list[Shard]]:
     state = "has a damaged manifest, or one of another version" if damaged else "is partly prepared"
     problem = f"{folder} {state}: run the same flaxzoo prepare again"
     require(shards is not None, problem, DataError)
-    return folder, settings, shards or []
+    return settings, shards or []
 
 
 def _check_settings(

@@ -19,6 +19,7 @@ r"""Sources of text, and the syntax of their names.
 ``prepared:FOLDER``        the output of ``flaxzoo prepare``, instead of documents
 ``…#field?score>=3``       for all kinds of records with fields: only the records that satisfy a
                            condition on a field, see ``conditions``
+``0.7*SOURCE + 0.3*SOURCE``  a mixture, see ``split_mixture``
 ``SOURCE + SOURCE``        several sources, concatenated. Only a ``+`` between spaces and
                            before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
@@ -27,6 +28,7 @@ r"""Sources of text, and the syntax of their names.
 are not divided when they are published, and ``load_documents`` reads all of them.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -60,10 +62,16 @@ _FORMS: dict[str, str] = {
 _DEFAULT_PART = {"text": "file", **dict.fromkeys(("jsonl", *FILE_KINDS, "tfds", "hf"), "text")}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
-_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
 # The kinds of source that any kind of data reads. A name among them is not a misspelling of another
 # kind.
 _ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
+_KINDS = f"(?:{'|'.join([*sorted(_ALL_KINDS), 'instructions'])}):"
+_JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
+_WEIGHT = re.compile(rf"(?P<weight>[-+\w.]+)\s*\*\s*(?P<source>{_KINDS}.*)", re.DOTALL)
+_WEIGHTED = re.compile(rf"(?:^|\+)\s*[-+\w.]+\s*\*\s*{_KINDS}")
+_NESTED = re.compile(r"[-+\w.]+\s*\*\s*\(")
+# Between the terms of a mixture, blanks are optional.
+_NEXT_TERM = re.compile(rf"\s*\+\s*(?=[-+\w.]+\s*\*\s*{_KINDS})|\s\+\s+(?={_KINDS})")
 # The kinds whose records have fields to filter on.
 _FILTERED = ("tsv", "csv", "jsonl", *FILE_KINDS, "tfds", "hf")
 # The kinds whose location is all of the name after the colon; it may contain a #.
@@ -122,6 +130,7 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
       DataError: The kind is not in ``forms``. The message shows all forms, or for a misspelled kind
           the similar ones.
     """
+    require_unmixed(name, "this kind of data")
     kind, colon, _ = name.partition(":")
     if colon and kind in forms:
         return kind
@@ -131,6 +140,67 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
     similar = [] if kind in _ALL_KINDS else similar_names(kind, tuple(forms))
     remedy = f": did you mean {' or '.join(forms[x] for x in similar)}?" if similar else ""
     raise DataError(f"the kind of source {name!r} must be one of {listed}, got {kind!r}{remedy}")
+
+
+class Term(NamedTuple):
+    """A source of a mixture, with its weight."""
+
+    weight: float
+    source: str
+
+
+def split_mixture(name: str) -> tuple[Term, ...]:
+    """Splits a mixture such as ``0.7*text:a/*.txt + 0.3*jsonl:b.jsonl`` into its sources.
+
+    Args:
+      name: The name of a source.
+
+    Returns:
+      The weights, which need not sum to 1, and the sources; empty if the source is not a mixture.
+
+    Raises:
+      DataError: Only some sources have a weight, a weight is not a positive number, the mixture has
+        one source or the same source twice, or it contains another mixture.
+    """
+    if name.startswith(f"{KIND}:") or not (_WEIGHTED.search(name) or _NESTED.match(name)):
+        return ()
+    form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE"
+    problem = f"{name!r} has a mixture in a mixture: multiply the weights, and {form}"
+    require(_NESTED.search(name) is None, problem, DataError)
+    found = [(_WEIGHT.fullmatch(part.strip()), part) for part in _NEXT_TERM.split(name)]
+    terms: list[Term] = []
+    for match, part in found:
+        if match is None:
+            raise DataError(f"{part.strip()!r} has no weight, and other sources have one: {form}")
+        terms.append(Term(_weight(match["weight"], name), match["source"].strip()))
+    sources = {term.source for term in terms}
+    problem = f"the mixture {name!r} must have two sources or more, each once: {form}"
+    require(len(sources) == len(terms) > 1, problem, DataError)
+    return tuple(terms)
+
+
+def _weight(text: str, name: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    problem = f"the weight in {name!r} must be a number above 0, got {text!r}"
+    require(0 < weight < math.inf, f"{problem}: write it as 0.7*SOURCE", DataError)
+    return weight
+
+
+def require_unmixed(name: str, reader: str) -> None:
+    """Checks that a source is not a mixture.
+
+    Args:
+      name: The name of the source.
+      reader: What reads the source and has no use for weights, for the message.
+
+    Raises:
+      DataError: It is a mixture.
+    """
+    problem = f"{name!r} has weights, which {reader} cannot use: join the sources without weights"
+    require(not split_mixture(name), problem, DataError)
 
 
 @dataclass(frozen=True)
@@ -165,7 +235,8 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     """Parses a name that may join several sources, without access to files or the network.
 
     Args:
-      name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``.
+      name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``. The weights of a
+        mixture are ignored.
 
     Returns:
       The parsed sources in order, at least one.
@@ -175,7 +246,8 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     """
     if isinstance(name, Examples):
         return (parse_source(name),)
-    return tuple(parse_source(part.strip()) for part in _JOIN.split(name))
+    parts = [term.source for term in split_mixture(name)] or _JOIN.split(name)
+    return tuple(parse_source(part.strip()) for part in parts)
 
 
 def parse_source(name: str) -> Source:
@@ -215,6 +287,7 @@ def input_files(name: str) -> list[Source]:
     Raises:
       DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
     """
+    require_unmixed(name, "a list of files")
     parts: list[Source] = []
     for source in parse_sources(name):
         of_files = source.kind in ("builtin", "text", "jsonl", *FILE_KINDS)

@@ -6,15 +6,19 @@ examples from a source.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from ..common.errors import DataError
-from ..common.fields import Checked, NonNegativeInt, PositiveInt, Rate
+from ..common.fields import Checked, NonNegativeInt, PositiveInt, Rate, require
+from ..common.hashing import digest
 from ..corpora.token_corpus import CorpusFolder, Texts
 from ..dataset import BatchSpec, DataSplit
+from ..mixture import MixtureUnit, mix
 from ..sources.documents import Documents, SourceLike, as_source
 from ..sources.load_documents import load_documents, load_whole
+from ..sources.source_names import Term, require_unmixed, split_mixture
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.load import load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
@@ -43,9 +47,9 @@ class DataConfig(Checked, ABC):
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
     parquet:GLOB#field, arrow:GLOB#field, tfds:NAME/CONFIG#field or hf:NAME/CONFIG#field, or several
-    of them, joined by " + ". A GLOB may be a URL, such as gs://bucket/*.jsonl. For next-token
-    prediction also prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless
-    random tasks.
+    of them, joined by " + ". A GLOB may be a URL, such as gs://bucket/*.jsonl. 0.7*SOURCE +
+    0.3*SOURCE mixes sources of documents or conversations. For next-token prediction also
+    prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
     For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python also
     the examples themselves."""
     validation: SourceField | None = None
@@ -179,7 +183,29 @@ def unknown_tokens(corpus: CorpusFolder) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentsData(DataConfig):
+class MixableData(DataConfig):
+    """Data whose source may be a mixture, as `0.7*SOURCE + 0.3*SOURCE`."""
+
+    mix_by: MixtureUnit = "tokens"
+    """What the weights of a mixture refer to: tokens or documents."""
+
+    @property
+    def mixture(self) -> tuple[Term, ...]:
+        """The weights and sources of a mixture; empty for any other source."""
+        return split_mixture(self.source_name)
+
+    def mixed(self, splits: Iterable[DataSplit]) -> DataSplit:
+        """Mixes the training examples of the sources of `mixture`, in this order."""
+        parts = {
+            term.source: (term.weight, split)
+            for term, split in zip(self.mixture, splits, strict=True)
+        }
+        decisive = [f"{weight!r} {split.fingerprint}" for weight, split in parts.values()]
+        return mix(parts, self.mix_by, digest([self.mix_by, *decisive]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsData(MixableData):
     """Data whose examples are made from plain documents."""
 
     @abstractmethod
@@ -204,13 +230,20 @@ class DocumentsData(DataConfig):
     def validation_documents(self) -> Documents:
         """Returns the documents of `validation`, or the held-out documents."""
         if self.validation is not None:
+            require_unmixed(as_source(self.validation), "a validation")
             return load_whole(self.validation)
         fraction = self.validation_fraction
         return load_documents(self.source, "validation", validation_fraction=fraction)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
         """Returns the examples of the documents that are not held out."""
-        return self._noted(self.texts(), tokenizer, seed)
+        texts = self.texts()
+        if not self.mixture:
+            return self._noted(texts, tokenizer, seed)
+        for term, part in zip(self.mixture, texts.parts, strict=True):
+            problem = f"no text of {term.source!r} is left to train on: give more, or leave it out"
+            require(len(part), problem, DataError)
+        return self.mixed(self._noted(part, tokenizer, seed) for part in texts.parts)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the examples of the validation documents, the same each time."""

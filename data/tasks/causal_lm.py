@@ -6,7 +6,7 @@ The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``posit
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -211,7 +211,10 @@ class CausalLMData(DocumentsData):
             # The settings of the folder must match, because its sequences cannot be packed again.
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
-            return prepared_split(self.source_name, splits, tokenizer, requested)
+            read = partial(prepared_split, splits=splits, tokenizer=tokenizer, requested=requested)
+            if self.mixture:
+                return self.mixed(read(term.source) for term in self.mixture)
+            return read(self.source_name)
         patterns = Patterns.parse(self.source_name)
         if patterns is not None:
             return self._endless(patterns, tokenizer, seed)
@@ -306,4 +309,5 @@ def _split(rows: ExampleSource, corpus: TokenCorpus) -> DataSplit:
         f"{counted(corpus.num_documents, 'document')}, {counted(corpus.num_bytes, 'byte')}, "
         f"{counted(corpus.num_targets, 'token')} to predict{unknown_tokens(corpus)}"
     )
-    return DataSplit(rows, corpus, corpus.fingerprint, summary)
+    ratio = corpus.num_documents / corpus.num_targets
+    return DataSplit(rows, corpus, corpus.fingerprint, summary, documents_per_token=ratio)

@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -114,19 +115,46 @@ def commands(block):
             yield line, None
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
     """A folder with the files that the pages name."""
+    folder = tmp_path_factory.mktemp("files")
     text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     for name in ("README.md", "train.txt", "valid.txt"):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
-    write_data(tmp_path)
-    write_model(tmp_path / "all-MiniLM-L6-v2", head="none")
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "books").mkdir()
+    (folder / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
+    write_data(folder)
+    write_model(folder / "all-MiniLM-L6-v2", head="none")
     cross_encoder = {"head": "sequence_classification", "labels": ("score",)}
-    write_model(tmp_path / "ms-marco-MiniLM-L6-v2", **cross_encoder)
+    write_model(folder / "ms-marco-MiniLM-L6-v2", **cross_encoder)
+    return folder
+
+
+@pytest.fixture
+def folder(files, tmp_path):
+    """A copy of these files for one section."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """`opened(opening, run)`: trains the last run of the `train` commands that open a section.
+
+    Many sections open with the same commands. The second one gets a copy of the run folders.
+    """
+    copies = {}
+
+    def opened(opening, run):
+        runs, kept = Path("runs"), copies.get(opening)
+        if kept is not None:
+            shutil.copytree(kept, runs, dirs_exist_ok=True)
+            return
+        run()
+        copies[opening] = shutil.copytree(runs, tmp_path_factory.mktemp("opened") / "runs")
+
+    return opened
 
 
 def write_model(folder, **fields):
@@ -238,7 +266,7 @@ def smaller(arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", WITH_CODE, ids=lambda s: f"{s.page}: {s.title}")
-def test_commands_and_python_blocks_run(section, folder, monkeypatch, capsys):
+def test_commands_and_python_blocks_run(section, folder, opened, monkeypatch, capsys):
     if section.title == "Develop":
         return  # the tests themselves
     monkeypatch.chdir(folder)
@@ -247,17 +275,29 @@ def test_commands_and_python_blocks_run(section, folder, monkeypatch, capsys):
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the train pulled\n")))
+
+    def run(arguments):
+        with devices_of(arguments):
+            assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
+
+    opening = ()  # None after anything but a `train` command
     for language, block in section.blocks("sh", "python"):
         if language == "python":
             exec(compile(block, section.page, "exec"), {})
+            opening = None
             continue
         for line, arguments in commands(block):
             if arguments is None:
                 subprocess.run(["bash", "-c", line], check=True)
+                opening = None
                 continue
             arguments = smaller(arguments)
-            with devices_of(arguments):
-                assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
+            if opening is None or arguments[0] != "train":
+                run(arguments)
+                opening = None
+                continue
+            opening = (*opening, tuple(arguments))
+            opened(opening, functools.partial(run, arguments))
 
 
 def test_the_pages_show_all_commands():

@@ -22,7 +22,7 @@ from ..runs.metrics_log import MetricsLog, read_metrics
 from ..runs.samples import write_samples
 from ..state import Metrics, TrainState
 from .bad_steps import BadSteps
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, DataState
 from .compile import NumpyBatch
 from .start import OpenRun, position_to_save
 from .stop_signals import StopNow
@@ -50,7 +50,7 @@ class Loop:
     step: int
     evaluation_due: bool
     """Whether the evaluation of this step is still due."""
-    position: dict[str, int] = dataclasses.field(init=False)
+    position: DataState = dataclasses.field(init=False)
     """The position in the data after this step."""
     pending: tuple[int, Metrics] | None = None
     """A step whose metrics have not been read yet."""

@@ -16,6 +16,7 @@ from ...data.batching import BatchIterator, TrainBatches, train_iterator
 from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
+from ...data.mixture import MixedExamples
 from ...models.adapters.lora import LoRA, join_params, make_lora, without_adapters
 from ...models.nn.typing import Params
 from ...models.registry import create
@@ -85,6 +86,8 @@ def open_run(
     run, trainer = opened.run, opened.trainer
     log(f"{_sizes(run.config, trainer)}, {trainer.description}")
     log(trainer.memory_summary)
+    for name, part in mixture_lines(run):
+        log(f"mixture: {name}: {part}")
     note = None if custom.names else run.config.objective.loss_note(run.config.data)
     if note is not None:
         log(note)
@@ -184,6 +187,14 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
         )
 
 
+def mixture_lines(run: Run) -> list[tuple[str, str]]:
+    """Returns each source of a mixture and its part in the whole run; empty for other data."""
+    examples, config = run.train.examples, run.config
+    if not isinstance(examples, MixedExamples):
+        return []
+    return list(examples.lines(config.steps * config.batch_size))
+
+
 def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
     """Returns the batches of all steps, or this process's part of each.
 
@@ -250,7 +261,7 @@ def start_or_resume(
 
 
 def position_to_save(
-    position: dict[str, int], skipped: SkipCounts, *, evaluation_due: bool
+    position: DataState, skipped: SkipCounts, *, evaluation_due: bool
 ) -> DataState:
     """Returns the JSON part of a checkpoint, which `start_or_resume` reads."""
     data: DataState = {**position, SKIPPED: dataclasses.asdict(skipped)}

@@ -35,7 +35,7 @@ from .bad_steps import BadSteps
 from .checkpoint import Checkpoints
 from .loop import Loop, Scores
 from .machine_memory import memory_of_each
-from .start import OpenRun, open_run, start_or_resume, train_batches
+from .start import OpenRun, mixture_lines, open_run, start_or_resume, train_batches
 from .stop_signals import stop_requested
 from .stopping import Callbacks, Stopper
 
@@ -224,6 +224,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         "training data": run.train.summary
         if run.custom.examples is not None
         else f"{config.data.source_name}: {run.train.summary}",
+        **{f"source {name}": part for name, part in mixture_lines(run)},
         **{f"own {what}": name for what, name in run.custom.names.items()},
         "devices": devices,
         **described_stages(run.folder, run.stated),

@@ -5,7 +5,7 @@ import pytest
 from flaxzoo.data import DataError, NumberWords, Source, parse_source, read_documents
 from flaxzoo.data.sources.labelled_names import parse_labelled
 from flaxzoo.data.sources.parallel_corpus import open_parallel
-from flaxzoo.data.sources.source_names import parse_sources
+from flaxzoo.data.sources.source_names import parse_sources, split_mixture
 
 LABELLED = {"tsv": "1,2", "jsonl": "label,text", "tfds": "label,text"}
 
@@ -70,6 +70,17 @@ def test_names():
         (pairs, "conll:a", "got 'conll'$"),
         (pairs, "x.en,x.de", "no kind: .*pairs:SRC,TGT"),
         (pairs, "tsv:x#1,2 + builtin:numbers-en-fr", "builtin:numbers-en-fr"),
+        (parse_sources, "0.7*text:a + text:b", "'text:b' has no weight, .*0.7.SOURCE"),
+        (parse_sources, "text:b + 0.7*text:a", "'text:b' has no weight, .*0.7.SOURCE"),
+        (parse_sources, "0*text:a + 1*text:b", "number above 0, got '0'"),
+        (parse_sources, "-1*text:a + 1*text:b", "number above 0, got '-1'"),
+        (parse_sources, "inf*text:a + 1*text:b", "number above 0, got 'inf'"),
+        (parse_sources, "x*text:a + 1*text:b", "number above 0, got 'x'"),
+        (parse_sources, "0.5*text:a", "two sources or more, each once"),
+        (parse_sources, "0.5*text:a + 0.5*text:a", "two sources or more, each once"),
+        (parse_sources, "0.5*(1*text:a + 1*text:b) + 1*text:c", "a mixture in a mixture: multiply"),
+        (labelled, "0.5*tsv:a + 0.5*tsv:b", "weights, which this kind of data cannot use"),
+        (pairs, "0.5*jsonl:a + 0.5*jsonl:b", "weights, which this kind of data cannot use"),
         (NumberWords.parse, "builtin:numbers-en-xx", "'xx'"),
         (NumberWords.parse, "builtin:numbers-en-de_", "'de_'.*did you mean de"),
         (NumberWords.parse, "builtin:numbers-en", "builtin:numbers-en-fr"),
@@ -94,6 +105,15 @@ def test_joined_names():
         assert [source.name for source in parse_sources(name)] == [name]
     with pytest.raises(DataError, match=r"no such file.* text:GLOB \+"):
         read("text:nothing.txt + more.txt")
+
+
+def test_mixtures():
+    first, second = "text:a*.txt", "jsonl:b+c.jsonl#x"
+    for name in (f"0.7*{first} + 0.3*{second}", f"0.7 * {first}+.3*{second}"):
+        assert split_mixture(name) == ((0.7, first), (0.3, second))
+        assert [source.location for source in parse_sources(name)] == ["a*.txt", "b+c.jsonl"]
+    for name in ("text:a*b + text:c", "text:2*b.txt", "text:a+0.5*b.txt"):
+        assert split_mixture(name) == ()
 
 
 def test_builtin():

@@ -269,8 +269,6 @@ OTHER_SIZES = {
 }
 """The sizes that a family lacks, or has under another name."""
 FAMILIES = {family for family, _ in KINDS.values()}
-WRITING = [kind for kind in KINDS if kind != "Gemma3, two sides"]
-"""The kinds that see no later tokens."""
 OTHER_HEADS = [
     (kind, suffix)
     for kind in (
@@ -341,14 +339,21 @@ def test_logits_and_gradients(pair, assert_close):
 
 FIRST = {family: kind for kind, (family, _) in reversed(KINDS.items())}
 """The first kind of each family."""
+OTHER_CACHES = (
+    *("Llama, dynamic, biases", "Phi3, longrope", "Falcon, ALiBi", "Qwen3, windows"),
+    "SmolLM3, windows",
+)
+"""Further kinds whose cached calls compute other positions or windows than the first kind's."""
+BEAMS = ("GPT-2", "Mistral", "Gemma3", "Mixtral", "BLOOM")
+"""One kind for each form of a cache: positions in embeddings, windows, both, experts, ALiBi."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "asked"),
     [
-        *((kind, {"num_beams": 1}) for kind in WRITING),
-        *((kind, {"num_beams": 3, "num_return_sequences": 2}) for kind in FIRST.values()),
+        *((kind, {"num_beams": 1}) for kind in (*FIRST.values(), *OTHER_CACHES)),
+        *((kind, {"num_beams": 3, "num_return_sequences": 2}) for kind in BEAMS),
     ],
     indirect=["pair"],
 )

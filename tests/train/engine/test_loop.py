@@ -70,6 +70,7 @@ LAYOUTS = {
     "one device": {},
     "fsdp 2": {"mesh": TWO_DEVICES},
     "pmap": {"parallel": "pmap"},
+    "mixture": {"mesh": ONE_DEVICE},
 }
 
 
@@ -80,6 +81,11 @@ def never_stopped(config, tmp_path_factory):
     @functools.cache
     def whole(layout):
         laid_out = dataclasses.replace(config, **LAYOUTS[layout])
+        if layout == "mixture":
+            source = config.data.source.removesuffix("#block")
+            mixed = f"0.7*{source}#block + 0.3*{source}#line"
+            data = dataclasses.replace(config.data, source=mixed)
+            laid_out = dataclasses.replace(laid_out, data=data)
         workdir = tmp_path_factory.mktemp("whole") / "run"
         assert go(laid_out, workdir).finished
         return laid_out, workdir
@@ -112,6 +118,7 @@ def test_a_run_resumes_where_jax_computes_in_64_bits(never_stopped, tmp_path):
         pytest.param("one device", [3, 8, 11], marks=pytest.mark.law),
         pytest.param("fsdp 2", [3, 8], marks=pytest.mark.law),
         ("pmap", [3, 8]),
+        ("mixture", [3, 8]),
     ],
 )
 def test_a_resumed_run_is_the_run_never_stopped(never_stopped, tmp_path, layout, stops):

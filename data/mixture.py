@@ -1,0 +1,212 @@
+"""Mixtures: several sources of examples, each with a fixed share of the tokens or documents.
+
+The source of example ``g`` of a run, and its number among the examples of that source, are pure
+functions of ``g``. After any number of examples, each source has its share up to one or two
+examples. A source that ends begins again, in the next epoch of its own order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+
+from .dataset import DataSplit, ExampleSource, PickledByFields
+
+MixtureUnit = Literal["tokens", "documents"]
+"""What the weights of a mixture refer to."""
+# Weights become whole numbers with this sum, so that positions are exact.
+_SCALE = 1 << 40
+# Examples that are made to measure the tokens of a source.
+_MEASURED = 2048
+
+
+@dataclass(frozen=True)
+class MixedPart:
+    """A source of a mixture.
+
+    Attributes:
+      name: The name of the source.
+      weight: The weight as given; only the ratio to the others matters.
+      examples: The examples.
+      units: The mean number of tokens, or of documents, in an example.
+    """
+
+    name: str
+    weight: float
+    examples: ExampleSource
+    units: float
+
+    @classmethod
+    def of(cls, name: str, weight: float, split: DataSplit, unit: MixtureUnit) -> "MixedPart":
+        """Measures the examples of a source.
+
+        Args:
+          name: The name of the source.
+          weight: Its weight.
+          split: Its examples.
+          unit: What the weight refers to.
+        """
+        tokens, documents = _measure(split.examples)
+        if split.documents_per_token is not None:
+            # A document may be cut into several sequences, so count it by its tokens.
+            documents = tokens * split.documents_per_token
+        return cls(name, weight, split.examples, {"tokens": tokens, "documents": documents}[unit])
+
+
+@dataclass(frozen=True)
+class MixedExamples(PickledByFields):
+    """The examples of several sources; see ``dataset.ExampleSource``.
+
+    As an example source it has the examples of all sources, one after the other, each once in an
+    epoch. ``place`` gives their order in training.
+
+    Attributes:
+      parts: The sources.
+      unit: What their weights refer to.
+    """
+
+    parts: tuple[MixedPart, ...]
+    unit: MixtureUnit
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples of all sources."""
+        return self._ends[-1]
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Returns an example of one of the sources."""
+        part = bisect_right(self._ends, index)
+        return self.parts[part].examples.example(epoch, index - self.start(part))
+
+    def start(self, part: int) -> int:
+        """Returns the index of the first example of a source."""
+        return self._ends[part] - self.parts[part].examples.num_examples
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns the source of an example, and its number among the examples of this source.
+
+        Args:
+          number: The number of the example in the whole run.
+        """
+        for part, weight, rest in self._shares:
+            before, after = _taken(number, weight, rest), _taken(number + 1, weight, rest)
+            if after > before:
+                return part, before
+            # The other sources share the remaining examples.
+            number -= before
+        raise AssertionError("the last source takes all remaining examples")
+
+    def counts(self, number: int) -> list[int]:
+        """Returns how many of the first examples of a run are from each source."""
+        counts: list[int] = []
+        for _, weight, rest in self._shares:
+            counts.append(_taken(number, weight, rest))
+            number -= counts[-1]
+        return counts
+
+    def positions(self, number: int) -> list[dict[str, str | int]]:
+        """Returns the next example of each source after the first examples of a run.
+
+        Returns:
+          For each source its name, the epoch, and the number of its example in the order of this
+          epoch.
+        """
+        found: list[dict[str, str | int]] = []
+        for part, count in zip(self.parts, self.counts(number), strict=True):
+            epoch, example = divmod(count, part.examples.num_examples)
+            found.append({"source": part.name, "epoch": epoch, "example": example})
+        return found
+
+    def lines(self, number: int) -> Iterator[tuple[str, str]]:
+        """Yields the name of each source and its part in the first examples of a run."""
+        counts = self.counts(number)
+        amounts = [x * part.units for x, part in zip(counts, self.parts, strict=True)]
+        for part, count, amount in zip(self.parts, counts, amounts, strict=True):
+            epochs = count / part.examples.num_examples
+            share = amount / max(sum(amounts), 1e-9)
+            read = f"{amount:,.0f} {self.unit}, {count:,} sequences, {epochs:.2f} epochs"
+            yield part.name, f"{share:.1%} of all {self.unit}: {read}"
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(part.examples.num_examples for part in self.parts))
+
+    @cached_property
+    def _shares(self) -> list[tuple[int, int, int]]:
+        """Each source with its share of the examples, and the sum of this and all later shares."""
+        # A source with long documents needs few examples for its weight in tokens.
+        rates = [part.weight / part.units for part in self.parts]
+        shares = [max(1, round(_SCALE * rate / sum(rates))) for rate in rates]
+        rests = list(accumulate(reversed(shares)))[::-1]
+        return list(zip(range(len(shares)), shares, rests, strict=True))
+
+
+@dataclass(frozen=True)
+class MixedContent:
+    """Statistics of a mixture.
+
+    Attributes:
+      token_counts: The expected occurrences of each token in a run, up to a factor, float64 [V].
+    """
+
+    token_counts: np.ndarray
+
+
+def mix(
+    parts: Mapping[str, tuple[float, DataSplit]], unit: MixtureUnit, fingerprint: str
+) -> DataSplit:
+    """Mixes the training examples of several sources.
+
+    Args:
+      parts: The weight and the examples of each source, by its name.
+      unit: What the weights refer to.
+      fingerprint: A hash of the weights and sources, which the result's hash extends.
+
+    Returns:
+      A split whose examples are ``MixedExamples``.
+    """
+    examples = MixedExamples(
+        tuple(MixedPart.of(name, *one, unit) for name, one in parts.items()), unit
+    )
+    total = sum(part.weight for part in examples.parts)
+    summary = f"{len(parts)} sources, mixed by {unit}"
+    notes: list[str] = []
+    for part, (_, split) in zip(examples.parts, parts.values(), strict=True):
+        notes.append(f"{part.weight / total:.1%} {part.name}: {split.summary}")
+        notes += split.notes
+    counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
+    shares = examples.counts(_SCALE)
+    known = [x * n for x, n in zip(counts, shares, strict=True) if x is not None]
+    content = MixedContent(np.sum(known, axis=0)) if len(known) == len(counts) else None
+    return DataSplit(examples, content, fingerprint, summary, tuple(notes))
+
+
+def _taken(number: int, weight: int, rest: int) -> int:
+    """Returns how many of the first examples a source takes, which is rounded."""
+    return (2 * number * weight + rest) // (2 * rest)
+
+
+def _measure(examples: ExampleSource) -> tuple[float, float]:
+    """Returns the mean numbers of tokens and of documents in an example."""
+    number = examples.num_examples
+    indices = np.unique(np.linspace(0, number - 1, min(number, _MEASURED)).astype(np.int64))
+    rows = [examples.example(0, index) for index in indices.tolist()]
+    return float(np.mean(list(map(_tokens, rows)))), float(np.mean(list(map(_documents, rows))))
+
+
+def _tokens(row: Mapping[str, np.ndarray]) -> int:
+    segments = row.get("segment_ids")
+    if segments is not None:
+        return int(np.count_nonzero(segments))
+    # Without segments, masks mark the tokens of each side.
+    masks = [np.count_nonzero(array) for name, array in row.items() if name.endswith("mask")]
+    return int(sum(masks)) or 1
+
+
+def _documents(row: Mapping[str, np.ndarray]) -> int:
+    segments = row.get("segment_ids")
+    return 1 if segments is None else int(np.max(segments))
