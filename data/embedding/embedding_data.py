@@ -2,8 +2,9 @@
 
 The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of the first column, and
 ``input_ids`` and ``attention_mask`` [B, C, T] of the other columns, the positive first. A text that
-an example lacks is all zeros. ``scores`` are float32 [B] for scored pairs, and [B, C] if each
-document has a score.
+an example lacks is all zeros. Q and T are the lengths of the longest texts, rounded up to a
+multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for scored pairs, and
+[B, C] if each document has a score.
 """
 
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ class EmbeddingData(ColumnsData):
     kind: ClassVar[str] = "embedding"
 
     length: LabelledLength = 128
-    """Tokens in the sequence of a document, T. Longer texts are truncated."""
+    """Maximum number of tokens of a document, T. Longer texts are truncated."""
     query_length: LabelledLength | None = None
-    """Tokens in the sequence of an anchor, at most `length`. Defaults to `length`."""
+    """Maximum number of tokens of an anchor, Q, at most `length`. Defaults to `length`."""
     query_prompt: str | None = None
     """A text before each anchor. Defaults to the prompt of `init_from` for queries."""
     document_prompt: str | None = None
@@ -115,7 +116,8 @@ class EmbeddingData(ColumnsData):
         tokens, num_truncated = encode_texts(made, tokenizer, template, texts.locations)
         setting = "length" if noun == "document" else "query_length"
         limit = f"data.{setting} {length}"
-        return tokens, too_long(num_truncated, len(made), noun, limit, consequence="truncated")
+        cut = too_long(num_truncated, len(made), noun, limit, consequence="truncated")
+        return tokens.fitted(), cut
 
     def _lowered(self, text: str) -> str:
         # Lowercase character by character, as the tokenizers library does: a final Σ becomes σ, not

@@ -1,9 +1,10 @@
 """Queries with documents to rank, for models that read a query and a document at once.
 
 The arrays of a batch are int32 [B, C, T] ``input_ids``, ``attention_mask`` and ``token_type_ids``
-of the pairs of a query and each of its C documents, and ``scores``, float32 [B, C]. A document that
-an example lacks is all zeros. Records without scores have the score 1 for the positive, and 0 for
-the negatives and for sampled documents.
+of the pairs of a query and each of its C documents, and ``scores``, float32 [B, C]. T is the length
+of the longest query with the longest document, rounded up to a multiple of 8, or the limit of the
+settings. A document that an example lacks is all zeros. Records without scores have the score 1 for
+the positive, and 0 for the negatives and for sampled documents.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class RerankData(ColumnsData):
     kind: ClassVar[str] = "rerank"
 
     length: LabelledLength = 256
-    """Tokens in the sequence of a query and a document, T. The longer text is truncated."""
+    """Maximum number of tokens of a query and a document, T. The longer text is truncated."""
     sampled_negatives: NonNegativeInt | None = None
     """Documents of other queries, drawn at random for each query in each epoch, as negatives. Only
     for records without scores. Defaults to 4, or to 0 for records with scores."""
@@ -103,8 +104,9 @@ class RerankData(ColumnsData):
         is_long = (sizes > template.room(2)) & (others != ABSENT)
         limit, pairs = f"data.length {self.length}", int(np.sum(others != ABSENT))
         cut = too_long(int(is_long.sum()), pairs, "pair", limit, consequence="truncated")
+        longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
-            template=template,
+            template=template.fitted(longest + template.length - template.room(2)),
             keeps_end=tokenizer.truncated([0, 1], 1) == [1],
             queries=queries,
             documents=documents,

@@ -6,7 +6,7 @@ and figure 2).
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ..common.errors import DataError
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
+
+_MULTIPLE = 8
+"""Fitted lengths are multiples of this number, so that a mesh can shard them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,14 @@ class Template:
     def room(self, num_texts: int) -> int:
         """Returns the number of tokens that one text or two may have; see ``Layout.room``."""
         return self.frame.layout(num_texts).room(self.length)
+
+    def fitted(self, longest: int) -> "Template":
+        """Returns a template whose length is a multiple of 8, and not above this one's.
+
+        Args:
+          longest: The number of tokens of the longest example, with special tokens.
+        """
+        return replace(self, length=min(self.length, -(-longest // _MULTIPLE) * _MULTIPLE))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +100,10 @@ class BertInputs:
     def lengths(self) -> list[int]:
         """The number of tokens of each example, with special tokens."""
         return np.diff(self.starts).tolist()
+
+    def fitted(self) -> "BertInputs":
+        """Returns examples of single texts without the padding that all of them have."""
+        return replace(self, template=self.template.fitted(max(self.lengths, default=1)))
 
     def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""

