@@ -61,10 +61,11 @@ def pairs_of_texts(folder: Path, number: int) -> list[list[str]]:
     def size(text: str) -> int:
         return len(tokenizer.encode(text))
 
-    return [
-        mixed_texts(1, size, most, most) + mixed_texts(number, size, least, most)[1:]
-        for least, most in (QUESTION, PARAGRAPH)
-    ]
+    columns = [mixed_texts(number, size, *range_) for range_ in (QUESTION, PARAGRAPH)]
+    for column, (_, most) in zip(columns, (QUESTION, PARAGRAPH), strict=True):
+        # With the same numbers as bounds, texts may be shorter.
+        column[0] = next(text for text in mixed_texts(99, size, most, most) if size(text) == most)
+    return columns
 
 
 def step_of_sentence_transformers(folder: Path, texts: Sequence[list[str]]) -> Callable[[], Any]:

@@ -8,11 +8,11 @@ that are not its own. Vectors rank all paragraphs, and a reranker ranks BM25's f
     python tests/benchmarks/retrieval.py rerank squad.json.gz FOLDER --init-from MODEL --negatives 4
 
 Further options are options of `flaxzoo train embed` or `rerank`, such as `--steps 100`. The script
-writes `FOLDER/SEED/pairs.jsonl` and the collection `FOLDER/SEED/judge`, and runs
+writes `FOLDER/SEED/pairs.jsonl` and the collection `FOLDER/SEED/judgeN` with N questions, and runs
 
-    flaxzoo evaluate MODEL --data beir:FOLDER/SEED/judge        # embed only
+    flaxzoo evaluate MODEL --data beir:FOLDER/SEED/judgeN       # embed only
     flaxzoo train RECIPE --init-from MODEL --data.source jsonl:FOLDER/SEED/pairs.jsonl --workdir RUN
-    flaxzoo evaluate RUN --data beir:FOLDER/SEED/judge
+    flaxzoo evaluate RUN --data beir:FOLDER/SEED/judgeN
 
 Printed are a line for each seed, and the means. The bound is the nDCG of a perfect ranking of
 BM25's first 20.
@@ -26,6 +26,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def questions_of(articles: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def prepare(source: Path, folder: Path, *, seed: int, negatives: int, judged: int | None) -> float:
-    """Writes `pairs.jsonl` and the collection `judge`; returns the bound of a reranker.
+def prepare(
+    source: Path, folder: Path, *, seed: int, negatives: int, judged: int | None
+) -> tuple[Path, float]:
+    """Writes `pairs.jsonl` and a collection; returns the collection and a reranker's bound.
 
     Args:
         source: a file in SQuAD's form.
@@ -64,24 +67,26 @@ def prepare(source: Path, folder: Path, *, seed: int, negatives: int, judged: in
     half = len(articles) // 2
     pairs, judging = questions_of(articles[:half]), questions_of(articles[half:])
     folder.mkdir(parents=True, exist_ok=True)
-    found = nearest_of_bm25(pairs, bm25) if negatives else [[] for _ in pairs]
-    lines = [
-        json.dumps({"anchor": q, "positive": p, "negatives": others[:negatives]})
-        for (q, p), others in zip(pairs, found, strict=True)
-    ]
+    records: list[dict[str, Any]] = [{"anchor": q, "positive": p} for q, p in pairs]
+    if negatives:
+        for record, others in zip(records, nearest_of_bm25(pairs, bm25), strict=True):
+            record["negatives"] = others[:negatives]
+    lines = map(json.dumps, records)
     (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     # All paragraphs are searched, also by a part of the questions. Equal paragraphs are one.
     ids = {p: f"p{i}" for i, p in enumerate(dict.fromkeys(p for _, p in judging))}
     asked = judging if judged is None else rng.sample(judging, min(judged, len(judging)))
-    if not (folder / "judge").exists():
+    judge = folder / f"judge{len(asked)}"
+    if not judge.exists():
         data.RetrievalData(
             {id: paragraph for paragraph, id in ids.items()},
             {f"q{i}": question for i, (question, _) in enumerate(asked)},
             {f"q{i}": {ids[paragraph]: 1} for i, (_, paragraph) in enumerate(asked)},
-        ).save(folder / "judge")
+        ).save(judge)
     places = bm25([question for question, _ in asked], list(ids), FIRST)[1].tolist()
     number = {paragraph: i for i, paragraph in enumerate(ids)}
-    return statistics.mean(number[p] in row for (_, p), row in zip(asked, places, strict=True))
+    bound = statistics.mean(number[p] in row for (_, p), row in zip(asked, places, strict=True))
+    return judge, bound
 
 
 def nearest_of_bm25(pairs: list[tuple[str, str]], bm25: Any) -> list[list[str]]:
@@ -94,13 +99,12 @@ def nearest_of_bm25(pairs: list[tuple[str, str]], bm25: Any) -> list[list[str]]:
     ]
 
 
-def evaluate(run: str | Path, folder: Path) -> dict[str, float]:
+def evaluate(run: str | Path, judge: Path) -> dict[str, float]:
     """Returns what `flaxzoo evaluate` prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        command("evaluate", str(run), "--data", f"beir:{folder / 'judge'}")
-    text = printed.getvalue()
-    return json.loads(text[text.index("{") :])
+        command("evaluate", str(run), "--data", f"beir:{judge}")
+    return json.loads(printed.getvalue())
 
 
 def command(*words: str) -> None:
@@ -128,14 +132,14 @@ def main(given: list[str] | None = None) -> list[dict[str, float]]:
     rows = []
     for seed in arguments.seeds:
         folder, init_from = arguments.folder / str(seed), arguments.init_from
-        bound = prepare(
+        judge, bound = prepare(
             arguments.source,
             folder,
             seed=seed,
             negatives=arguments.negatives,
             judged=arguments.questions,
         )
-        before = evaluate(init_from, folder) if arguments.recipe == "embed" else {}
+        before = evaluate(init_from, judge) if arguments.recipe == "embed" else {}
         run, source = folder / arguments.recipe, f"jsonl:{folder / 'pairs.jsonl'}"
         start = time.perf_counter()
         command(
@@ -143,7 +147,7 @@ def main(given: list[str] | None = None) -> list[dict[str, float]]:
             "--workdir", str(run), "--seed", str(seed), *options, *further,
         )  # fmt: skip
         minutes = (time.perf_counter() - start) / 60
-        after = evaluate(run, folder)
+        after = evaluate(run, judge)
         rows.append(
             {"seed": seed, "bm25": after["bm25_ndcg@10"], "bound": bound}
             | {f"before {name}": before[name] for name in ("ndcg@10", "recall@10") if before}
@@ -158,7 +162,7 @@ def main(given: list[str] | None = None) -> list[dict[str, float]]:
     return rows
 
 
-def print_row(row: dict[str, float]) -> None:
+def print_row(row: Mapping[str, float]) -> None:
     """Prints names and numbers."""
     print(", ".join(f"{name} {round(x, 4)}" for name, x in row.items()), flush=True)
 
