@@ -44,14 +44,19 @@ EMBED = TrainConfig(
 )
 
 
+def _rate(rate: float, model: TransformerConfig) -> float:
+    """Returns the learning rate of a model; narrower models need a larger one than 768 does."""
+    return round(rate * 768 / model.d_model, 6)
+
+
 def of_model(model: TransformerConfig) -> TrainConfig:
     """Returns the settings of fine-tuning for a published model."""
     return dataclasses.replace(
         EMBED,
         model=dataclasses.replace(model, dropout_rate=0.0),
         data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128), query_length=None),
-        # The learning rate of sentence-transformers' examples, for models of a width of 768.
-        optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=2e-5),
+        # MiniLM, of a width of 384, learned more from 500 pairs of SQuAD at 1e-4 than at 2e-5.
+        optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=_rate(5e-5, model)),
         epochs=1.0,
         batch_size=64,
     )
@@ -72,13 +77,11 @@ RERANK = dataclasses.replace(
 
 def rerank_of_model(model: TransformerConfig) -> TrainConfig:
     """Returns the settings of a reranker that begins with a published model."""
-    rate = round(2e-5 * 768 / model.d_model, 6)
     return dataclasses.replace(
         RERANK,
         model=dataclasses.replace(model, dropout_rate=0.1),
         data=dataclasses.replace(RERANK.data, length=min(model.max_length, 256)),
-        # 2e-5 is the rate for a width of 768; narrower models need a larger one.
-        optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=rate),
+        optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=_rate(2e-5, model)),
         epochs=1.0,
     )
 

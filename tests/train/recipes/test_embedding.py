@@ -38,4 +38,4 @@ def test_the_best_checkpoint_has_the_highest_ndcg():
 def test_a_published_model_is_fine_tuned_with_its_length():
     config = train.recipe("embed", preset="bert-base")
     assert (config.data.length, config.data.query_length, config.epochs) == (128, None, 1.0)
-    assert config.optimizer.peak_learning_rate == 2e-5
+    assert config.optimizer.peak_learning_rate == 5e-5
