@@ -46,11 +46,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="requests of the memory case")
     parser.add_argument("--rows", type=int, default=16, help="rows of the server and in process")
     parser.add_argument("--width", type=int, default=256, help="width of the random model")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the random model")
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        run = arguments.run or make_run(place / "run", arguments.width)
+        run = arguments.run or make_run(place / "run", arguments)
         prompts = [prompt(i) for i in range(arguments.streams)]
         expected, in_process = complete(run, prompts, arguments)
         cache = {"JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
@@ -81,7 +82,7 @@ def prompt(number: int) -> str:
     return " ".join(draw.choice(WORDS, 4 + number % 24))
 
 
-def make_run(folder: Path, width: int) -> Path:
+def make_run(folder: Path, arguments: Any) -> Path:
     """Makes a run of a small GPT with random parameters."""
     import jax
     from flaxzoo import models, train
@@ -91,8 +92,8 @@ def make_run(folder: Path, width: int) -> Path:
     config = models.GPTConfig(
         vocab_size=tokenizer.vocab_size,
         max_length=512,
-        d_model=width,
-        num_layers=6,
+        d_model=arguments.width,
+        num_layers=arguments.layers,
         num_heads=8,
         dropout_rate=0.0,
     )

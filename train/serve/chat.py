@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from ...data.chat.encoding import encode_chat, end_of_turn
+from ...data.chat_templates.chat_template import LECTURES
 from ...data.common.fields import (
     Checked,
     FieldError,
@@ -128,7 +129,10 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     template, tools = tokenizer.chat_template, _tools(fields.tools)
     # The template lists the tools, or else the instructions do.
     listed = None if form is None else form.instructions(tools)
-    messages = [_message(message, i) for i, message in enumerate(fields.messages)]
+    in_content = template.source == LECTURES
+    messages = [
+        _message(message, i, in_content=in_content) for i, message in enumerate(fields.messages)
+    ]
     if listed is not None:
         messages = _with_instructions(messages, listed)
     schemas = list(fields.tools) if form is not None and listed is None else None
@@ -177,8 +181,14 @@ def _never(**arguments: object) -> None:
     raise NotImplementedError("clients run the tools")
 
 
-def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Returns a message as chat templates read it: arguments of calls are objects."""
+def _message(message: Mapping[str, Any], number: int, *, in_content: bool) -> dict[str, Any]:
+    """Returns a message as chat templates read it: arguments of calls are objects.
+
+    Args:
+        message: the message.
+        number: its index, for messages of errors.
+        in_content: whether the template has calls in the content of a message.
+    """
     result = {name: value for name, value in message.items() if value is not None}
     result.setdefault("content", "")
     calls = []
@@ -191,9 +201,16 @@ def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             text = f"messages[{number}].tool_calls must have functions with arguments in JSON"
             raise ApiError(400, text, "messages", "invalid_value") from None
-    if calls:
+    if calls and in_content:
+        result["content"] = "".join([str(result["content"]), *map(_bracketed, calls)])
+    elif calls:
         result["tool_calls"] = [call.message for call in calls]
     return result
+
+
+def _bracketed(call: ToolCall) -> str:
+    """Returns a call in the format of the lectures, which has one unnamed argument."""
+    return f"<<{' '.join([call.name, *map(str, call.arguments.values())])}>>"
 
 
 def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -230,7 +247,10 @@ class _Answer:
             }
             for call in written.calls
         ]
-        return written.content, calls
+        content = written.content
+        if calls and self.form.in_content:
+            content = content[: self.form.begins_call(content)].rstrip()
+        return content, calls
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
         """Returns a choice of the answer that is not a stream."""
@@ -277,10 +297,9 @@ class _Shown:
         self._text += text
         if self._shown == 0:
             self._text = self._text.lstrip()
-        end = len(self._text.rstrip())
-        if self._form is not None:
-            # A call may begin here, and its text is not shown.
-            end = min(end, self._form.begins_call(self._text))
+        # A call may begin in the text, and is not shown.
+        begun = len(self._text) if self._form is None else self._form.begins_call(self._text)
+        end = len(self._text[:begun].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
         return "" if last and self._form is not None else shown
 

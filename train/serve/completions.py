@@ -75,7 +75,7 @@ class CompletionFields(TextFields):
 
 @dataclasses.dataclass
 class _Echo:
-    """What stands before a text, if the prompt is repeated."""
+    """A prompt that is repeated before its text, and its scores."""
 
     text: str
     ids: list[int]
