@@ -67,7 +67,7 @@ def main() -> None:
             asyncio.run(memory(server, arguments.requests))
         limit = ("--rows", arguments.rows, "--max-requests", 32)
         with serving(run, place, *limit, **cache) as server:
-            asyncio.run(overload(server.port, arguments.tokens))
+            asyncio.run(overload(server.port))
 
 
 def show(case: str, **figures: Any) -> None:
@@ -241,9 +241,9 @@ def streamed(
     )
 
 
-async def overload(port: int, tokens: int) -> None:
+async def overload(port: int) -> None:
     """Prints how fast requests beyond the queue are refused."""
-    fields = {"prompt": "a", "max_tokens": 8 * tokens, "temperature": 1.0}
+    fields = {"prompt": "a", "max_tokens": 400, "temperature": 1.0}
     running = [asyncio.ensure_future(ask(port, fields)) for _ in range(32)]
     await asyncio.sleep(1)
     times, statuses = [], set()
