@@ -201,6 +201,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
         config,
         steps=steps,
         epochs=0.0,
+        objective=config.objective.in_steps(steps),
         evaluate_every=config.evaluate_every or steps_per_epoch,
         checkpoint_every=config.checkpoint_every or steps_per_epoch,
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup, warmup_fraction=0.0),

@@ -16,7 +16,7 @@ from .losses.eval_step import Evaluation, unigram_entropy
 from .losses.objective import Objective
 
 if TYPE_CHECKING:
-    from ..models.hf.sentence_embedding import EmbeddingSettings
+    from ..models.hf.sparse_encoder import VectorSettings
 
 Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
@@ -56,6 +56,8 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     """The supported heads of `HEADS`, the default first. Defaults to the kind of data."""
     needs_init_from: ClassVar[bool] = False
     """Whether the loss compares the model with the model of `init_from`."""
+    compares_by_dot: ClassVar[bool] = False
+    """Whether the evaluations of vectors compare them by dot product instead of cosine."""
     scores_pairs: ClassVar[bool] = False
     """Whether the model is a cross-encoder. Its only label may have any name in `init_from`."""
     compares_with_start: ClassVar[bool] = False
@@ -115,12 +117,12 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         del open_reference
         return data
 
-    def begun_with(self, data: D, settings: "EmbeddingSettings") -> "tuple[ObjectiveConfig[D], D]":
+    def begun_with(self, data: D, settings: "VectorSettings") -> "tuple[ObjectiveConfig[D], D]":
         """Returns the objective and the data with what they take from the initial model.
 
         Args:
             data: The data.
-            settings: The sentence embeddings of the initial model, or the defaults.
+            settings: How the initial model computes vectors, or the defaults.
         """
         del settings
         return self, data
@@ -143,10 +145,10 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         del data, is_default
         return self
 
-    def embedding_settings(
-        self, data: D, settings: "EmbeddingSettings | None"
-    ) -> "EmbeddingSettings | None":
-        """Returns the settings of the run's sentence embeddings, or None if it has none.
+    def vector_settings(
+        self, data: D, settings: "VectorSettings | None"
+    ) -> "VectorSettings | None":
+        """Returns how the model of the run computes vectors, or None if it does not.
 
         Args:
             data: The data.
@@ -154,6 +156,11 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         """
         del data
         return settings
+
+    def in_steps(self, steps: int) -> "ObjectiveConfig[D]":
+        """Returns the settings with all durations in steps, for a run of that many steps."""
+        del steps
+        return self
 
     def for_evaluation(self) -> "ObjectiveConfig[D]":
         """Returns the settings for an evaluation without the frozen parameters of a train state."""

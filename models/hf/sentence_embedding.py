@@ -142,6 +142,11 @@ class EmbeddingSettings:
     """How sentence-transformers compares vectors: cosine, dot, euclidean or manhattan. If None, by
     their cosine."""
 
+    @property
+    def texts(self) -> "EmbeddingSettings":
+        """The settings of texts, as sparse encoders have them too."""
+        return self
+
     def __post_init__(self) -> None:
         if not self.pooling:
             raise WeightsError(f"pooling is missing: choose from {', '.join(POOLING_MODES)}")

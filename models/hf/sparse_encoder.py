@@ -16,7 +16,11 @@ from ...data.common.json_text import JsonObject
 from ..nn.typing import Array, Float
 from .config_mapping import ConfigMapping, Field, FixedField
 from .save_weights import write_json
-from .sentence_embedding import EmbeddingSettings
+from .sentence_embedding import (
+    EmbeddingSettings,
+    read_embedding_settings,
+    write_embedding_settings,
+)
 from .sentence_modules import (
     MODULES,
     WHOLE_MODEL,
@@ -68,6 +72,25 @@ class SparseSettings:
         """Returns the weights, given the greatest logit of each token over all positions."""
         weights = jnp.log1p(jax.nn.relu(greatest))
         return weights if self.activation == "relu" else jnp.log1p(weights)
+
+
+VectorSettings = EmbeddingSettings | SparseSettings
+"""How a model computes dense or sparse vectors of texts; `texts` has the settings of texts."""
+
+
+def read_vector_settings(folder: Path) -> VectorSettings | None:
+    """Reads how the model of a folder computes vectors, or None if it does not say."""
+    return read_sparse_settings(folder) or read_embedding_settings(folder)
+
+
+def write_vector_settings(
+    folder: Path, settings: VectorSettings, *, d_model: int, max_length: int
+) -> None:
+    """Writes the additional files that sentence-transformers reads; see the other functions."""
+    if isinstance(settings, SparseSettings):
+        write_sparse_settings(folder, settings, max_length=max_length)
+    else:
+        write_embedding_settings(folder, settings, d_model=d_model, max_length=max_length)
 
 
 def read_sparse_settings(folder: Path) -> SparseSettings | None:

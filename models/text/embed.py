@@ -68,7 +68,7 @@ class TextEmbedder(TextModel):
     ) -> None:
         super().__init__(model, params, tokenizer)
         self.settings = settings
-        self._width = settings.width(model.config.d_model)
+        self.width = settings.width(model.config.d_model)
         longest = model.config.max_length
         self._max_length = min(longest, settings.max_length or longest)
 
@@ -106,7 +106,7 @@ class TextEmbedder(TextModel):
     @property
     def width(self) -> int:
         """The number of dimensions of a vector."""
-        return self._width
+        return self.width
 
     def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
         """Returns an embedder of the same model with other settings."""
@@ -185,7 +185,7 @@ class TextEmbedder(TextModel):
         Raises:
             UserError: a vector is NaN or infinite.
         """
-        vectors = np.zeros((len(rows), self._width), np.float32)
+        vectors = np.zeros((len(rows), self.width), np.float32)
         for batch, found in self._batches(rows):
             vectors[batch] = found
         return vectors

@@ -11,6 +11,7 @@ from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..greatest_logits import greatest_logits
 from ..hf.sentence_embedding import EmbeddingSettings
+from ..hf.sentence_modules import kind_of
 from ..hf.sparse_encoder import SparseSettings, read_sparse_settings
 from ..hub import local_folder
 from ..model import Model
@@ -53,7 +54,7 @@ class SparseEmbedder(TextEmbedder):
     ) -> None:
         super().__init__(model, params, tokenizer, sparse.texts)
         self.sparse = sparse
-        self._width = model.config.vocab_size
+        self.width = model.config.vocab_size
 
         @jax.jit
         def embed(
@@ -76,6 +77,10 @@ class SparseEmbedder(TextEmbedder):
         """Returns an embedder of the same model with other settings of texts."""
         sparse = dataclasses.replace(self.sparse, texts=settings)
         return SparseEmbedder(self._model, self._params, self._tokenizer, sparse)
+
+    def comparable(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns the vectors, which are compared by dot product."""
+        return vectors
 
     def weights(
         self,
@@ -103,3 +108,11 @@ class SparseEmbedder(TextEmbedder):
                 names = map(self._tokenizer.token, order.tolist())
                 weights[i] = dict(zip(names, row[order].tolist(), strict=True))
         return weights
+
+
+def open_embedder(
+    folder: str | Path, *, step: int | None = None, log: LogFn = print
+) -> TextEmbedder:
+    """Opens a model of dense or of sparse vectors; see `TextModel.of_run`."""
+    is_sparse = kind_of(local_folder(folder)) == "SparseEncoder"
+    return (SparseEmbedder if is_sparse else TextEmbedder).of_run(folder, step=step, log=log)

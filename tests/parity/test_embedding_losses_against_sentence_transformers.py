@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flaxzoo import data, train
 from flaxzoo.train.losses.embedding import in_batch, scored
 from flaxzoo.train.losses.embedding.matryoshka import matryoshka
 from flaxzoo.train.losses.embedding.vectors import Real, Vectors
@@ -12,6 +13,7 @@ from ..support.stated_table import check_row
 
 torch = pytest.importorskip("torch")
 theirs = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+theirs_sparse = pytest.importorskip("sentence_transformers.sparse_encoder.losses")
 
 GUIDE, HEADING = "docs/explain/losses.md", "loss of vectors"
 B, D = 6, 8
@@ -23,6 +25,7 @@ Y = np.array([0.1, 0.9, 0.5, 0.5, 0, 1], np.float32)
 LABELS = np.array([1, 0, 0, 1, 0, 1], np.float32)
 TEACHER = RNG.randn(B, 3).astype(np.float32)
 ONE, TWO = (P,), (P, N1)
+DATA = data.EmbeddingData(source=[("a", "b")], length=8, tokenizer=data.TokenizerConfig())
 MORE = (P, N1, N2)
 
 
@@ -86,6 +89,20 @@ def ours_nested(loss):
 
 def distilled(v):
     return scored.distillation(v, jnp.asarray(TEACHER), real(v), temperature=2.0)
+
+
+def regularized(model):
+    ranking = theirs_sparse.SparseMultipleNegativesRankingLoss(model)
+    return theirs_sparse.SpladeLoss(model, ranking, 0.3, 0.5)
+
+
+def ours_regularized(v):
+    """A weight of each term, as in the last step of a ramp."""
+    objective = train.SpladeConfig(document_weight=0.3, query_weight=0.5).build(DATA)
+    masks = jnp.ones((B, 2)), jnp.ones((B, v.documents.shape[1], 2), int)
+    batch = {"anchor_mask": masks[0], "input_ids": masks[1], "attention_mask": masks[1]}
+    sums, counts = objective.terms(v, batch), objective.counts(batch)
+    return sum(c * sums[name] / counts[name] for name, c in objective.coefficients.items())
 
 
 HARD = {"hardness_strength": 5.0}
@@ -160,6 +177,7 @@ CASES = {
             margin_strategy="relative", margin=0.1, temperature=0.05, contrast_anchors=False
         ),
     ),
+    "`splade`, with regularizers": (TWO, None, regularized, ours_regularized),
     "Matryoshka of `multiple_negatives`": (ONE, None, nested(ranked()), ours_nested(among())),
     "Matryoshka of `distillation`": (
         MORE,
@@ -181,6 +199,7 @@ def test_loss_and_gradient(name):
     ]
     given = None if labels is None else torch.tensor(labels)
     loss = make_theirs(Columns())(features, given)
+    loss = sum(loss.values()) if isinstance(loss, dict) else loss
     loss.backward()
 
     vectors = Vectors(

@@ -42,7 +42,7 @@ from .activations import Apply
 from .sharding import axes_of
 
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
-"""`function(params, frozen, counts, rows) -> (gradients, sums)`, of arrays `[B, …]`."""
+"""`function(params, frozen, scales, rows) -> (gradients, sums)`, of rows `[B, …]`."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
 """The parameters of linear maps, including untied vocabulary matrices. Models cast them to the
 compute dtype before use, and their gradients are computed in it."""
@@ -109,9 +109,9 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         return x.astype(param.dtype)
 
     def on_one(
-        params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
+        params: Params, frozen: Params | None, scales: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
-        gradients, sums = gathering(function, specs, wire)(params, frozen, counts, rows)
+        gradients, sums = gathering(function, specs, wire)(params, frozen, scales, rows)
         return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
@@ -225,10 +225,10 @@ def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> Gradien
             return wire.gather(name, x, spec)
 
     def gathering(
-        params: Params, frozen: Params | None, counts: PyTree, rows: PyTree
+        params: Params, frozen: Params | None, scales: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         params, frozen = map_named(gathered, (params, frozen), specs)
-        return function(params, frozen, counts, rows)
+        return function(params, frozen, scales, rows)
 
     return gathering
 

@@ -41,16 +41,16 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
     """Returns `function` run by `pmap` on each device for its rows, with summed results."""
 
     def summed(
-        params: Params, frozen: Params | None, counts: PyTree, rows: tuple[PyTree, Array]
+        params: Params, frozen: Params | None, scales: PyTree, rows: tuple[PyTree, Array]
     ) -> tuple[Params, PyTree]:
         batch, keys = rows
 
         def on_one(
-            params: Params, frozen: Params | None, counts: PyTree, batch: PyTree, data: Array
+            params: Params, frozen: Params | None, scales: PyTree, batch: PyTree, data: Array
         ) -> tuple[Params, PyTree]:
             # Rebuild typed keys from their data.
             rows = batch, jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
-            return jax.lax.psum(function(params, frozen, counts, rows), AXIS)
+            return jax.lax.psum(function(params, frozen, scales, rows), AXIS)
 
         mapped = jax.pmap(
             on_one,
@@ -65,7 +65,7 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         )
         # pmap makes a mesh with another axis, which the step's current mesh must not hide.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return mapped(params, frozen, counts, *parts)
+            return mapped(params, frozen, scales, *parts)
 
     return summed
 

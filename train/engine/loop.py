@@ -218,7 +218,8 @@ class Loop:
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         scores = self.config.objective.score(evaluation, self.run.validation, self.config.data)
-        return {**scores, **vector_scores(evaluation, self.run.validation)}
+        by_dot = self.config.objective.compares_by_dot
+        return {**scores, **vector_scores(evaluation, self.run.validation, by_dot=by_dot)}
 
     def _measure(self, scores: Scores) -> float:
         """Returns the measure of a checkpoint, which is lowest for the best one."""

@@ -59,10 +59,13 @@ def make_train_step(
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Count before the batch is split, so that every split gives the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
+        scales = counts, objective.weights(state.step)
 
         def sums_of_rows(
-            params: Params, frozen: Params | None, counts: Terms, rows: Rows
+            params: Params, frozen: Params | None, scales: tuple[Terms, Terms], rows: Rows
         ) -> tuple[Params, Terms]:
+            counts, weights = scales
+
             def run(params: Params, rows: Rows) -> Outputs:
                 batch, keys = rows
                 base = frozen
@@ -76,7 +79,7 @@ def make_train_step(
                 # Sums of a part over counts of the batch: adding the parts gives the mean of the
                 # batch.
                 means = divide(sums, counts)
-                return weigh(means, objective), means
+                return weigh(means, weights), means
 
             def loss_fn(params: Params, rows: Rows) -> tuple[Array, Terms]:
                 return loss_of(run(params, rows), rows[0])
@@ -99,8 +102,8 @@ def make_train_step(
         # Sum gradients over micro-batches and devices.
         summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
         rows = batch, keys
-        gradients, means = summed(trained, state.frozen, counts, rows)
-        loss, norm = weigh(means, objective), optax.tree.norm(gradients)
+        gradients, means = summed(trained, state.frozen, scales, rows)
+        loss, norm = weigh(means, scales[1]), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
             updates, opt_state = tx.update(gradients, opt_state, params)
@@ -125,6 +128,6 @@ def divide(sums: Terms, counts: Terms) -> Terms:
     return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
 
-def weigh(means: Terms, objective: Objective) -> Array:
-    """Returns the loss, Σ coefficient · mean."""
-    return sum((c * means[name] for name, c in objective.coefficients.items()), jnp.float32(0))
+def weigh(means: Terms, weights: Terms) -> Array:
+    """Returns the loss, Σ weight · mean."""
+    return sum((weight * means[name] for name, weight in weights.items()), jnp.float32(0))

@@ -109,7 +109,7 @@ def score_run(
     check_outputs(evaluation.predictions)
     scores = {
         **objective.score(evaluation, split, config.data),
-        **vector_scores(evaluation, split),
+        **vector_scores(evaluation, split, by_dot=objective.compares_by_dot),
         **written,
     }
     check_outputs(scores)

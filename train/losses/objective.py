@@ -70,6 +70,9 @@ class Objective:
     terms: Callable[..., Terms]
     """`terms(outputs, batch)` returns the sum of each term over its items; with `reference`,
     `terms(outputs, batch, reference_outputs)`."""
+    ramps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """For terms whose weight grows: the number of steps n until it is the coefficient. In step t,
+    from 0, the weight is min(1, t / n)² of it."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """The arrays `[B, …]` that an evaluation keeps from the outputs for a batch."""
     reference: bool = False
@@ -94,6 +97,13 @@ class Objective:
     """Whether the terms of an example depend on other examples of the batch, as with in-batch
     negatives. Such a batch cannot run under pmap. In micro-batches the model runs twice, and its
     outputs must be floats with a row for each example; see `engine.grad_cache`."""
+
+    def weights(self, step: Array) -> Terms:
+        """Returns the weight of each term in the loss of a training step."""
+        weights = {name: jnp.float32(x) for name, x in self.coefficients.items()}
+        for name, number in self.ramps.items():
+            weights[name] *= jnp.square(jnp.minimum(1.0, step / number))
+        return weights
 
     @property
     def needs_initial(self) -> bool:

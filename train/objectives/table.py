@@ -27,6 +27,7 @@ OBJECTIVES = {
     "rerank": "embedding.rerank.RerankConfig",
     "multiple_negatives": "embedding.in_batch.MultipleNegativesConfig",
     "gist": "embedding.in_batch.GISTConfig",
+    "splade": "embedding.sparse.SpladeConfig",
     "cosent": "embedding.scored.CoSENTConfig",
     "angle": "embedding.scored.AngleConfig",
     "cosine": "embedding.scored.CosineConfig",

@@ -19,11 +19,12 @@ from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
 from ...models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
-from ...models.hf.sentence_embedding import (
-    IN_RUN,
-    EmbeddingSettings,
-    read_embedding_settings,
-    write_embedding_settings,
+from ...models.hf.sentence_embedding import EmbeddingSettings
+from ...models.hf.sentence_modules import IN_RUN
+from ...models.hf.sparse_encoder import (
+    SparseSettings,
+    read_vector_settings,
+    write_vector_settings,
 )
 from ...models.hub import local_folder
 from ...models.loading import model_config
@@ -237,8 +238,8 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
 def _begun_with(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
-    """Returns a run with the sentence embeddings of its folder, or of the initial model."""
-    found = None if folder is None else read_embedding_settings(local_folder(folder))
+    """Returns a run with the vectors of its folder, or of the initial model."""
+    found = None if folder is None else read_vector_settings(local_folder(folder))
     is_default = config.objective.is_default
     objective, data = config.objective.begun_with(config.data, found or EmbeddingSettings())
     if not own_examples:
@@ -345,11 +346,13 @@ def create_folder(run: Run) -> None:
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
         model, source = run.stated.model, run.stated.init_from
-        found = None if source is None else read_embedding_settings(local_folder(source))
-        embedding = run.stated.objective.embedding_settings(run.stated.data, found)
-        if embedding is not None:
-            write_embedding_settings(
-                folder / IN_RUN, embedding, d_model=model.d_model, max_length=model.max_length
+        found = None if source is None else read_vector_settings(local_folder(source))
+        vectors = run.stated.objective.vector_settings(run.stated.data, found)
+        # Another head than a masked language model's has no sparse vectors.
+        is_lost = isinstance(vectors, SparseSettings) and not HEADS[model.head].predicts_masked
+        if vectors is not None and not is_lost:
+            write_vector_settings(
+                folder / IN_RUN, vectors, d_model=model.d_model, max_length=model.max_length
             )
         if run.stated.objective.scores_pairs:
             known = None if source is None else read_pair_scoring(local_folder(source))

@@ -196,11 +196,11 @@ def test_prompts_that_training_left_out_are_not_kept():
     settings = EmbeddingSettings(prompts=prompts, default_prompt="query")
     objective = train.MultipleNegativesConfig()
     given = dataclasses.replace(KINDS["multiple_negatives"], query_prompt="", document_prompt="")
-    found = objective.embedding_settings(given, settings)
+    found = objective.vector_settings(given, settings)
     assert found.prompts == {"query": "", "passage": "", "other": "x"}
     assert found.prompt(None) == found.query_prompt == found.document_prompt == ""
     _, kept = objective.begun_with(KINDS["multiple_negatives"], settings)
-    found = objective.embedding_settings(kept, settings)
+    found = objective.vector_settings(kept, settings)
     assert (found.query_prompt, found.prompt(found.document_prompt)) == ("query", "p: ")
 
 
@@ -209,7 +209,7 @@ def test_a_loss_of_dot_products_is_said_to_differ_from_evaluations():
     assert "by their dot product" in (train.DistillationConfig().loss_note(source) or "")
     for settings in ({"normalize": True}, {"similarity": "cosine"}):
         assert train.DistillationConfig(**settings).loss_note(source) is None
-        stored = train.DistillationConfig(**settings).embedding_settings(source, None)
+        stored = train.DistillationConfig(**settings).vector_settings(source, None)
         assert stored.similarity is None
-    assert train.DistillationConfig().embedding_settings(source, None).similarity == "dot"
+    assert train.DistillationConfig().vector_settings(source, None).similarity == "dot"
     assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None

@@ -7,11 +7,14 @@ import numpy as np
 from ....data.dataset import DataSplit
 from ....data.embedding.embedding_data import EmbeddingExamples
 from ...losses.eval_step import Evaluation
+from .nearest import nearest
 from .pairs import cosines, similarity_scores
-from .ranking import retrieval_scores
+from .ranking import DEPTH, ranking_scores, retrieval_scores
 
 
-def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
+def vector_scores(
+    evaluation: Evaluation, split: DataSplit, *, by_dot: bool = False
+) -> dict[str, Any]:
     """Returns the scores of the vectors that an evaluation kept, or nothing if it kept none.
 
     Pairs without scores are a search: the different documents of the split are ranked by cosine
@@ -21,6 +24,7 @@ def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
         split: The data, with N examples.
+        by_dot: Whether a search compares by dot product instead of cosine.
     """
     examples, found = split.examples, evaluation.predictions
     if not isinstance(examples, EmbeddingExamples) or "documents" not in found:
@@ -47,4 +51,7 @@ def vector_scores(evaluation: Evaluation, split: DataSplit) -> dict[str, Any]:
     for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
         if query >= 0:
             relevant[query][document] = 1.0
-    return retrieval_scores(anchors[first_query[asked >= 0]], corpus, relevant)
+    queries = anchors[first_query[asked >= 0]]
+    if not by_dot:
+        return retrieval_scores(queries, corpus, relevant)
+    return ranking_scores(nearest(queries, corpus, DEPTH)[1], relevant)

@@ -10,7 +10,9 @@ from ....data.common.fields import PositiveInt, check_value, require
 from ....models.nn.typing import Array, Float, Int
 
 BLOCK = 16_384
-"""The number of documents on the device at once."""
+"""The largest number of documents on the device at once."""
+FLOATS = 1024 * BLOCK
+"""The largest number of their dimensions, as sparse vectors are wide."""
 QUERIES = 256
 """The number of queries that are compared with a block at once."""
 
@@ -42,14 +44,14 @@ def nearest(
     shape = QUERIES, top_k
     empty = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
     best = [empty for _ in parts]
-    number = 0
-    for block in _blocks(documents):
+    number, size = 0, min(BLOCK, max(1, FLOATS // queries.shape[1]))
+    for block in _blocks(documents, size):
         require(
             block.shape[1] == queries.shape[1],
             f"documents must have the width {queries.shape[1]} of the queries, got "
             f"{block.shape[1]}: embed both with the same model",
         )
-        rows = jnp.asarray(_padded(block, BLOCK))
+        rows = jnp.asarray(_padded(block, size))
         for i, part in enumerate(parts):
             best[i] = _merge(best[i], part, rows, number, len(block))
         number += len(block)
@@ -87,11 +89,11 @@ def _merge(
     return scores, jnp.take_along_axis(indices, chosen, axis=1)
 
 
-def _blocks(documents: np.ndarray | Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yields the documents in order, at most `BLOCK` at a time."""
+def _blocks(documents: np.ndarray | Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yields the documents in order, at most `size` at a time."""
     for array in [documents] if isinstance(documents, np.ndarray) else documents:
-        for start in range(0, len(array), BLOCK):
-            yield array[start : start + BLOCK]
+        for start in range(0, len(array), size):
+            yield array[start : start + size]
 
 
 def _padded(rows: np.ndarray, number: int) -> np.ndarray:

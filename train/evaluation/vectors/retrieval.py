@@ -10,12 +10,15 @@ from ....data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
+from ....models.text.sparse_embed import SparseEmbedder, open_embedder
 from .bm25 import bm25
 from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
 
 AT_ONCE = 16_384
-"""The number of documents whose vectors are in memory at once."""
+"""The largest number of documents whose vectors are in memory at once."""
+FLOATS = 1024 * AT_ONCE
+"""The largest number of their dimensions, as sparse vectors are wide."""
 
 RERANKED = 20
 """The number of documents of BM25 that a cross-encoder ranks again."""
@@ -32,8 +35,8 @@ def evaluate_retrieval(
 
     A model that embeds texts ranks all documents by cosine. Queries have the model's prompt `query`
     before them, if it has one, and documents the first of its prompts `document`, `passage` and
-    `corpus`. A cross-encoder (a sequence classifier with one label) ranks the first 20 documents of
-    BM25 again.
+    `corpus`. A sparse encoder ranks by dot product. A cross-encoder (a sequence classifier with one
+    label) ranks the first 20 documents of BM25 again.
 
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
@@ -46,6 +49,8 @@ def evaluate_retrieval(
         `ndcg@10`, `mrr@10`, `map@100`, and `accuracy@k`, `precision@k` and `recall@k` for k = 1, 3,
         5, 10, as InformationRetrievalEvaluator of sentence-transformers computes them; with graded
         relevance also `graded_ndcg@10`, as trec_eval does. nDCG of BM25 is in `bm25_ndcg@10`.
+        For a sparse encoder also `query_active_dims` and `corpus_active_dims`, the mean numbers of
+        weights above 0.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -61,17 +66,32 @@ def evaluate_retrieval(
     queries = list(collection.queries.values())
     relevant = _indices(collection, ids)
     model, _ = open_folder(folder)
+    active = dict[str, float]()
     if model.head == "sequence_classification" and len(model.labels) == 1:
         log(f"the model scores pairs: it ranks the first {RERANKED} documents of BM25 again")
         scorer = PairScorer.of_run(folder, step=step, log=log)
         ranked = _reranked(scorer, queries, documents, log)
     else:
-        embedder = TextEmbedder.of_run(folder, step=step, log=log)
+        embedder = open_embedder(folder, step=step, log=log)
         asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
-        ranked = nearest(embedder.comparable(asked), embedded(embedder, documents, log), DEPTH)[1]
+        blocks = embedded(embedder, documents, log)
+        if isinstance(embedder, SparseEmbedder):
+            active["query_active_dims"] = np.count_nonzero(asked) / len(asked)
+            blocks = _counted(blocks, len(documents), active)
+        ranked = nearest(embedder.comparable(asked), blocks, DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
     lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
-    return scores | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
+    return scores | active | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
+
+
+def _counted(
+    blocks: Iterator[np.ndarray], number: int, active: dict[str, float]
+) -> Iterator[np.ndarray]:
+    """Yields blocks of the vectors of all documents, and adds up their mean active dimensions."""
+    for block in blocks:
+        found = active.get("corpus_active_dims", 0.0)
+        active["corpus_active_dims"] = found + np.count_nonzero(block) / number
+        yield block
 
 
 def _reranked(
@@ -93,10 +113,11 @@ def embedded(
 ) -> Iterator[np.ndarray]:
     """Yields `comparable` vectors of documents in order: float32 `[N, D]`, some at a time."""
     prompt = embedder.settings.document_prompt
-    for start in range(0, len(documents), AT_ONCE):
-        part = documents[start : start + AT_ONCE]
+    size = min(AT_ONCE, max(1, FLOATS // embedder.width))
+    for start in range(0, len(documents), size):
+        part = documents[start : start + size]
         yield embedder.comparable(embedder(part, log, prompt_name=prompt))
-        if len(documents) > AT_ONCE:
+        if len(documents) > size:
             log(f"embedded {start + len(part):,} of {len(documents):,} texts")
 
 

@@ -5,6 +5,7 @@ depends on the vectors alone.
 """
 
 import dataclasses
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from .guide import frozen_embedder
 
 if TYPE_CHECKING:
     from ....models.hf.sentence_embedding import EmbeddingSettings
+    from ....models.hf.sparse_encoder import VectorSettings
 
 S = TypeVar("S", bound="EmbeddingObjective")
 GUIDE = "guide"
@@ -56,6 +58,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     """The smallest and the largest number of documents of an example."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the examples of a batch with each other."""
+    measured: ClassVar[tuple[str, ...]] = ("accuracy",)
+    """The names of all `measures`."""
 
     pooling: tuple[PoolingMode, ...] | None = None
     """How the hidden states of a text become one vector; see `flaxzoo embed`. Defaults to the
@@ -86,7 +90,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return real.pairs
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns `accuracy`, which is only reported, for each pair `[B]`; or nothing."""
+        """Returns values of each pair `[B]` that are only reported, some of `measured`."""
         del vectors, real
         return {}
 
@@ -97,9 +101,10 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         def counts(batch: Batch) -> Terms:
             real = Real.of(batch)
+            pairs = jnp.sum(real.pairs, dtype=jnp.float32)
             return {
                 self.kind: jnp.sum(self.items(real), dtype=jnp.float32),
-                "accuracy": jnp.sum(real.pairs, dtype=jnp.float32),
+                **dict.fromkeys(self.measured, pairs),
             }
 
         def terms(vectors: Vectors, batch: Batch) -> Terms:
@@ -188,9 +193,10 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self
 
     def begun_with(
-        self: S, data: EmbeddingData, settings: "EmbeddingSettings"
+        self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
         """See `ObjectiveConfig`."""
+        settings = settings.texts
         kinds = [type(layer).__name__ for layer in settings.layers]
         require(
             "Dense" not in kinds,
@@ -199,6 +205,12 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         )
         normalize = "Normalize" in kinds if self.normalize is None else self.normalize
         pooling = self.pooling or settings.pooling
+        data = self._with_prompts(data, settings)
+        return dataclasses.replace(self, pooling=pooling, normalize=normalize), data
+
+    @staticmethod
+    def _with_prompts(data: EmbeddingData, settings: "EmbeddingSettings") -> EmbeddingData:
+        """Returns the data with the prompts and the lowercasing of the initial model."""
         prompts = {
             "query_prompt": settings.prompt(settings.query_prompt),
             "document_prompt": settings.prompt(settings.document_prompt),
@@ -212,15 +224,15 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             "which has no training here: begin with another model, or give empty prompts "
             "(--data.query-prompt '' --data.document-prompt '')",
         )
-        return dataclasses.replace(self, pooling=pooling, normalize=normalize), data
+        return data
 
-    def embedding_settings(
-        self, data: EmbeddingData, settings: "EmbeddingSettings | None"
-    ) -> "EmbeddingSettings":
+    def vector_settings(
+        self, data: EmbeddingData, settings: "VectorSettings | None"
+    ) -> "VectorSettings":
         """See `ObjectiveConfig`; prompts have the names `query` and `document`."""
         from ....models.hf.sentence_embedding import DOCUMENT_PROMPTS, EmbeddingSettings
 
-        settings = settings or EmbeddingSettings()
+        settings = EmbeddingSettings() if settings is None else settings.texts
         own = {"query": data.query_prompt, "document": data.document_prompt}
         # A search must not use prompts that training left out.
         left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
@@ -235,23 +247,20 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             similarity="dot" if self._compares_by_dot else None,
         )
 
+    def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R D"]:
+        """Returns the vectors of texts, given the model of the run."""
+        hidden = run(**inputs).last_hidden_state
+        x = pool(hidden, inputs["attention_mask"], self.pooling or ("mean",))
+        return unit(x) if self.normalize else x
+
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
         """Returns the `forward` of an objective, which computes the vectors of a batch."""
-        modes, normalize = self.pooling or ("mean",), bool(self.normalize)
-
-        def embed(run: RunModel) -> Callable[[Inputs], Array]:
-            def embedded(inputs: Inputs) -> Float[Array, "R D"]:
-                hidden = run(**inputs).last_hidden_state
-                x = pool(hidden, inputs["attention_mask"], modes)
-                return unit(x) if normalize else x
-
-            return embedded
 
         def forward(run: Mapping[str, RunModel], batch: Batch) -> Vectors:
             guide = None
             if GUIDE in run:  # a further model returns vectors
                 guide = vectors_of(lambda inputs: run[GUIDE](**inputs), batch)
-            own = vectors_of(embed(run["model"]), batch)
+            own = vectors_of(functools.partial(self.embed, run["model"]), batch)
             return Vectors(own.anchors, own.documents, guide)
 
         return forward

@@ -1,0 +1,20 @@
+"""The regularizer of sparse vectors."""
+
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array, Bool, Float
+
+
+def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array, ""]:
+    """Returns Σ_v (mean_n w_nv)², about the number of products of two texts (Paria et al. 2020).
+
+    "Minimizing FLOPs to learn efficient sparse representations", equation 4. It is small if texts
+    have few weights above 0, and if different texts have different ones.
+
+    Args:
+        vectors: w, the weights of each text, at least 0.
+        real: other texts do not count.
+    """
+    number = jnp.maximum(jnp.sum(real), 1)
+    means = jnp.sum(jnp.where(real[:, None], vectors, 0.0), axis=0) / number
+    return jnp.sum(jnp.square(means))

@@ -1,0 +1,130 @@
+"""SPLADE: sparse vectors with a weight for each token of the vocabulary."""
+
+import dataclasses
+from typing import TYPE_CHECKING, TypeVar
+
+import jax.numpy as jnp
+
+from ....data.common.fields import Fraction, NonNegative, NonNegativeInt, Positive, require
+from ....data.embedding.embedding_data import EmbeddingData
+from ....models.greatest_logits import greatest_logits
+from ....models.hf.sparse_encoder import SparseActivation, SparseSettings
+from ....models.nn.typing import Array, Float
+from ...losses.embedding.sparse import flops
+from ...losses.embedding.vectors import Real, Similarity, Vectors
+from ...losses.objective import Batch, Inputs, Objective, RunModel, Terms
+from .in_batch import MultipleNegativesConfig
+
+if TYPE_CHECKING:
+    from ....models.hf.sparse_encoder import VectorSettings
+
+S = TypeVar("S", bound="SpladeConfig")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpladeConfig(MultipleNegativesConfig):
+    """Multiple negatives ranking of sparse vectors by dot product, with a regularizer.
+
+    The weight of token v is log(1 + max(0, z_v)), z_v the greatest logit of v over all positions of
+    a text. The regularizer makes few weights positive (Formal et al. 2021, "SPLADE v2", section 3).
+    """
+
+    kind = "splade"
+    head_names = ("masked_lm",)
+    progress_metrics = ("accuracy", "ndcg@10", "query_active_dims", "document_active_dims")
+    measured = ("accuracy", "query_active_dims", "document_active_dims")
+    compares_by_dot = True
+
+    scale: Positive = 1.0
+    """The factor of the similarities."""
+    similarity: Similarity = "dot"
+    """The similarity of two vectors: dot for the scalar product, or cosine."""
+    activation: SparseActivation | None = None
+    """relu: weights log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit))). Defaults
+    to the setting of `init_from`, or relu."""
+    document_weight: NonNegative = 3e-5
+    """The weight of the regularizer of documents in the loss."""
+    query_weight: NonNegative = 5e-5
+    """The weight of the regularizer of anchors in the loss."""
+    ramp_fraction: Fraction = 1 / 3
+    """The part of the run in which these weights grow quadratically from 0."""
+    ramp_steps: NonNegativeInt = 0
+    """The steps in which these weights grow; 0: derived from `ramp_fraction`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dense = ("pooling", "normalize", "matryoshka_dims")
+        for name in dense:
+            require(
+                not getattr(self, name),
+                f"{name} is for dense vectors, and objective splade learns sparse ones: leave it "
+                "out",
+            )
+
+    def build(self, data: EmbeddingData) -> Objective:
+        """Returns the objective. Its terms are `splade` and the regularizers."""
+        ranking = super().build(data)
+        weights = {"query_flops": self.query_weight, "document_flops": self.document_weight}
+
+        def counts(batch: Batch) -> Terms:
+            # The regularizer of a batch is one item.
+            one = jnp.any(Real.of(batch).pairs).astype(jnp.float32)
+            return {**ranking.counts(batch), **dict.fromkeys(weights, one)}
+
+        def terms(vectors: Vectors, batch: Batch) -> Terms:
+            real, size = Real.of(batch), vectors.anchors.shape[-1]
+            return {
+                **ranking.terms(vectors, batch),
+                "query_flops": flops(vectors.anchors, real.anchors),
+                "document_flops": flops(
+                    vectors.documents.reshape(-1, size), real.documents.reshape(-1)
+                ),
+            }
+
+        return dataclasses.replace(
+            ranking,
+            coefficients={**ranking.coefficients, **weights},
+            counts=counts,
+            terms=terms,
+            regularizers=tuple(weights),
+            ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
+        )
+
+    def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R V"]:
+        """Returns the weights of all tokens, without logits of all positions."""
+        weights = SparseSettings(activation=self.activation or "relu")
+        return weights(greatest_logits(run(**inputs).projection, inputs["attention_mask"]))
+
+    def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
+        """Also returns the numbers of weights above 0 of an anchor and of its positive."""
+        texts = {"query": vectors.anchors, "document": vectors.documents[:, 0]}
+        active = {
+            f"{name}_active_dims": jnp.sum(x != 0, axis=-1, dtype=jnp.float32)
+            for name, x in texts.items()
+        }
+        return {**super().measures(vectors, real), **active}
+
+    def loss_note(self, data: EmbeddingData) -> None:
+        """Returns None, because evaluations compare sparse vectors by dot product."""
+
+    def in_steps(self, steps: int) -> "SpladeConfig":
+        """See `ObjectiveConfig`."""
+        if self.ramp_steps or not self.ramp_fraction:
+            return self
+        return dataclasses.replace(self, ramp_steps=max(1, int(self.ramp_fraction * steps)))
+
+    def begun_with(
+        self: S, data: EmbeddingData, settings: "VectorSettings"
+    ) -> tuple[S, EmbeddingData]:
+        """See `ObjectiveConfig`; a sparse encoder keeps its activation."""
+        known = settings if isinstance(settings, SparseSettings) else SparseSettings()
+        activation = self.activation or known.activation
+        data = self._with_prompts(data, settings.texts)
+        return dataclasses.replace(self, activation=activation), data
+
+    def vector_settings(
+        self, data: EmbeddingData, settings: "VectorSettings | None"
+    ) -> SparseSettings:
+        """See `ObjectiveConfig`."""
+        texts = super().vector_settings(data, settings).texts
+        return SparseSettings(activation=self.activation or "relu", texts=texts)
