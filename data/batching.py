@@ -3,9 +3,9 @@
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and the position of a run is one number. If some
-examples must not share a batch, the order is that of ``distinct_order``. The examples of a mixture
-take turns as ``mixture`` says, and those of each source are ordered like the examples of a run.
+depend on the number of processes or workers, and the position of a run is one number. Examples
+may also decide which of them share a batch, see ``orders``. The examples of a mixture take turns as
+``mixture`` says, and those of each source are ordered like the examples of a run.
 
 Each kind of data defines an ``ExampleSource``; all share this file.
 """
@@ -21,8 +21,7 @@ import numpy as np
 from absl import flags
 
 from .common.errors import DataError
-from .dataset import DistinctExamples, ExampleSource, PickledByFields
-from .distinct_order import distinct_order
+from .dataset import ExampleSource, OrderedExamples, PickledByFields
 from .mixture import MixedExamples
 
 Batch = dict[str, np.ndarray]
@@ -63,8 +62,7 @@ class TrainBatches(PickledByFields):
     def __post_init__(self) -> None:
         local_batch_size(self.batch_size, self.process_count)
         # Raise now if no batch can be made.
-        if self._keys is not None:
-            self._order_of(0, self._keys)
+        _ = self._epoch_size
 
     def __len__(self) -> int:
         return self.num_steps
@@ -78,7 +76,6 @@ class TrainBatches(PickledByFields):
 
     def _at(self, g: int) -> tuple[int, int]:
         """Returns the epoch and the index of an example, given its number in the whole run."""
-        number = self.examples.num_examples
         if isinstance(self.examples, MixedExamples):
             part, g = self.examples.place(g)
             number = self.examples.parts[part].examples.num_examples
@@ -86,33 +83,41 @@ class TrainBatches(PickledByFields):
             epoch, place = divmod(g, number)
             index = _shuffled(place, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
-        if self._keys is None:
+        size = self._epoch_size
+        if size is None:
+            number = self.examples.num_examples
             epoch, place = divmod(g, number)
             return epoch, _shuffled(place, number, self.seed, epoch)
-        # Examples that must not share texts fill whole batches in each epoch.
-        epoch, place = divmod(g, -(-number // self.batch_size) * self.batch_size)
-        return epoch, int(self._order_of(epoch, self._keys).flat[place])
+        # Each epoch fills whole batches.
+        epoch, place = divmod(g, size)
+        order = self._order_of(epoch)
+        assert order is not None
+        return epoch, int(order.flat[place])
 
     @property
     def _before(self) -> int:
-        # Examples that must not share texts fill whole batches.
+        # Examples that decide which of them share a batch fill whole batches.
         whole = -(-self.examples_before // self.batch_size) * self.batch_size
-        return self.examples_before if self._keys is None else whole
+        return self.examples_before if self._epoch_size is None else whole
 
-    @property
-    def _keys(self) -> np.ndarray | None:
-        return self.examples.text_keys if isinstance(self.examples, DistinctExamples) else None
+    @cached_property
+    def _epoch_size(self) -> int | None:
+        """The number of examples in the batches of an epoch, or None for any order."""
+        order = self._order_of(0)
+        return None if order is None else order.size
 
-    def _order_of(self, epoch: int, keys: np.ndarray) -> np.ndarray:
-        """Returns the batches of an epoch of examples that must not share texts."""
+    def _order_of(self, epoch: int) -> np.ndarray | None:
+        """Returns the batches of an epoch, or None for any order."""
+        if not isinstance(self.examples, OrderedExamples):
+            return None
         if epoch not in self._orders:
             # Cache the order of one epoch only, since batches are read in order.
             self._orders.clear()
-            self._orders[epoch] = distinct_order(keys, self.batch_size, self.seed, epoch)
+            self._orders[epoch] = self.examples.batches(self.batch_size, self.seed, epoch)
         return self._orders[epoch]
 
     @cached_property
-    def _orders(self) -> dict[int, np.ndarray]:
+    def _orders(self) -> dict[int, np.ndarray | None]:
         """A cache of the order of one epoch."""
         return {}
 

@@ -103,12 +103,23 @@ class ExampleSource(Protocol):
 
 
 @runtime_checkable
-class DistinctExamples(ExampleSource, Protocol):
-    """Examples that share a batch only if they have no common text."""
+class OrderedExamples(ExampleSource, Protocol):
+    """Examples that decide which of them share a batch."""
 
-    @property
-    def text_keys(self) -> np.ndarray | None:
-        """The number of each text of each example, or -1, int [n, K]; None if any may share."""
+    def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
+        """Returns the indices of the examples of each batch of an epoch, or None for any order.
+
+        Args:
+          batch_size: The size of a batch, B.
+          seed: The seed of the order, any integer.
+          epoch: The epoch.
+
+        Returns:
+          int64 [N, B], with the same N in every epoch.
+
+        Raises:
+          DataError: No such batch exists.
+        """
         ...
 
 

@@ -44,7 +44,7 @@ ORDER = {
     ],
     "data": [
         {"common"},
-        {"dataset", "distinct_order"},
+        {"dataset", "orders"},
         {"mixture"},
         {"batching", "chat_templates", "filters"},
         {"sources", "tokenizers"},

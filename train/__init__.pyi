@@ -52,6 +52,8 @@ from .objectives.dpo import DPOConfig as DPOConfig
 from .objectives.dpo import dpo as dpo
 from .objectives.embedding.in_batch import GISTConfig as GISTConfig
 from .objectives.embedding.in_batch import MultipleNegativesConfig as MultipleNegativesConfig
+from .objectives.embedding.labelled import BatchAllTripletConfig as BatchAllTripletConfig
+from .objectives.embedding.labelled import BatchHardSoftMarginConfig as BatchHardSoftMarginConfig
 from .objectives.embedding.ranked import DistillationConfig as DistillationConfig
 from .objectives.embedding.ranked import MarginMSEConfig as MarginMSEConfig
 from .objectives.embedding.ranked import TripletConfig as TripletConfig

@@ -1,4 +1,4 @@
-"""The columns of a record: the anchor, its documents, and their scores.
+"""The columns of a record: the anchor, its documents, and their scores; or a text and its label.
 
 The order of the columns gives their roles, as in sentence-transformers: an anchor (a query), then
 the positive, then any number of negatives, or a score. Columns with customary names are found by
@@ -22,11 +22,13 @@ POSITIVES = frozenset(
     "positive document documents answer passage sentence2 text2 text_b hypothesis target".split()
 )
 SCORES = frozenset("score scores label labels similarity similarity_score".split())
+LABELS = frozenset("label labels".split())
+TEXTS = ANCHORS | {"text", "sentence"}
 NEGATIVES = re.compile(r"negatives?|negative_?\d+")
 COLUMNS = ColumnRoles(
     "the columns of the texts",
     {"anchor": ANCHORS, "positive": POSITIVES},
-    SCORES | {"negative", "negatives", *(f"negative_{i}" for i in range(1, 100))},
+    SCORES | TEXTS | {"negative", "negatives", *(f"negative_{i}" for i in range(1, 100))},
 )
 
 
@@ -39,6 +41,7 @@ class EmbeddingExample:
         collection.
       documents: The positive, then the negatives; or the second text of a scored pair.
       score: The score of the pair, or of each document; None if the record has none.
+      label: The label of a text without documents, or None.
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 
@@ -46,6 +49,7 @@ class EmbeddingExample:
     documents: tuple[str, ...]
     score: float | tuple[float, ...] | None
     location: str = field(repr=False)
+    label: str | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -55,11 +59,13 @@ class EmbeddingExample:
     @property
     def group(self) -> str:
         """See ``Example``; all anchors of a document are in the same split."""
-        return self.documents[0]
+        return (*self.documents, *self.texts)[0]
 
 
 def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
     """Returns the fields to read in order: the anchor, the positive, negatives, a score.
+
+    The fields of labeled texts are the text and the label.
 
     Args:
       names: The names of all columns.
@@ -68,14 +74,17 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
     Raises:
       DataError: The names do not say which columns to read.
     """
-    anchors, positives, scores = (
+    anchors, positives, scores, texts, labels = (
         [name for name in names if name.casefold() in customary]
-        for customary in (ANCHORS, POSITIVES, SCORES)
+        for customary in (ANCHORS, POSITIVES, SCORES, TEXTS, LABELS)
     )
+    if not positives and len(texts) == len(labels) == 1:
+        return (*texts, *labels)
     require(
         len(anchors) == len(positives) == 1 and len(scores) <= 1,
         f"{source!r} has the columns {', '.join(names)}: name the columns of the anchor and "
-        "the positive after a #, then any negatives or a score, as #question,paragraph",
+        "the positive after a #, then any negatives or a score, as #question,paragraph, or a text "
+        "and its label, as #text,label",
         error=DataError,
     )
     # negative_2 precedes negative_10, as in a list of scores.
@@ -89,13 +98,15 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
 
     Args:
       records: The values of the fields in order.
-      fields: The names of the fields. The last one is a score if it has the name of a score, or
-        if its values are numbers.
+      fields: The names of the fields. The last one of three or more is a score if it has the name
+        of a score, or if its values are numbers. The last one of two is a label if it has its name.
 
     Raises:
       DataError: A record lacks a text or a score, or its documents and scores differ in number.
     """
     last = fields[-1].casefold()
+    if len(fields) == 2 and last in LABELS:
+        return [_labelled(record) for record in records]
     scored = len(fields) > 2 and (
         last in SCORES
         or (not NEGATIVES.fullmatch(last) and all(_is_score(r.values[-1]) for r in records))
@@ -131,6 +142,17 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
         error=DataError,
     )
     return EmbeddingExample(anchor, tuple(documents), score, location)
+
+
+def _labelled(record: Record) -> EmbeddingExample:
+    text, label = record.values
+    require(
+        isinstance(text, str) and _texts(text) and isinstance(label, str | int) and label != "",
+        f"{record.location} must have a text and its label, got {text!r:.40} and {label!r:.40}: "
+        "name the columns after a #, as #text,label",
+        error=DataError,
+    )
+    return EmbeddingExample(text, (), None, record.location, str(label))
 
 
 def _texts(value: Any) -> list[Any]:

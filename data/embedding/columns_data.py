@@ -42,8 +42,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
 
     source: SourceField
     """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns
-    anchor and positive, then negative, negative_1 … or negatives (a list), or score.
-    #question,paragraph names other columns, in this order. builtin:python-docs has the first
+    anchor and positive, then negative, negative_1 … or negatives (a list), or score; or text and
+    label. #question,paragraph names other columns, in this order. builtin:python-docs has the first
     sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
     languages; beir:FOLDER#train and squad:GLOB have queries and their documents. In Python also
     the examples themselves."""

@@ -4,7 +4,8 @@ The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of th
 ``input_ids`` and ``attention_mask`` [B, C, T] of the other columns, the positive first. A text that
 an example lacks is all zeros. Q and T are the lengths of the longest texts, rounded up to a
 multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for scored pairs, and
-[B, C] if each document has a score.
+[B, C] if each document has a score. Labeled texts have only the first column, and ``labels`` int32
+[B].
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,22 @@ import numpy as np
 from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
-from ..distinct_order import ABSENT
 from ..features.bert_inputs import BertInputs, Template, encode_texts
+from ..orders.by_label import label_order
+from ..orders.distinct import ABSENT, distinct_order
 from ..tasks.labelled import LabelledLength
 from ..tokenizers.base import Tokenizer
 from .columns import EmbeddingExample
 from .columns_data import ColumnsData
 from .text_table import NumberedTexts, TextTable
 
-ScoreForm = Literal["none", "pairs", "documents"]
-"""The form of scores: none, one for each pair, or one for each document."""
+ScoreForm = Literal["none", "pairs", "documents", "labels"]
+"""The form of scores: none, one for each pair, one for each document, or a label of each text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingData(ColumnsData):
-    """Pairs of texts with similar meaning, with negatives or with scores."""
+    """Pairs of texts with similar meaning, with negatives or with scores; or texts with labels."""
 
     kind: ClassVar[str] = "embedding"
 
@@ -60,10 +62,11 @@ class EmbeddingData(ColumnsData):
 
     def score_form(self) -> ScoreForm:
         """Returns the form of the scores of the training examples, which are read."""
-        score = self._part("train").examples[0].score
-        if score is None:
-            return "none"
-        return "documents" if isinstance(score, tuple) else "pairs"
+        return form_of(self._part("train").examples[0])
+
+    def label_names(self, example: EmbeddingExample) -> tuple[str, ...]:
+        """See ``RecordData``."""
+        return () if example.label is None else (example.label,)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and the top of this file; without scores."""
@@ -94,16 +97,15 @@ class EmbeddingData(ColumnsData):
         documents_in, cut_documents = self._encoded(
             texts.documents, tokenizer, "document", self.document_prompt, self.length
         )
-        scores = _scores(examples, number)
-        # Equal documents are far apart in an evaluation, whose batches follow the order.
-        order = np.arange(len(rows)) if training else _spread(rows[:, 1])
+        scores, classes = _scores(examples, number), _classes(examples)
+        order = np.arange(len(rows)) if training else _spread(rows[:, 1] if number else rows[:, 0])
         return EmbeddingExamples(
             queries=queries_in,
             documents=documents_in,
             rows=rows[order],
             scores=None if scores is None else scores[order],
-            # Pairs without scores are candidates for each other.
-            text_keys=texts.keys[order] if scores is None else None,
+            labels=None if classes is None else classes[order],
+            text_keys=texts.keys[order],
             notes=(f"{counted(number, 'document')} each", *cut_queries, *cut_documents),
         )
 
@@ -125,8 +127,28 @@ class EmbeddingData(ColumnsData):
         return "".join(map(str.lower, text)) if self.lowercase else text
 
 
+def form_of(example: EmbeddingExample) -> ScoreForm:
+    """Returns the form of the score of an example."""
+    if example.label is not None:
+        return "labels"
+    if example.score is None:
+        return "none"
+    return "documents" if isinstance(example.score, tuple) else "pairs"
+
+
+def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
+    """Returns the numbers of the labels int32 [n], or None without labels."""
+    labels = [example.label for example in examples]
+    if labels[0] is None:
+        return None
+    return np.unique(labels, return_inverse=True)[1].astype(np.int32)
+
+
 def _spread(documents: np.ndarray) -> np.ndarray:
-    """Returns an order that has each document once before it has any twice."""
+    """Returns an order that has each document once before it has any twice.
+
+    Equal documents are then far apart in an evaluation, whose batches follow the order.
+    """
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
     turns = np.concatenate([np.arange(count) for count in counts])
@@ -153,14 +175,15 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | N
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EmbeddingExamples(PickledByFields):
-    """Anchors with their documents; see ``dataset.ExampleSource`` and the top of this file.
+    """Anchors with their documents; see ``dataset.OrderedExamples`` and the top of this file.
 
     Attributes:
       queries: The different anchors.
       documents: The different documents.
       rows: The number of the anchor and of each document, or -1, int32 [n, 1 + C].
       scores: float32 [n] or [n, C], or None.
-      text_keys: See ``dataset.DistinctExamples``, int32 [n, 1 + C] or None.
+      labels: int32 [n], or None.
+      text_keys: The number of each text of each example, or -1, int32 [n, 1 + C].
       notes: Remarks for the log.
     """
 
@@ -168,13 +191,23 @@ class EmbeddingExamples(PickledByFields):
     documents: BertInputs
     rows: np.ndarray
     scores: np.ndarray | None
-    text_keys: np.ndarray | None
+    labels: np.ndarray | None
+    text_keys: np.ndarray
     notes: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
         """The number of anchors."""
         return len(self.rows)
+
+    def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
+        """See ``dataset.OrderedExamples``."""
+        if self.labels is not None:
+            return label_order(self.labels, batch_size, seed, epoch)
+        # Pairs without scores are candidates for each other.
+        if self.scores is None:
+            return distinct_order(self.text_keys, batch_size, seed, epoch)
+        return None
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example; the same in every epoch."""
@@ -192,9 +225,10 @@ class EmbeddingExamples(PickledByFields):
                 row = self.documents.example(number)
                 for name, array in arrays.items():
                     array[place] = row[name]
-        scores = {} if self.scores is None else {"scores": self.scores[index]}
+        values = {"scores": self.scores, "labels": self.labels}
+        targets = {name: x[index] for name, x in values.items() if x is not None}
         anchors = {
             "anchor_ids": query["input_ids"] * present,
             "anchor_mask": query["attention_mask"] * present,
         }
-        return {**anchors, **arrays, **scores}
+        return {**anchors, **(arrays if documents else {}), **targets}

@@ -17,8 +17,8 @@ import numpy as np
 from ..common.errors import DataError
 from ..common.fields import NonNegativeInt, Seed, require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
-from ..distinct_order import ABSENT
 from ..features.bert_inputs import BertInputs, Template, token_specs, truncate_longest_first
+from ..orders.distinct import ABSENT
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource
 from ..sources.published import PublishedRecords

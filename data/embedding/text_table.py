@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..distinct_order import ABSENT
+from ..orders.distinct import ABSENT
 from ..tokenizers.base import Tokenizer
 from .columns import EmbeddingExample
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo import data, train
-from flaxzoo.train.losses.embedding import in_batch, scored
+from flaxzoo.train.losses.embedding import in_batch, labelled, scored
 from flaxzoo.train.losses.embedding.matryoshka import matryoshka
 from flaxzoo.train.losses.embedding.vectors import Real, Vectors
 
@@ -23,6 +23,7 @@ RNG = np.random.RandomState(0)
 A, P, N1, N2, *GUIDES = (RNG.randn(B, D).astype(np.float32) for _ in range(8))
 Y = np.array([0.1, 0.9, 0.5, 0.5, 0, 1], np.float32)
 LABELS = np.array([1, 0, 0, 1, 0, 1], np.float32)
+CLASSES = np.array([0, 0, 1, 1, 2, 2], np.int32)
 TEACHER = RNG.randn(B, 3).astype(np.float32)
 ONE, TWO = (P,), (P, N1)
 DATA = data.EmbeddingData(source=[("a", "b")], length=8, tokenizer=data.TokenizerConfig())
@@ -91,6 +92,10 @@ def distilled(v):
     return scored.distillation(v, jnp.asarray(TEACHER), real(v), temperature=2.0)
 
 
+def to_each(name):
+    return getattr(theirs.BatchHardTripletLossDistanceFunction, f"{name}_distance")
+
+
 def regularized(model):
     ranking = theirs_sparse.SparseMultipleNegativesRankingLoss(model)
     return theirs_sparse.SpladeLoss(model, ranking, 0.3, 0.5)
@@ -156,6 +161,25 @@ CASES = {
         )
         for name in ("euclidean", "cosine", "manhattan")
     },
+    **{
+        f"`batch_all_triplet`, {name}": (
+            (),
+            CLASSES,
+            lambda model, name=name: theirs.BatchAllTripletLoss(model, to_each(name), margin=1),
+            lambda v, name=name: labelled.batch_all_triplet(
+                labelled.TO_EACH[name](v.anchors), jnp.asarray(CLASSES), real(v).anchors, margin=1.0
+            ),
+        )
+        for name in ("euclidean", "cosine")
+    },
+    "`batch_hard_soft_margin`": (
+        (),
+        CLASSES,
+        theirs.BatchHardSoftMarginTripletLoss,
+        lambda v: labelled.batch_hard_soft_margin(
+            labelled.TO_EACH["euclidean"](v.anchors), jnp.asarray(CLASSES), real(v).anchors
+        ),
+    ),
     "`margin_mse`": (
         MORE,
         TEACHER,
@@ -204,8 +228,8 @@ def test_loss_and_gradient(name):
 
     vectors = Vectors(
         jnp.asarray(A),
-        jnp.stack(documents, axis=1),
-        Vectors(jnp.asarray(guide[0]), jnp.stack(guide[1:], axis=1)),
+        jnp.asarray(np.stack((A, *documents), axis=1)[:, 1:]),
+        Vectors(jnp.asarray(guide[0]), jnp.stack(guide, axis=1)[:, 1:]),
     )
     value, slope = jax.value_and_grad(lambda v: jnp.mean(ours(v)))(vectors)
     expected = [np.asarray(x.grad) for x in columns]

@@ -33,6 +33,8 @@ OBJECTIVES = {
     "cosine": "embedding.scored.CosineConfig",
     "contrastive": "embedding.scored.ContrastiveConfig",
     "triplet": "embedding.ranked.TripletConfig",
+    "batch_all_triplet": "embedding.labelled.BatchAllTripletConfig",
+    "batch_hard_soft_margin": "embedding.labelled.BatchHardSoftMarginConfig",
     "margin_mse": "embedding.ranked.MarginMSEConfig",
     "distillation": "embedding.ranked.DistillationConfig",
 }

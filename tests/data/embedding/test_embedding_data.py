@@ -93,6 +93,21 @@ def test_columns_have_their_roles_by_name_or_by_order(row, fields, documents, sc
     assert found == 2 * [("d" if fields == "#z,x" else "a b", documents, scores)]
 
 
+@pytest.mark.parametrize("fields", ["", "#text,label"])
+def test_texts_with_labels_have_no_documents(fields, tmp_path):
+    rows = [{"text": f"a {i}", "label": label} for i, label in enumerate(["x", 7, "x", 7])]
+    source = written(tmp_path / "x", rows) + fields
+    config = EmbeddingData(source=source, validation=source, length=8, tokenizer=WORDS)
+    split = config.train_split(config.make_tokenizer(), (), 0)
+    assert "labels: 7 (2), x (2)" in split.notes
+    found = [split.examples.example(0, i) for i in range(4)]
+    assert [int(one["labels"]) for one in found] == [1, 0, 1, 0]
+    assert found[0].keys() == {"anchor_ids", "anchor_mask", "labels"}
+    assert split.examples.batches(4, 0, 0).shape == (1, 4)
+    with pytest.raises(DataError, match="line 1 must have a text and its label"):
+        split_of(written(tmp_path / "y", [{"text": "a", "label": None}]))
+
+
 def test_a_file_that_is_not_parquet_is_named(tmp_path):
     (tmp_path / "x").write_text("{}")
     with pytest.raises(DataError, match=r"x is not a Parquet file \(.*\): write it again"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flaxzoo import data, train
-from flaxzoo.train.evaluation.vectors.held_out import vector_scores
+from flaxzoo.train.evaluation.vectors.held_out import label_scores, vector_scores
 from flaxzoo.train.losses.eval_step import Evaluation
 
 RNG = np.random.default_rng(0)
@@ -58,3 +58,9 @@ def test_a_score_that_is_a_difference_is_not_compared_with_a_cosine():
 def test_equal_cosines_have_no_correlation():
     rows = [{"text1": "a", "text2": "b", "score": i} for i in range(3)]
     assert evaluated(rows) == {"spearman": 0.0, "pearson": 0.0}
+
+
+def test_the_nearest_other_text_has_the_same_label():
+    vectors = np.array([[1, 0], [1, 0], [0.9, 0.1], [0, 1]], np.float32)
+    assert label_scores(vectors, np.array([0, 0, 1, 1])) == {"label_accuracy": 0.5}
+    assert label_scores(vectors[:1], np.array([0])) == {}

@@ -9,12 +9,13 @@ import pytest
 from flaxzoo import data, train
 from flaxzoo.data import UserError
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings
-from flaxzoo.train.losses.embedding import in_batch, scored
+from flaxzoo.train.losses.embedding import in_batch, labelled, scored
 from flaxzoo.train.losses.embedding.vectors import Real, Vectors, unit
 
 A, P, N1, N2 = map(jnp.asarray, np.random.RandomState(0).randn(4, 6, 8).astype(np.float32))
 Y = jnp.array([0.1, 0.9, 0.5, 0.5, 0, 1])
 TEACHER = jnp.stack((Y, 1 - Y, Y * Y), axis=1)
+LABELS = jnp.array([0, 0, 1, 1, 2, 2])
 WHOLE = Real(jnp.ones(6, bool), jnp.ones((6, 3), bool))
 GUIDE = Vectors(N2, jnp.stack((N1, P, A), axis=1))
 
@@ -69,6 +70,22 @@ CASES = {
         TEACHER,
         lambda v: scored.distillation(v, TEACHER, WHOLE, similarity="cosine"),
     ),
+    "batch_all_triplet": (
+        train.BatchAllTripletConfig(margin=1.0),
+        0,
+        None,
+        lambda v: labelled.batch_all_triplet(
+            labelled.TO_EACH["euclidean"](v.anchors), LABELS, WHOLE.anchors, margin=1.0
+        ),
+    ),
+    "batch_hard_soft_margin": (
+        train.BatchHardSoftMarginConfig(distance="cosine"),
+        0,
+        None,
+        lambda v: labelled.batch_hard_soft_margin(
+            labelled.TO_EACH["cosine"](v.anchors), LABELS, WHOLE.anchors
+        ),
+    ),
     "a teacher": (
         train.MarginMSEConfig(teacher="unread"),
         3,
@@ -96,9 +113,11 @@ def mean_loss(objective, vectors, batch):
 def test_the_loss_is_the_mean_over_items_and_filler_is_none(name):
     settings, number, scores, loss = CASES[name]
     guide = None if settings.second_model is None else GUIDE
-    vectors = Vectors(A, jnp.stack((P, N1, N2)[:number], axis=1), guide)
+    vectors = Vectors(A, jnp.stack((P, N1, N2), axis=1)[:, :number], guide)
     batch = {"anchor_mask": jnp.ones((6, 4), int), "attention_mask": jnp.ones((6, number, 4), int)}
     batch["input_ids"] = batch["attention_mask"]
+    if not number:
+        batch = {"anchor_mask": batch["anchor_mask"], "labels": LABELS}
     if scores is not None:
         batch["scores"] = scores
     objective = settings.build(KINDS["multiple_negatives"])
@@ -125,12 +144,18 @@ def examples(**fields):
     return data.EmbeddingData(source=data.Examples.of(rows), length=8, tokenizer=TOKENIZER)
 
 
+def examples_of_texts():
+    rows = [{"text": a, "label": len(a)} for pair in PAIRS for a in pair]
+    return data.EmbeddingData(source=data.Examples.of(rows), length=8, tokenizer=TOKENIZER)
+
+
 TOKENIZER = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
 PAIRS = [("a b", "b c"), ("d", "e")]
 KINDS = {
     "multiple_negatives": examples(),
     "cosent": examples(score=0.5),
     "distillation": examples(negative="f", scores=[1.0, 0.5]),
+    "batch_all_triplet": examples_of_texts(),
 }
 
 

@@ -10,7 +10,10 @@ import sentence_transformers
 import torch
 from flaxzoo import data, models, train
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings, Normalize
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    BatchAllTripletLoss,
+    MultipleNegativesRankingLoss,
+)
 
 from ...support.encoders import SIZES, VOCABULARY, WORDS
 
@@ -104,3 +107,20 @@ def test_settings_of_the_run_replace_those_of_the_model(published, tmp_path):
     settings = models.TextEmbedder.of_run(tmp_path / "run").settings
     assert (settings.pooling, settings.layers) == (("mean",), (Normalize(),))
     assert settings.prompts["document"] == "red "
+
+
+def test_texts_with_labels_learn_the_loss_of_the_package(published, tmp_path):
+    rows = [{"text": text, "label": "ab"[i % 2]} for i, (text, _) in enumerate(PAIRS)]
+    texts = data.Examples.of(rows)
+    config = config_of(published)
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, source=texts, validation=texts)
+    )
+    train.train(config, tmp_path / "run", quiet=True)
+    _, first, after = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert 0 <= after["label_accuracy"] <= 1
+    theirs = sentence_transformers.SentenceTransformer(str(published), device="cpu")
+    features = [theirs.tokenize([f"it saw {row['text']}" for row in rows])]
+    with torch.no_grad():
+        loss = BatchAllTripletLoss(theirs)(features, torch.arange(len(rows)) % 2)
+    assert first["loss"] == pytest.approx(float(loss), abs=1e-5)

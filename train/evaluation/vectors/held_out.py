@@ -6,6 +6,7 @@ import numpy as np
 
 from ....data.dataset import DataSplit
 from ....data.embedding.embedding_data import EmbeddingExamples
+from ....models.text.embed import normalized
 from ...losses.eval_step import Evaluation
 from .nearest import nearest
 from .pairs import cosines, similarity_scores
@@ -19,7 +20,8 @@ def vector_scores(
 
     Pairs without scores are a search: the different documents of the split are ranked by cosine
     for each different anchor, and the positives of an anchor are relevant. For scored pairs the
-    cosines are compared with the scores.
+    cosines are compared with the scores. For texts with labels `label_accuracy` is how often the
+    nearest other text has the same label.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
@@ -30,6 +32,8 @@ def vector_scores(
     if not isinstance(examples, EmbeddingExamples) or "documents" not in found:
         return {}
     anchors, documents = found["anchors"], found["documents"]
+    if examples.labels is not None:
+        return label_scores(anchors, examples.labels)
     if examples.scores is not None:
         # With a negative, a single score is a difference, not the similarity of a pair.
         of_pairs = examples.scores.ndim == 1 and documents.shape[1] == 1
@@ -55,3 +59,19 @@ def vector_scores(
     if not by_dot:
         return retrieval_scores(queries, corpus, relevant)
     return ranking_scores(nearest(queries, corpus, DEPTH)[1], relevant)
+
+
+def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Returns `label_accuracy`, how often the text with the largest cosine has the same label.
+
+    Args:
+        vectors: float `[N, D]`, at least two.
+        labels: the label of each text, int `[N]`.
+    """
+    if len(vectors) < 2:
+        return {}
+    units = normalized(vectors)
+    first, second = nearest(units, units, 2)[1].T
+    # An equal vector may precede the text itself.
+    other = np.where(first == np.arange(len(labels)), second, first)
+    return {"label_accuracy": float(np.mean(labels[other] == labels))}

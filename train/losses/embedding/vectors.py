@@ -40,8 +40,9 @@ class Real:
 
     @classmethod
     def of(cls, batch: Batch) -> "Real":
-        """Returns which texts have any token, by `anchor_mask` and `attention_mask`."""
-        masks = batch["anchor_mask"], batch["attention_mask"]
+        """Returns which texts have any token, by `anchor_mask` and `attention_mask`, if present."""
+        anchors = batch["anchor_mask"]
+        masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
         return cls(*(jnp.any(mask != 0, axis=-1) for mask in masks))
 
     @property

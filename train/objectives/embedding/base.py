@@ -36,6 +36,7 @@ DEFAULTS: dict[ScoreForm, str] = {
     "none": "multiple_negatives",
     "pairs": "cosent",
     "documents": "distillation",
+    "labels": "batch_all_triplet",
 }
 """The default objective by the scores of the data."""
 
@@ -49,7 +50,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     data_kinds = (EmbeddingData,)
     head_names = ("none", "causal_lm")
-    progress_metrics = ("accuracy", "ndcg@10", "spearman")
+    progress_metrics = ("accuracy", "ndcg@10", "spearman", "label_accuracy")
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
@@ -130,7 +131,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def _check_batch(self, batch: Batch) -> None:
         """Checks the shapes of a batch, when a step is traced."""
-        number, (least, most) = batch["input_ids"].shape[1], self.num_documents
+        number, (least, most) = Real.of(batch).documents.shape[1], self.num_documents
         require(
             least <= number <= most,
             f"objective {self.kind} learns from anchors with "
@@ -171,6 +172,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of the data, with scores if the objective learns from them."""
         spec = data.batch_spec(num_labels, num_choices)
+        if self.accepted_scores[0] == "labels":
+            anchors = {name: spec[name] for name in ("anchor_ids", "anchor_mask")}
+            return {**anchors, "labels": ArraySpec((), Values.LABEL)}
         if self.accepted_scores[0] != "none":
             shape = spec["input_ids"].shape[:1] if self.accepted_scores[0] == "documents" else ()
             spec["scores"] = ArraySpec(shape, Values.LABEL, "float32")
@@ -266,8 +270,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return forward
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the negative of nDCG@10 or of the rank correlation."""
-        for name in ("ndcg@10", "spearman"):
+        """Returns the negative of nDCG@10, of the rank correlation or of the accuracy of labels."""
+        for name in ("ndcg@10", "spearman", "label_accuracy"):
             if name in scores:
                 return -float(cast(float, scores[name]))
         return super().to_minimize(scores)
@@ -278,17 +282,21 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return {**evaluation.means, "examples": split.examples.num_examples}
 
 
-def embedding_inputs(batch: Batch) -> tuple[Inputs, Inputs]:
-    """Returns the model's inputs for the anchors `[B, Q]` and the documents `[B · C, T]`."""
+def embedding_inputs(batch: Batch) -> tuple[Inputs, ...]:
+    """Returns the model's inputs for the anchors `[B, Q]` and any documents `[B · C, T]`."""
     anchors = {"input_ids": batch["anchor_ids"], "attention_mask": batch["anchor_mask"]}
     names = ("input_ids", "attention_mask")
+    if "input_ids" not in batch:  # texts with labels
+        return (anchors,)
     return anchors, {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in names}
 
 
 def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
     """Returns the vectors of a batch, given a function to the vectors of texts `[R, D]`."""
-    anchors, documents = map(embed, embedding_inputs(batch))
-    return Vectors(anchors, documents.reshape(len(anchors), -1, anchors.shape[-1]))
+    anchors, *documents = map(embed, embedding_inputs(batch))
+    if not documents:
+        return Vectors(anchors, anchors[:, None][:, :0])
+    return Vectors(anchors, documents[0].reshape(len(anchors), -1, anchors.shape[-1]))
 
 
 def vector_predictions(outputs: Vectors) -> dict[str, Array]:
@@ -300,4 +308,5 @@ _SCORES: dict[ScoreForm, str] = {
     "none": "examples without scores",
     "pairs": "a score for each pair",
     "documents": "a score for each document",
+    "labels": "a label for each text",
 }

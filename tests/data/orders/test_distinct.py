@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, TrainBatches
-from flaxzoo.data.distinct_order import distinct_order
+from flaxzoo.data.orders.by_label import label_order
+from flaxzoo.data.orders.distinct import distinct_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,9 @@ class Keyed:
     @property
     def num_examples(self):
         return len(self.text_keys)
+
+    def batches(self, batch_size, seed, epoch):
+        return distinct_order(self.text_keys, batch_size, seed, epoch)
 
     def example(self, epoch, index):
         return {"epoch": np.array(epoch), "index": np.array(index)}
@@ -92,3 +96,29 @@ def test_steps_are_the_same_in_any_order_and_for_any_number_of_processes():
 def test_a_batch_that_cannot_be_filled_is_refused():
     with pytest.raises(DataError, match=r"batch_size 14 .* found 13: lower it to at most 13"):
         TrainBatches(Keyed(KEYS), 14, seed=0, num_steps=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=4, max_size=60), st.integers(2, 6), st.integers(0, 3))
+def test_each_label_of_a_batch_has_two_texts(labels, half, epoch):
+    labels, batch_size = np.array(labels), 2 * half
+    try:
+        order = label_order(labels, batch_size, 0, epoch)
+    except DataError:
+        return
+    assert order.shape[1] == batch_size
+    assert order.shape == label_order(labels, batch_size, 0, epoch + 1).shape
+    for batch in order:
+        _, counts = np.unique(labels[batch], return_counts=True)
+        assert len(counts) > 1
+        assert counts.min() > 1
+        assert len({*batch.tolist()}) == batch_size
+
+
+@pytest.mark.parametrize(
+    ("labels", "batch_size", "named"),
+    [([0, 0, 1, 1], 5, "batch_size 5"), ([0, 0, 1], 4, "1 labels"), ([0, 0, 1, 1], 6, "at most 4")],
+)
+def test_labels_that_fill_no_batch_are_refused(labels, batch_size, named):
+    with pytest.raises(DataError, match=named):
+        label_order(np.array(labels), batch_size, 0, 0)

@@ -8,8 +8,8 @@ import itertools
 
 import numpy as np
 
-from .common.errors import DataError
-from .common.fields import require
+from ..common.errors import DataError
+from ..common.fields import require
 
 ABSENT = -1
 """The number that marks a missing text of an example."""
@@ -40,7 +40,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     # For each text: the first batch that may contain it. For each batch: the next one with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
-    order, again = (_shuffled(len(texts), seed, epoch, turn) for turn in range(2))
+    order, again = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
         batch = _with_room(following, max((earliest[text] for text in texts[index]), default=0))
@@ -89,8 +89,8 @@ def _fill(
         )
 
 
-def _shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
-    """Returns a permutation of `range(number)`."""
+def shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
+    """Returns a permutation of `range(number)`, for a turn of an epoch."""
     # Seed sequences give the same numbers under every version of numpy.
     sequence = np.random.SeedSequence([seed % 2**64, epoch, turn])
     return np.argsort(sequence.generate_state(number, np.uint64), kind="stable").tolist()

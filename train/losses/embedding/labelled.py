@@ -1,0 +1,89 @@
+"""Losses of texts with labels: texts with one label are near to each other."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ....models.nn.typing import Array, Bool, Float, Int
+from .vectors import Distance, each_to_each
+
+Distances = Float[Array, "B B"]
+FAR = 1e30
+"""The distance of a missing negative."""
+
+
+def batch_all_triplet(
+    distances: Distances,
+    labels: Int[Array, " B"],
+    real: Bool[Array, " B"],
+    *,
+    margin: float = 5.0,
+) -> Float[Array, ""]:
+    """Returns the mean of d(a, p) - d(a, n) + margin over all triplets in which it is above 0.
+
+    The anchor a and the positive p are different texts with one label, and the negative n has
+    another label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch all").
+
+    Args:
+        distances: d of each text to each.
+        labels: the label of each text.
+        real: other texts have no triplets.
+        margin: how much farther than the positive a negative must be.
+    """
+    positive, negative = _relations(labels, real)
+
+    @jax.checkpoint  # else the backward pass would keep [B, B, B]
+    def of_anchor(row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        d, is_positive, is_negative = row
+        losses = d[:, None] - d[None] + margin
+        counted = is_positive[:, None] & is_negative[None] & (losses > 0)
+        return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted)
+
+    sums, numbers = jax.lax.map(of_anchor, (distances, positive, negative))
+    return jnp.sum(sums) / jnp.maximum(jnp.sum(numbers), 1)
+
+
+def batch_hard_soft_margin(
+    distances: Distances, labels: Int[Array, " B"], real: Bool[Array, " B"]
+) -> Float[Array, " B"]:
+    """Returns log(1 + exp(d(a, p) - d(a, n))) of each anchor a with its hardest texts.
+
+    p is the farthest text with the label of a, and n the nearest text with another label (Hermans
+    et al. 2017, section 2, "batch hard" with the soft margin).
+
+    Args:
+        distances: d of each text to each.
+        labels: the label of each text.
+        real: other texts are neither positives nor negatives.
+    """
+    positive, negative = _relations(labels, real)
+    farthest = jnp.max(jnp.where(positive, distances, 0.0), axis=1)
+    nearest = jnp.min(jnp.where(negative, distances, FAR), axis=1)
+    return jax.nn.softplus(farthest - nearest)
+
+
+def _relations(labels: Array, real: Array) -> tuple[Bool[Array, "B B"], Bool[Array, "B B"]]:
+    """Returns whether the second text is a positive, and whether it is a negative, of the first."""
+    both, same = real[:, None] & real, labels[:, None] == labels
+    return both & same & ~jnp.eye(len(labels), dtype=bool), both & ~same
+
+
+def _euclidean(x: Float[Array, "B D"]) -> Distances:
+    norms = jnp.sum(jnp.square(x), axis=-1)
+    squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
+    # Avoid 0, where the root has no gradient, as between equal texts.
+    apart = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+
+
+def _manhattan(x: Float[Array, "B D"]) -> Distances:
+    return jnp.sum(jnp.abs(x[:, None] - x), axis=-1)
+
+
+TO_EACH: Mapping[Distance, Callable[[Float[Array, "B D"]], Distances]] = {
+    "cosine": lambda x: 1 - each_to_each(x, x, "cosine"),
+    "euclidean": _euclidean,
+    "manhattan": _manhattan,
+}
+"""The distances of each vector to each."""
