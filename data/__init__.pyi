@@ -45,7 +45,7 @@ from .dataset import DataSplit as DataSplit
 from .dataset import ExampleSource as ExampleSource
 from .dataset import Values as Values
 from .embedding.embedding_data import EmbeddingData as EmbeddingData
-from .embedding.embedding_data import EmbeddingExamples as EmbeddingExamples
+from .embedding.embedding_examples import EmbeddingExamples as EmbeddingExamples
 from .embedding.rerank_data import RerankData as RerankData
 from .embedding.rerank_data import RerankExamples as RerankExamples
 from .features.masking import Masking as Masking

@@ -63,6 +63,7 @@ from .objectives.embedding.scored import AngleConfig as AngleConfig
 from .objectives.embedding.scored import ContrastiveConfig as ContrastiveConfig
 from .objectives.embedding.scored import CoSENTConfig as CoSENTConfig
 from .objectives.embedding.scored import CosineConfig as CosineConfig
+from .objectives.embedding.several import SeveralConfig as SeveralConfig
 from .objectives.embedding.sparse import SpladeConfig as SpladeConfig
 from .objectives.grpo import GRPOConfig as GRPOConfig
 from .objectives.grpo import group_advantages as group_advantages

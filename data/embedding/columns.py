@@ -42,6 +42,7 @@ class EmbeddingExample:
       documents: The positive, then the negatives; or the second text of a scored pair.
       score: The score of the pair, or of each document; None if the record has none.
       label: The label of a text without documents, or None.
+      data_set: The number of its data set, if there are several.
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 
@@ -50,6 +51,7 @@ class EmbeddingExample:
     score: float | tuple[float, ...] | None
     location: str = field(repr=False)
     label: str | None = None
+    data_set: int = 0
 
     @property
     def texts(self) -> tuple[str, ...]:

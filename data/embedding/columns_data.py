@@ -45,8 +45,9 @@ class ColumnsData(RecordData[EmbeddingExample]):
     anchor and positive, then negative, negative_1 … or negatives (a list), or score; or text and
     label. #question,paragraph names other columns, in this order. builtin:python-docs has the first
     sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
-    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. In Python also
-    the examples themselves."""
+    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. For vectors also
+    several data sets with names: sets:A=SOURCE | B=SOURCE. In Python also the examples themselves.
+    """
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.
     """

@@ -5,29 +5,32 @@ The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of th
 an example lacks is all zeros. Q and T are the lengths of the longest texts, rounded up to a
 multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for scored pairs, and
 [B, C] if each document has a score. Labeled texts have only the first column, and ``labels`` int32
-[B].
+[B]. With several data sets ``data_set`` int32 [B] has their numbers; a batch for training is from
+one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from ..common.errors import DataError, counted
 from ..common.fields import require
-from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts
-from ..orders.by_label import label_order
-from ..orders.distinct import ABSENT, distinct_order
+from ..orders.mixed import Mixing
+from ..sources.documents import SourceLike, as_source
+from ..sources.hash_split import Split
 from ..tasks.labelled import LabelledLength
+from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer
 from .columns import EmbeddingExample
 from .columns_data import ColumnsData
+from .embedding_examples import EmbeddingExamples, ScoreForm
+from .sets import sources_of
 from .text_table import NumberedTexts, TextTable
-
-ScoreForm = Literal["none", "pairs", "documents", "labels"]
-"""The form of scores: none, one for each pair, one for each document, or a label of each text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,9 @@ class EmbeddingData(ColumnsData):
     """A text before each document. Defaults to the prompt of `init_from` for documents."""
     lowercase: bool | None = None
     """Whether texts are lowercased before tokenization. Defaults to the setting of `init_from`."""
+    mixing: Mixing = "proportional"
+    """The batches of several data sets (sets:A=SOURCE | B=SOURCE). proportional: all batches, in a
+    random order. round_robin: one of each in turn, until the smallest data set ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +65,45 @@ class EmbeddingData(ColumnsData):
     def anchor_length(self) -> int:
         """The number of tokens in the sequence of an anchor, Q."""
         return self.query_length or self.length
+
+    @cached_property
+    def sets(self) -> dict[str, "EmbeddingData"]:
+        """The data of each of several data sets, by name; empty for a single source."""
+        sources, validation = sources_of(self.source_name), self._sources_of_sets(self.validation)
+        return {
+            name: replace(self, source=source, validation=validation.get(name))
+            for name, source in sources.items()
+        }
+
+    def _sources_of_sets(self, given: SourceLike | None) -> dict[str, str]:
+        """Returns the sources of an evaluation by name, which must be the data sets of training."""
+        names = sources_of(self.source_name)
+        found = {} if given is None else sources_of(as_source(given))
+        require(
+            given is None or found.keys() == names.keys(),
+            f"the run has the data sets {', '.join(names)}, and {given!r} has not: write sets:"
+            + " | ".join(f"{name}=SOURCE" for name in names),
+            error=DataError,
+        )
+        return found
+
+    def _part(self, split: Split) -> ExampleSet[EmbeddingExample]:
+        if not self.sets:
+            return super()._part(split)
+        return _joined({name: data._part(split) for name, data in self.sets.items()})
+
+    def whole_source(
+        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
+    ) -> DataSplit:
+        """See ``DataConfig``; several data sets have the names of training."""
+        if not self.sets:
+            return super().whole_source(source, tokenizer, labels)
+        sources = self._sources_of_sets(source)
+        parts = {
+            name: data._read(*data._open(sources[name]), "validation")
+            for name, data in self.sets.items()
+        }
+        return self._split(_joined(parts), tokenizer, labels)
 
     def score_form(self) -> ScoreForm:
         """Returns the form of the scores of the training examples, which are read."""
@@ -98,7 +143,12 @@ class EmbeddingData(ColumnsData):
             texts.documents, tokenizer, "document", self.document_prompt, self.length
         )
         scores, classes = _scores(examples, number), _classes(examples)
-        order = np.arange(len(rows)) if training else _spread(rows[:, 1] if number else rows[:, 0])
+        sets = np.array([example.data_set for example in examples], np.int32)
+        order = np.arange(len(rows))
+        if not training:  # the data sets one after the other
+            order = _spread(rows[:, min(number, 1)])
+            order = order[np.argsort(sets[order], kind="stable")]
+        forms: dict[int, ScoreForm] = {x.data_set: form_of(x) for x in examples}
         return EmbeddingExamples(
             queries=queries_in,
             documents=documents_in,
@@ -106,6 +156,10 @@ class EmbeddingData(ColumnsData):
             scores=None if scores is None else scores[order],
             labels=None if classes is None else classes[order],
             text_keys=texts.keys[order],
+            data_sets=sets[order],
+            names=tuple(self.sets),
+            forms=tuple(forms[number] for number in sorted(forms)),
+            mixing=self.mixing,
             notes=(f"{counted(number, 'document')} each", *cut_queries, *cut_documents),
         )
 
@@ -138,10 +192,22 @@ def form_of(example: EmbeddingExample) -> ScoreForm:
 
 def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
     """Returns the numbers of the labels int32 [n], or None without labels."""
-    labels = [example.label for example in examples]
-    if labels[0] is None:
+    labels = [example.label or "" for example in examples]
+    if not any(labels):
         return None
     return np.unique(labels, return_inverse=True)[1].astype(np.int32)
+
+
+def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[EmbeddingExample]:
+    """Joins data sets, and numbers them in their order."""
+    examples = (
+        replace(example, data_set=number)
+        for number, part in enumerate(parts.values())
+        for example in part.examples
+    )
+    sizes = ", ".join(f"{name} {len(part.examples):,}" for name, part in parts.items())
+    lines = (f"{name}: {line}" for name, part in parts.items() for line in part.lines)
+    return ExampleSet(tuple(examples), notes=(f"data sets {sizes}",), lines=tuple(lines))
 
 
 def _spread(documents: np.ndarray) -> np.ndarray:
@@ -157,78 +223,24 @@ def _spread(documents: np.ndarray) -> np.ndarray:
 
 
 def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | None:
-    """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent ones."""
-    found = [example.score for example in examples if example.score is not None]
-    if not found:
-        return None
-    lists = [score for score in found if isinstance(score, tuple)]
-    require(
-        len(lists) in (0, len(found)),
-        f"{len(lists):,} of {len(found):,} records with scores have a list of scores: give a "
-        "number in each record, or a list in each",
-        error=DataError,
-    )
-    if not lists:
-        return np.asarray(found, np.float32)
-    return np.array([[*row, *[0.0] * (number - len(row))] for row in lists], np.float32)
+    """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent ones.
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class EmbeddingExamples(PickledByFields):
-    """Anchors with their documents; see ``dataset.OrderedExamples`` and the top of this file.
-
-    Attributes:
-      queries: The different anchors.
-      documents: The different documents.
-      rows: The number of the anchor and of each document, or -1, int32 [n, 1 + C].
-      scores: float32 [n] or [n, C], or None.
-      labels: int32 [n], or None.
-      text_keys: The number of each text of each example, or -1, int32 [n, 1 + C].
-      notes: Remarks for the log.
+    If some data sets have scores of documents, the score of a pair is the first of C.
     """
-
-    queries: BertInputs
-    documents: BertInputs
-    rows: np.ndarray
-    scores: np.ndarray | None
-    labels: np.ndarray | None
-    text_keys: np.ndarray
-    notes: tuple[str, ...] = ()
-
-    @property
-    def num_examples(self) -> int:
-        """The number of anchors."""
-        return len(self.rows)
-
-    def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
-        """See ``dataset.OrderedExamples``."""
-        if self.labels is not None:
-            return label_order(self.labels, batch_size, seed, epoch)
-        # Pairs without scores are candidates for each other.
-        if self.scores is None:
-            return distinct_order(self.text_keys, batch_size, seed, epoch)
+    scored = [example for example in examples if example.score is not None]
+    if not scored:
         return None
-
-    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch."""
-        anchor, *documents = self.rows[index].tolist()
-        query = self.queries.example(max(anchor, 0))
-        # A document without an anchor is only a candidate in an evaluation.
-        present = int(anchor != ABSENT)
-        arrays = {
-            name: np.zeros((len(documents), self.documents.template.length), np.int32)
-            for name in ("input_ids", "attention_mask")
-        }
-        for place, number in enumerate(documents):
-            # An absent text is all zeros.
-            if number != ABSENT:
-                row = self.documents.example(number)
-                for name, array in arrays.items():
-                    array[place] = row[name]
-        values = {"scores": self.scores, "labels": self.labels}
-        targets = {name: x[index] for name, x in values.items() if x is not None}
-        anchors = {
-            "anchor_ids": query["input_ids"] * present,
-            "anchor_mask": query["attention_mask"] * present,
-        }
-        return {**anchors, **(arrays if documents else {}), **targets}
+    lists: dict[int, list[bool]] = {}
+    for example in scored:
+        lists.setdefault(example.data_set, []).append(isinstance(example.score, tuple))
+    for are_lists in lists.values():
+        require(
+            len({*are_lists}) == 1,
+            f"{sum(are_lists):,} of {len(are_lists):,} records with scores have a list of scores: "
+            "give a number in each record, or a list in each",
+            error=DataError,
+        )
+    rows = [x.score if isinstance(x.score, tuple) else (x.score or 0.0,) for x in examples]
+    width = number if any(any(one) for one in lists.values()) else 1
+    scores = np.array([[*row, *[0.0] * (width - len(row))] for row in rows], np.float32)
+    return scores if any(any(one) for one in lists.values()) else scores[:, 0]

@@ -147,11 +147,17 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
     Raises:
       DataError: There are fewer than two labels, or a source does not contain documents.
     """
-    parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
-    complete = len(parts) > 1 and all(label.strip() and source for label, _, source in parts)
+    parts = named_parts(rest)
+    complete = len(parts) > 1 and all(label and source for label, source in parts)
     problem = f"source {name!r} needs at least two labels: write {FORMS['corpora']}"
     require(complete, problem, DataError)
-    return [(label.strip(), parse_sources(source.strip())) for label, _, source in parts]
+    return [(label, parse_sources(source)) for label, source in parts]
+
+
+def named_parts(rest: str) -> list[tuple[str, str]]:
+    """Splits named sources: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``."""
+    parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
+    return [(name.strip(), source.strip()) for name, _, source in parts]
 
 
 def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:

@@ -35,6 +35,7 @@ OBJECTIVES = {
     "triplet": "embedding.ranked.TripletConfig",
     "batch_all_triplet": "embedding.labelled.BatchAllTripletConfig",
     "batch_hard_soft_margin": "embedding.labelled.BatchHardSoftMarginConfig",
+    "several": "embedding.several.SeveralConfig",
     "margin_mse": "embedding.ranked.MarginMSEConfig",
     "distillation": "embedding.ranked.DistillationConfig",
 }

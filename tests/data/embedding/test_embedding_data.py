@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -106,6 +107,39 @@ def test_texts_with_labels_have_no_documents(fields, tmp_path):
     assert split.examples.batches(4, 0, 0).shape == (1, 4)
     with pytest.raises(DataError, match="line 1 must have a text and its label"):
         split_of(written(tmp_path / "y", [{"text": "a", "label": None}]))
+
+
+def test_a_batch_is_of_one_of_several_data_sets(tmp_path):
+    pairs = [{"anchor": f"a {i}", "positive": f"b {i}"} for i in range(8)]
+    scored = [{"text1": f"c {i}", "text2": "d", "score": i / 8} for i in range(12)]
+    labelled = [{"text": f"e {i}", "label": i % 2} for i in range(8)]
+    lists = 4 * [{"query": "a b", "documents": ["c", "d e"], "scores": [0.5, 2]}]
+    files = {"qa": pairs, "sts": scored, "topics": labelled, "lists": lists}
+    named = [f"{name}={written(tmp_path / name, rows)}" for name, rows in files.items()]
+    source = f"sets:{' | '.join(named)}"
+    config = EmbeddingData(source=source, validation=source, length=8, tokenizer=WORDS)
+    tokenizer = config.make_tokenizer()
+    split = config.train_split(tokenizer, (), 0)
+    assert "data sets qa 8, sts 12, topics 8, lists 4" in split.summary
+    batches = data.TrainBatches(split.examples, 4, seed=0, num_steps=8)
+    found = [batches[step] for step in range(8)]
+    assert all(len({*batch["data_set"].tolist()}) == 1 for batch in found)
+    sets = [int(batch["data_set"][0]) for batch in found]
+    assert sorted(sets) == [0, 0, 1, 1, 1, 2, 2, 3]
+    by_set = dict(zip(sets, found, strict=True))
+    assert {array.shape for array in (by_set[k]["scores"] for k in range(4))} == {(4, 2)}
+    assert by_set[3]["scores"].tolist() == 4 * [[0.5, 2.0]]
+    assert not by_set[1]["scores"][:, 1].any()
+    assert sorted(by_set[2]["labels"].tolist()) == [1, 1, 2, 2]  # 0 is no label
+    turns = dataclasses.replace(config, mixing="round_robin").train_split(tokenizer, (), 0)
+    batches = data.TrainBatches(turns.examples, 4, seed=0, num_steps=4)
+    assert [int(batches[step]["data_set"][0]) for step in range(4)] == [0, 1, 2, 3]
+    whole = config.whole_source(source, tokenizer, ()).examples
+    assert whole.data_sets.tolist() == 8 * [0] + 12 * [1] + 8 * [2] + 4 * [3]
+    with pytest.raises(DataError, match=r"the data sets qa, sts.*write sets:qa=SOURCE"):
+        config.whole_source(f"sets:{named[0]} | {named[1]}", tokenizer, ())
+    with pytest.raises(DataError, match="two different names"):
+        EmbeddingData(source=f"sets:{named[0]}", length=8, tokenizer=WORDS).score_form()
 
 
 def test_a_file_that_is_not_parquet_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""No text occurs twice in a batch, every example has its turn, and any process makes the same."""
+"""Orders of batches: no text twice, two texts of each label, several data sets; for any process."""
 
 import pickle
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import pytest
 from flaxzoo.data import DataError, TrainBatches
 from flaxzoo.data.orders.by_label import label_order
 from flaxzoo.data.orders.distinct import distinct_order
+from flaxzoo.data.orders.mixed import MIXED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,3 +123,12 @@ def test_each_label_of_a_batch_has_two_texts(labels, half, epoch):
 def test_labels_that_fill_no_batch_are_refused(labels, batch_size, named):
     with pytest.raises(DataError, match=named):
         label_order(np.array(labels), batch_size, 0, 0)
+
+
+def test_data_sets_take_turns_or_have_all_their_batches():
+    orders = [np.arange(6).reshape(3, 2), 10 + np.arange(4).reshape(2, 2)]
+    whole = MIXED["proportional"](orders, 0, 0)
+    assert sorted(whole.tolist()) == np.concatenate(orders).tolist()
+    assert not np.array_equal(whole, MIXED["proportional"](orders, 0, 2))
+    turns = MIXED["round_robin"](orders, 0, 0)
+    assert turns.tolist() == [[0, 1], [10, 11], [2, 3], [12, 13]]

@@ -1,6 +1,7 @@
 """Objectives on vectors: the losses of their data, the default for the data, and refusals."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,55 @@ def test_the_loss_is_the_mean_over_items_and_filler_is_none(name):
     halves = [jax.tree.map(lambda x, i=i: x[i::2], (vectors, batch)) for i in (0, 1)]
     parts = [float(mean_loss(objective, *half)) for half in halves]
     assert (np.mean(parts) == pytest.approx(expected, rel=1e-5)) == (not objective.whole_batch)
+
+
+def test_each_data_set_has_its_loss(tmp_path):
+    rows = {"qa": {"anchor": "a", "positive": "b", "negative": "c"}, "sts": {**SCORED, "score": 1}}
+    for name, row in rows.items():
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    source = " | ".join(f"{name}=jsonl:{tmp_path / name}" for name in rows)
+    given = dataclasses.replace(KINDS["cosent"], source=f"sets:{source}", validation_fraction=0.0)
+    chosen = train.MultipleNegativesConfig(normalize=True).of_data(given, is_default=True)
+    assert chosen == train.SeveralConfig(
+        normalize=True, kinds=("qa=multiple_negatives", "sts=cosent")
+    )
+    settings = train.SeveralConfig(kinds=("sts=cosine", "qa=multiple_negatives,scale=5"))
+    settings = settings.of_data(given, is_default=False)
+    objective = settings.build(given)
+    # The first four examples are of one data set, and the last two of the other.
+    vectors, ones = Vectors(A, jnp.stack((P, N1), axis=1)), jnp.ones((6, 2, 4), int)
+    batch = {
+        "anchor_mask": ones[:, 0],
+        "attention_mask": ones.at[4:, 1].set(0),
+        "scores": jnp.stack((Y, 0 * Y), axis=1),
+        "data_set": jnp.array([0, 0, 0, 0, 1, 1]),
+    }
+    batch["input_ids"] = batch["attention_mask"]
+    sums, counts = objective.terms(vectors, batch), objective.counts(batch)
+    first, last = (jax.tree.map(lambda x, k=k: x[k], vectors) for k in (slice(4), slice(4, 6)))
+    real = Real(jnp.ones(4, bool), jnp.ones((4, 2), bool))
+    expected = in_batch.multiple_negatives(first, real, scale=5.0)
+    assert (float(counts["qa"]), float(counts["sts"])) == (4, 2)
+    assert float(sums["qa"]) == pytest.approx(float(expected.sum()), rel=1e-6)
+    expected = scored.cosine_error(last, Y[4:])
+    assert float(sums["sts"]) == pytest.approx(float(expected.sum()), rel=1e-6)
+    for kinds, named in {
+        ("other=cosent",): "other",
+        ("qa=gist",): "gist",
+        ("qa=triplet,scale=3",): "scale",
+        ("qa=margin_mse,teacher=x",): "second model",
+        ("qa",): "NAME=OBJECTIVE",
+        ("qa=cosent",): "cosent learns from a score for each pair",
+    }.items():
+        with pytest.raises(UserError, match=named):
+            train.SeveralConfig(kinds=kinds).of_data(given, is_default=False)
+    with pytest.raises(UserError, match=r"--objective\.kinds qa=cosent sts=cosent"):
+        train.CoSENTConfig().of_data(given, is_default=False)
+    with pytest.raises(UserError, match="is one"):
+        train.SeveralConfig().of_data(KINDS["cosent"], is_default=False)
+
+
+SCORED = {"sentence1": "a", "sentence2": "b"}
 
 
 def test_a_vector_of_zeros_has_a_finite_gradient():

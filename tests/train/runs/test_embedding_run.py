@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 
+from ...support.devices import on_devices
 from ...support.encoders import SIZES, VOCABULARY, WORDS
 
 pytestmark = pytest.mark.slow
@@ -124,3 +125,31 @@ def test_texts_with_labels_learn_the_loss_of_the_package(published, tmp_path):
     with torch.no_grad():
         loss = BatchAllTripletLoss(theirs)(features, torch.arange(len(rows)) % 2)
     assert first["loss"] == pytest.approx(float(loss), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:An input array is nearly constant")  # a tiny model
+def test_several_data_sets_have_their_losses_on_any_number_of_devices(published, tmp_path):
+    qa = [{"anchor": a, "positive": b} for a, b in PAIRS]
+    sts = [{"sentence1": a, "sentence2": b, "score": i / 8} for i, (a, b) in enumerate(PAIRS)]
+    for name, rows in {"qa": qa, "sts": sts}.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"sets:qa=jsonl:{tmp_path}/qa | sts=jsonl:{tmp_path}/sts"
+    config = config_of(published, steps=2, objective=train.SeveralConfig(kinds=("sts=cosine",)))
+    mixed = dataclasses.replace(config.data, source=source, validation=source, mixing="round_robin")
+    config = dataclasses.replace(config, data=mixed)
+    train.train(config, tmp_path / "eight", quiet=True)
+    with on_devices(1):
+        parts = dataclasses.replace(config, micro_batches=4)
+        train.train(parts, tmp_path / "one", quiet=True)
+    eight, one = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("eight", "one")
+    )
+    eight, one = ([row for row in rows if row["split"] == "train"] for rows in (eight, one))
+    assert [(row["qa"] > 0, row["sts"] > 0) for row in eight] == [(True, False), (False, True)]
+    for row, other in zip(eight, one, strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-4)
+    # The same command goes on with the finished run, and an evaluation scores each data set.
+    assert train.train(config, tmp_path / "eight", quiet=True).finished
+    scores = train.score_run(tmp_path / "eight", log=lambda line: None)
+    assert {"qa_ndcg@10", "sts_spearman", "ndcg@10"} <= scores.keys()

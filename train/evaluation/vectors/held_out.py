@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ....data.dataset import DataSplit
-from ....data.embedding.embedding_data import EmbeddingExamples
+from ....data.embedding.embedding_examples import EmbeddingExamples
 from ....models.text.embed import normalized
 from ...losses.eval_step import Evaluation
 from .nearest import nearest
@@ -21,7 +21,8 @@ def vector_scores(
     Pairs without scores are a search: the different documents of the split are ranked by cosine
     for each different anchor, and the positives of an anchor are relevant. For scored pairs the
     cosines are compared with the scores. For texts with labels `label_accuracy` is how often the
-    nearest other text has the same label.
+    nearest other text has the same label. For several data sets the scores are those of each, such
+    as `qa_ndcg@10`, and their means.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
@@ -32,11 +33,30 @@ def vector_scores(
     if not isinstance(examples, EmbeddingExamples) or "documents" not in found:
         return {}
     anchors, documents = found["anchors"], found["documents"]
+    if not examples.names:
+        return _scores_of(examples, anchors, documents, by_dot=by_dot)
+    scores = {
+        name: _scores_of(part, anchors[rows], documents[rows], by_dot=by_dot)
+        for name, (rows, part) in zip(examples.names, examples.parts(), strict=True)
+    }
+    each = {f"{name}_{metric}": x for name, own in scores.items() for metric, x in own.items()}
+    metrics = dict.fromkeys(metric for own in scores.values() for metric in own)
+    means = {
+        metric: float(np.mean([own[metric] for own in scores.values() if metric in own]))
+        for metric in metrics
+    }
+    return {**each, **means}
+
+
+def _scores_of(
+    examples: EmbeddingExamples, anchors: np.ndarray, documents: np.ndarray, *, by_dot: bool
+) -> dict[str, Any]:
+    """Returns the scores of the vectors of one data set."""
     if examples.labels is not None:
         return label_scores(anchors, examples.labels)
     if examples.scores is not None:
         # With a negative, a single score is a difference, not the similarity of a pair.
-        of_pairs = examples.scores.ndim == 1 and documents.shape[1] == 1
+        of_pairs = examples.scores.ndim == 1 and (examples.rows[:, 2:] < 0).all()
         is_varied = of_pairs and len(np.unique(examples.scores)) > 1
         if not is_varied:
             return {}

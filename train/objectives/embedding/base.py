@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from ....data.common.fields import NonNegative, PositiveInt, require
 from ....data.dataset import ArraySpec, BatchSpec, DataSplit, Values
-from ....data.embedding.embedding_data import EmbeddingData, ScoreForm
+from ....data.embedding.embedding_data import EmbeddingData
+from ....data.embedding.embedding_examples import ScoreForm
 from ....models.nn.pooling import PoolingMode, pool
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding.matryoshka import matryoshka
@@ -102,11 +103,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         def counts(batch: Batch) -> Terms:
             real = Real.of(batch)
-            pairs = jnp.sum(real.pairs, dtype=jnp.float32)
-            return {
-                self.kind: jnp.sum(self.items(real), dtype=jnp.float32),
-                **dict.fromkeys(self.measured, pairs),
-            }
+            # Texts with labels have neither pairs nor measures.
+            measured = {x: jnp.sum(real.pairs, dtype=jnp.float32) for x in self.measured}
+            return {self.kind: jnp.sum(self.items(real), dtype=jnp.float32), **measured}
 
         def terms(vectors: Vectors, batch: Batch) -> Terms:
             self._check_batch(batch)
@@ -138,9 +137,10 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"{least} {'document' if most == 1 else 'or more documents'} each, and the data have "
             f"{number}: give negatives, or choose another --objective.kind",
         )
+        needed = "labels" if "labels" in self.accepted_scores else "scores"
         require(
-            "none" in self.accepted_scores or "scores" in batch,
-            f"objective {self.kind} needs scores, and the batch has none",
+            "none" in self.accepted_scores or needed in batch,
+            f"objective {self.kind} needs {needed}, and the batch has none",
         )
 
     @property
@@ -182,19 +182,31 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> "ObjectiveConfig[EmbeddingData]":
         """See `ObjectiveConfig`; the scores of the data determine the objective."""
+        if is_default and data.sets:
+            return self._as("several").of_data(data, is_default=True)
+        names = list(data.sets)
+        require(
+            not names,
+            f"objective {self.kind} learns from one data set, and {data.source_name!r} has "
+            f"{len(names)}: give --objective.kind several --objective.kinds "
+            + " ".join(f"{name}={self.kind}" for name in names),
+        )
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
-            from ..table import objective_class
-
-            shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
-            made = objective_class(DEFAULTS[form])
-            return made(**{name: getattr(self, name) for name in shared})
+            return self._as(DEFAULTS[form])
         require(
             form in self.accepted_scores,
             f"objective {self.kind} learns from {_SCORES[self.accepted_scores[0]]}, and "
             f"{data.source_name!r} has {_SCORES[form]}: choose --objective.kind {DEFAULTS[form]}",
         )
         return self
+
+    def _as(self, kind: str) -> "ObjectiveConfig[EmbeddingData]":
+        """Returns another objective with the same settings of vectors."""
+        from ..table import objective_class
+
+        shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
+        return objective_class(kind)(**{name: getattr(self, name) for name in shared})
 
     def begun_with(
         self: S, data: EmbeddingData, settings: "VectorSettings"

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ....data.common.fields import NonNegative, Positive
-from ....data.embedding.embedding_data import ScoreForm
+from ....data.embedding.embedding_examples import ScoreForm
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding import scored
 from ...losses.embedding.vectors import Distance, Real, Similarity, Vectors, to_own

@@ -1,0 +1,108 @@
+"""Texts and their counterparts as arrays; see ``embedding_data``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from ..dataset import PickledByFields
+from ..features.bert_inputs import BertInputs
+from ..orders.by_label import label_order
+from ..orders.distinct import ABSENT, distinct_order
+from ..orders.mixed import MIXED, Mixing
+
+ScoreForm = Literal["none", "pairs", "documents", "labels"]
+"""The form of scores: none, one for each pair, one for each document, or a label of each text."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EmbeddingExamples(PickledByFields):
+    """Anchors with their documents; see ``dataset.OrderedExamples`` and the top of this file.
+
+    Attributes:
+      queries: The different anchors.
+      documents: The different documents.
+      rows: The number of the anchor and of each document, or -1, int32 [n, 1 + C].
+      scores: float32 [n] or [n, C], or None.
+      labels: int32 [n], or None.
+      text_keys: The number of each text of each example, or -1, int32 [n, 1 + C].
+      data_sets: The number of the data set of each example, int32 [n].
+      names: The names of the data sets if there are several.
+      forms: The form of the scores of each data set.
+      mixing: The order of the batches of several data sets.
+      notes: Remarks for the log.
+    """
+
+    queries: BertInputs
+    documents: BertInputs
+    rows: np.ndarray
+    scores: np.ndarray | None
+    labels: np.ndarray | None
+    text_keys: np.ndarray
+    data_sets: np.ndarray
+    names: tuple[str, ...]
+    forms: tuple[ScoreForm, ...]
+    mixing: Mixing
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_examples(self) -> int:
+        """The number of anchors."""
+        return len(self.rows)
+
+    def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
+        """See ``dataset.OrderedExamples``."""
+        if not self.names:
+            is_free = self.forms[0] in ("pairs", "documents")
+            return None if is_free else self._order(batch_size, seed, epoch)
+        orders = [rows[part._order(batch_size, seed, epoch)] for rows, part in self.parts()]
+        return MIXED[self.mixing](orders, seed, epoch)
+
+    def _order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+        """Returns the batches of a single data set."""
+        if self.labels is not None:
+            return label_order(self.labels, batch_size, seed, epoch)
+        # Only pairs without scores are candidates for each other.
+        keys = self.text_keys if self.scores is None else np.full_like(self.text_keys, ABSENT)
+        return distinct_order(keys, batch_size, seed, epoch)
+
+    def parts(self) -> Iterator[tuple[np.ndarray, "EmbeddingExamples"]]:
+        """Yields the indices int64 [m] and the examples of each data set."""
+        for number, form in enumerate(self.forms):
+            rows = np.flatnonzero(self.data_sets == number)
+            scores = self.scores
+            if scores is not None and form == "pairs":
+                scores = scores.reshape(len(scores), -1)[:, 0]
+            made = {"scores": scores if form in ("pairs", "documents") else None}
+            made["labels"] = self.labels if form == "labels" else None
+            of_rows = {name: None if x is None else x[rows] for name, x in made.items()}
+            arrays = {
+                name: getattr(self, name)[rows] for name in ("rows", "text_keys", "data_sets")
+            }
+            yield rows, replace(self, **of_rows, **arrays, names=(), forms=(form,))
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Makes one example; the same in every epoch."""
+        anchor, *documents = self.rows[index].tolist()
+        query = self.queries.example(max(anchor, 0))
+        # A document without an anchor is only a candidate in an evaluation.
+        present = int(anchor != ABSENT)
+        arrays = {
+            name: np.zeros((len(documents), self.documents.template.length), np.int32)
+            for name in ("input_ids", "attention_mask")
+        }
+        for place, number in enumerate(documents):
+            # An absent text is all zeros.
+            if number != ABSENT:
+                row = self.documents.example(number)
+                for name, array in arrays.items():
+                    array[place] = row[name]
+        sets = self.data_sets if self.names else None
+        values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
+        targets = {name: x[index] for name, x in values.items() if x is not None}
+        anchors = {
+            "anchor_ids": query["input_ids"] * present,
+            "anchor_mask": query["attention_mask"] * present,
+        }
+        return {**anchors, **(arrays if documents else {}), **targets}

@@ -1,0 +1,26 @@
+"""The names of several data sets: ``sets:qa=jsonl:pairs.jsonl | sts=csv:sts.csv``."""
+
+from ..common.errors import DataError
+from ..common.fields import require
+from ..sources.labelled_names import named_parts
+
+KIND = "sets:"
+
+
+def sources_of(name: str) -> dict[str, str]:
+    """Returns the source of each of several data sets by its name, or {} for a single source.
+
+    Raises:
+      DataError: Fewer than two data sets are named, or two have one name.
+    """
+    if not name.startswith(KIND):
+        return {}
+    parts = named_parts(name.removeprefix(KIND))
+    complete = len(parts) > 1 and all(label and source for label, source in parts)
+    require(
+        complete and len(dict(parts)) == len(parts),
+        f"source {name!r} needs at least two different names of data sets: write "
+        "sets:NAME=SOURCE | NAME=SOURCE",
+        error=DataError,
+    )
+    return dict(parts)

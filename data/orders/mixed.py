@@ -1,0 +1,33 @@
+"""Orders of the batches of several data sets, each batch from one of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from .distinct import shuffled
+
+Mixing: TypeAlias = Literal["proportional", "round_robin"]
+
+
+def _proportional(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
+    whole = np.concatenate(orders)
+    return whole[shuffled(len(whole), seed, epoch, -1 % 2**32)]
+
+
+def _round_robin(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
+    del seed, epoch
+    number = min(map(len, orders))
+    return np.concatenate(np.stack([order[:number] for order in orders], axis=1))
+
+
+MIXED: Mapping[Mixing, Callable[[Sequence[np.ndarray], int, int], np.ndarray]] = {
+    "proportional": _proportional,
+    "round_robin": _round_robin,
+}
+"""Functions of the batches of each data set int [N_i, B], the seed and the epoch to all batches.
+
+With "proportional" every batch of each data set comes once, in a random order. With "round_robin"
+the data sets take turns until the smallest one ends. These are ProportionalBatchSampler and
+RoundRobinBatchSampler of sentence-transformers.
+"""
