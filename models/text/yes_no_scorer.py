@@ -14,12 +14,16 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...data.common.fields import require
+from ...data.common.progress import LogFn
 from ...data.features.bert_inputs import Template
 from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.frame import Frame, Layout
 from ..decoders.causal_lm import CausalLMConfig
 from ..hf.cross_encoder import PairScoring
+from ..hub import local_folder
+from ..loading import model_config
 from ..model import Model
+from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import create
 from .pair_scorer import PairScorer
@@ -137,3 +141,11 @@ class YesNoScorer(PairScorer):
     def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Returns one text for each pair."""
         return [(self._prompt.join(query, document),) for query, document in pairs]
+
+
+def open_pair_scorer(
+    folder: str | Path, *, step: int | None = None, log: LogFn | None = None
+) -> PairScorer:
+    """Opens a cross-encoder, or a language model that answers yes or no; see `TextModel.of_run`."""
+    generates = HEADS[model_config(local_folder(folder)).head].generates
+    return (YesNoScorer if generates else PairScorer).of_run(folder, step=step, log=log)

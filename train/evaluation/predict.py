@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ...data.batching import Batch
-from ...data.common.errors import RunError
+from ...data.common.errors import DataError, RunError
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
@@ -19,6 +19,7 @@ from ...data.sources.documents import SourceLike
 from ...data.tasks.base import DataConfig
 from ...data.tasks.sequence_classification import SequenceClassificationData
 from ...data.tokenizers.base import Tokenizer
+from ...data.tokenizers.training import TokenizerConfig
 from ...models.finite import check_outputs, load_finite
 from ...models.hf.cross_encoder import PairScoring, read_pair_scoring
 from ...models.hub import local_folder
@@ -26,6 +27,7 @@ from ...models.nn.typing import PyTree
 from ...models.text.bucketing import by_length
 from ...models.text.folder import vocabulary_note
 from ...models.text.text_model import Loaded
+from ...models.text.yes_no_scorer import YesNoPrompt, YesNoScorer
 from ..config import TrainConfig, objective_of
 from ..runs.load_run import config_of_model, open_run
 
@@ -178,6 +180,55 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         error=RunError,
     )
     return config, tokenizer, scoring
+
+
+def predict_yes_no(
+    folder: str | Path,
+    path: SourceLike,
+    *,
+    instruction: str | None = None,
+    step: int | None = None,
+    log: LogFn = print,
+) -> list[Any]:
+    """Scores the pairs of a file with a language model that answers yes or no.
+
+    Args:
+        folder: a run folder of a language model, a folder in the Hugging Face format, or a name on
+          the hub.
+        path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of them.
+        instruction: see `models.YesNoPrompt`, whose instruction is the default.
+        step: the checkpoint. Defaults to the newest.
+        log: called with a line that describes the file.
+
+    Returns:
+        For each pair `{"text": …, "text_b": …, "score": number}`, in the order of the file.
+
+    Raises:
+        FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
+        UserError: the model is not a language model, or its parameters are NaN or infinite.
+        DataError: the file cannot be read, or a line does not have two texts.
+    """
+    scorer = YesNoScorer.of_run(folder, step=step, log=log)
+    if instruction is not None:
+        scorer = scorer.with_prompt(YesNoPrompt(instruction=instruction))
+    # Read the file as the input of a classifier of pairs with one label.
+    data = SequenceClassificationData(
+        source="jsonl:-#label,text,text_b",
+        length=scorer.max_length,
+        tokenizer=TokenizerConfig(),
+        target="regression",
+    )
+    split = data.input_split(path, scorer.tokenizer, ("score",))
+    log(f"input: {split.summary}")
+    for example in split.content:
+        require(
+            len(example.texts) == 2,
+            f"{example.location} must have a query and a document, got one text: give both",
+            error=DataError,
+        )
+    scores = scorer.score([example.texts for example in split.content], log)
+    rows: Any = split.examples
+    return rows.decode({"logits": scores[:, None]})
 
 
 def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:

@@ -13,6 +13,7 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
 from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.text.yes_no_scorer import open_pair_scorer
 from flaxzoo.train.cli.main import main
 
 with warnings.catch_warnings():
@@ -200,6 +201,21 @@ def test_a_language_model_scores_by_yes_and_no(tied, tmp_path):
         assert best[0].index == int(np.argmax(expected))
 
 
+def test_the_command_line_scores_by_yes_and_no(tmp_path, capsys):
+    language_model(tmp_path / "model", True)
+    rows = [{"query": a, "document": b} for a, b in PAIRS[:3]]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["predict", str(tmp_path / "model"), "--input", str(tmp_path / "x.jsonl")]
+    assert main([*given, "--yes-no", "--instruction", "Find the sea?"]) == 0
+    found = [json.loads(line)["score"] for line in capsys.readouterr().out.splitlines()]
+    scorer = open_pair_scorer(tmp_path / "model")
+    scorer = scorer.with_prompt(models.YesNoPrompt(instruction="Find the sea?"))
+    np.testing.assert_allclose(found, scorer.score(PAIRS[:3], silent), atol=1e-6)
+    assert main([*given, "--instruction", "Find the sea?"]) == 2
+    assert "applies to --yes-no" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_answers_are_single_tokens(tmp_path):
     language_model(tmp_path, True)
     scorer = models.YesNoScorer.of_run(tmp_path)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from ....data.common.fields import PositiveInt
+from ....data.common.fields import PositiveInt, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import Positional, log, parse
@@ -24,15 +24,32 @@ class PredictArguments(ModelArguments):
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
     is the model's output as it is. The score of a cross-encoder, a folder of sentence-transformers
     or a run of the recipe rerank, has the activation that CrossEncoder applies."""
+    yes_no: bool = False
+    """For a language model that answers whether a document fits a query (Qwen3-Reranker): the score
+    of each pair of texts, the probability of yes against no, with the prompt of Qwen3-Reranker."""
+    instruction: str | None = None
+    """With --yes-no: what makes a document fit a query. Defaults to the instruction of
+    Qwen3-Reranker: Given a web search query, retrieve relevant passages that answer the query."""
 
 
 def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
     parsed = parse(PredictArguments, arguments, "flaxzoo predict")
+    require(
+        parsed.yes_no or parsed.instruction is None,
+        f"--instruction {parsed.instruction!r} applies to --yes-no: give both, or leave it out",
+    )
     enable_compilation_cache()
-    from ...evaluation.predict import predict
+    from ...evaluation.predict import predict, predict_yes_no
 
-    for prediction in predict(parsed.run, parsed.input, step=parsed.step, log=log):
+    predicted = (
+        predict_yes_no(
+            parsed.run, parsed.input, instruction=parsed.instruction, step=parsed.step, log=log
+        )
+        if parsed.yes_no
+        else predict(parsed.run, parsed.input, step=parsed.step, log=log)
+    )
+    for prediction in predicted:
         print(to_json(prediction))
 
 

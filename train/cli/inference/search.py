@@ -49,8 +49,8 @@ class SearchArguments:
     top_k: PositiveInt = 10
     """The number of texts to print."""
     rerank: str | None = None
-    """A cross-encoder that scores the nearest texts again: a run folder, a folder in the Hugging
-    Face format, or a name on the hub."""
+    """A cross-encoder, or a language model that answers yes or no (Qwen3-Reranker), that scores the
+    nearest texts again: a run folder, a folder in the Hugging Face format, or a name on the hub."""
     candidates: PositiveInt | None = None
     """With --rerank: the number of nearest texts to score again, at least --top-k; by default
     50."""
@@ -68,11 +68,11 @@ def search_command(arguments: list[str]) -> None:
         f"--candidates {parsed.candidates} applies to --rerank: give both, or leave it out",
     )
     enable_compilation_cache()
-    from ....models.text.pair_scorer import PairScorer
+    from ....models.text.yes_no_scorer import open_pair_scorer
     from ...search.index import CANDIDATES, SearchIndex
 
     index = SearchIndex.open(parsed.index, run=parsed.run, log=log)
-    reranker = None if parsed.rerank is None else PairScorer.of_run(parsed.rerank, log=log)
+    reranker = None if parsed.rerank is None else open_pair_scorer(parsed.rerank, log=log)
     (hits,) = index.search(
         [parsed.query],
         parsed.top_k,
