@@ -94,13 +94,16 @@ class ColumnsData(RecordData[EmbeddingExample]):
         """Returns the training examples, which are read."""
         return tuple(self._part("train").examples)
 
-    def require_scores(self, low: float, high: float, learner: str) -> None:
+    def require_scores(
+        self, low: float, high: float, learner: str, *, remedy: str = "scale them"
+    ) -> None:
         """Checks that the scores of the training examples are in a range.
 
         Args:
           low: The least score.
           high: The largest score.
           learner: What learns from them, for messages.
+          remedy: What the user can do, for messages.
 
         Raises:
           DataError: A score is not.
@@ -111,9 +114,29 @@ class ColumnsData(RecordData[EmbeddingExample]):
                 require(
                     low <= x <= high,
                     f"{example.location} has the score {x:g}, and {learner} needs scores from "
-                    f"{low:g} to {high:g}: scale them",
+                    f"{low:g} to {high:g}: {remedy}",
                     error=DataError,
                 )
+
+    def require_one_negative(self, learner: str) -> None:
+        """Checks that each training example with a single score has one negative.
+
+        The score is then the margin between the positive and this negative.
+
+        Args:
+          learner: What learns from the margins, for messages.
+
+        Raises:
+          DataError: An example has more negatives, or none.
+        """
+        for example in self.train_examples():
+            require(
+                not isinstance(example.score, float) or len(example.documents) == 2,
+                f"{example.location} has {len(example.documents) - 1} negatives and a single score "
+                f"as its margin, and {learner} needs one margin for one negative: give a list of "
+                "scores, one for each document",
+                error=DataError,
+            )
 
     def _is_optional(self, name: str, source: LabelledSource) -> bool:
         of_objects = source.kind in ("jsonl", "memory") and not source.fields

@@ -68,7 +68,7 @@ class TextEmbedder(TextModel):
     ) -> None:
         super().__init__(model, params, tokenizer)
         self.settings = settings
-        self.width = settings.width(model.config.d_model)
+        self._width = settings.width(model.config.d_model)
         longest = model.config.max_length
         self._max_length = min(longest, settings.max_length or longest)
 
@@ -106,7 +106,7 @@ class TextEmbedder(TextModel):
     @property
     def width(self) -> int:
         """The number of dimensions of a vector."""
-        return self.width
+        return self._width
 
     def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
         """Returns an embedder of the same model with other settings."""

@@ -54,7 +54,7 @@ class SparseEmbedder(TextEmbedder):
     ) -> None:
         super().__init__(model, params, tokenizer, sparse.texts)
         self.sparse = sparse
-        self.width = model.config.vocab_size
+        self._width = model.config.vocab_size
 
         @jax.jit
         def embed(

@@ -205,6 +205,12 @@ def write_data(folder):
         "pairs.jsonl": "\n".join(
             json.dumps({"question": s, "answer": " ".join(s.split()[::-1])}) for s in sentences
         ),
+        "sts.csv": "sentence1,sentence2,score\n"
+        + "\n".join(f"{s},{s[::-1]},{i / 96}" for i, s in enumerate(sentences)),
+        "nli.jsonl": "\n".join(
+            json.dumps({"premise": s, "hypothesis": s[:9], "label": i % 3})
+            for i, s in enumerate(sentences)
+        ),
         "choices.jsonl": "\n".join(
             json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
             for i, s in enumerate(sentences)

@@ -28,6 +28,7 @@ from ...models.hf.sparse_encoder import (
 )
 from ...models.hub import local_folder
 from ...models.loading import model_config
+from ...models.nn.heads import HEADS
 from ...models.registry import create, family_name
 from ...models.run_files import (
     CONFIG_FILE,

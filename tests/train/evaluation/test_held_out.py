@@ -62,5 +62,5 @@ def test_equal_cosines_have_no_correlation():
 
 def test_the_nearest_other_text_has_the_same_label():
     vectors = np.array([[1, 0], [1, 0], [0.9, 0.1], [0, 1]], np.float32)
-    assert label_scores(vectors, np.array([0, 0, 1, 1])) == {"label_accuracy": 0.5}
+    assert label_scores(vectors, np.array([0, 0, 1, 1])) == {"label_accuracy": 0.75}
     assert label_scores(vectors[:1], np.array([0])) == {}

@@ -288,3 +288,15 @@ def test_a_loss_of_dot_products_is_said_to_differ_from_evaluations():
         assert stored.similarity is None
     assert train.DistillationConfig().vector_settings(source, None).similarity == "dot"
     assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None
+
+
+def test_scores_that_look_like_classes_are_noted_and_a_margin_is_of_one_negative():
+    rows = [{"premise": a, "hypothesis": "b", "label": i} for i, a in enumerate("abc")]
+    given = dataclasses.replace(KINDS["cosent"], source=data.Examples.of(rows))
+    given = dataclasses.replace(given, validation=given.source)
+    assert "bert-classify" in (train.CoSENTConfig().loss_note(given) or "")
+    assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None
+    margins = examples(negatives=["c", "d"], score=0.5)
+    with pytest.raises(UserError, match="2 negatives and a single score"):
+        train.MarginMSEConfig().of_data(margins, is_default=False)
+    assert train.MarginMSEConfig().of_data(examples(negative="c", score=0.5), is_default=False)

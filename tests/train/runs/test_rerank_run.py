@@ -115,3 +115,46 @@ def test_micro_batches_on_one_device_equal_eight_devices(published, tmp_path, lo
 def test_settings_of_another_loss_are_refused():
     with pytest.raises(data.UserError, match=r"sigma 2\.0 is for the loss lambda or rank_net"):
         dataclasses.replace(config_of(None), objective=train.RerankConfig(sigma=2.0))
+
+
+def test_classes_of_pairs_have_the_loss_of_the_package(tmp_path):
+    rows = [{"label": i % 3, "text": text(3), "text_b": text(5)} for i in range(8)]
+    pairs = data.Examples.of(rows)
+    config = train.TrainConfig(
+        model=models.BertConfig(**SIZES, head="none", dropout_rate=0.0),
+        data=data.SequenceClassificationData(
+            source=pairs, validation=pairs, length=24, tokenizer=VOCABULARY
+        ),
+        optimizer=train.OptimizerConfig(peak_learning_rate=1e-2),
+        steps=1,
+        batch_size=8,
+        log_every=1,
+    )
+    train.train(config, tmp_path / "first", quiet=True)
+    train.export_model(tmp_path / "first", tmp_path / "model")
+    config = dataclasses.replace(config, init_from=str(tmp_path / "model"))
+    train.train(config, tmp_path / "run", quiet=True)
+    learned = next(row for row in rows_of(tmp_path / "run") if row["split"] == "train")
+    model = CrossEncoder(str(tmp_path / "model"), device="cpu")
+    columns = [[row[name] for row in rows] for name in ("text", "text_b")]
+    loss = losses.CrossEntropyLoss(model)(columns, torch.arange(8) % 3)
+    loss.backward()
+    norm = sum(float(x.grad.square().sum()) for x in model.parameters() if x.grad is not None)
+    assert learned["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert learned["gradient_norm"] == pytest.approx(norm**0.5, rel=1e-5)
+    found = models.PairScorer.of_run(tmp_path / "model").score(list(zip(*columns, strict=True)))
+    np.testing.assert_allclose(found, model.predict(list(zip(*columns, strict=True))), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "loss", "named"),
+    [
+        ({"positive": "b", "label": 2}, "binary", "bert-classify"),
+        ({"positive": "b", "negatives": ["c", "d"], "score": 1}, "margin_mse", "2 negatives"),
+    ],
+)
+def test_labels_and_margins_that_a_loss_would_misread_are_refused(row, loss, named):
+    rows = data.Examples.of([{"query": "a", **row}])
+    given = dataclasses.replace(config_of(None).data, source=rows, validation=rows)
+    with pytest.raises(data.UserError, match=named):
+        train.RerankConfig(loss=loss).of_data(given, is_default=False)

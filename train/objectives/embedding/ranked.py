@@ -4,11 +4,13 @@ import dataclasses
 import math
 
 from ....data.common.fields import NonNegative, Positive
+from ....data.embedding.embedding_data import EmbeddingData
 from ....data.embedding.embedding_examples import ScoreForm
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding import scored
 from ...losses.embedding.vectors import Distance, Real, Similarity, Vectors, to_own
 from ...losses.objective import Batch
+from ...objective_config import ObjectiveConfig
 from .base import EmbeddingObjective
 from .in_batch import MultipleNegativesConfig
 
@@ -91,6 +93,12 @@ class MarginMSEConfig(TaughtConfig):
 
     kind = "margin_mse"
     score_forms = ("documents", "pairs")
+
+    def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
+        """See `ObjectiveConfig`; a single score is the margin of a single negative."""
+        chosen = super().of_data(data, is_default=is_default)
+        data.require_one_negative(f"objective {self.kind}")
+        return chosen
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, "B N"]:
         """Returns the loss of each negative."""

@@ -63,8 +63,11 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         """See `ObjectiveConfig`; data that the loss would not learn from are refused."""
         del is_default
         if self.loss == "binary":
-            data.require_scores(0.0, 1.0, "the loss binary")
+            remedy = "scale them, or train flaxzoo train bert-classify on classes"
+            data.require_scores(0.0, 1.0, "the loss binary", remedy=remedy)
             return self
+        if self.loss == "margin_mse":
+            data.require_one_negative("the loss margin_mse")
         examples = data.train_examples()
         scores = [example.score for example in examples]
         samples = scores[0] is None and data.sampled_negatives != 0

@@ -31,6 +31,18 @@ class ScoredPairsConfig(EmbeddingObjective):
         data.require_scores(*self.score_range, f"objective {self.kind}")
         return chosen
 
+    def loss_note(self, data: EmbeddingData) -> str | None:
+        """Returns a line if the scores look like classes, as the labels of NLI do."""
+        scores = {example.score for example in data.train_examples()}
+        numbers = sorted(x for x in scores if isinstance(x, float))
+        if len(numbers) < 3 or not all(x.is_integer() for x in numbers):
+            return None
+        shown = ", ".join(f"{x:g}" for x in numbers[:4])
+        return (
+            f"note: the scores are whole numbers ({shown}), and the loss {self.kind} learns that a "
+            "larger one means more similar texts: for classes use flaxzoo train bert-classify"
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoSENTConfig(ScoredPairsConfig):
