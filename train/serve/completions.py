@@ -83,7 +83,7 @@ class _Echo:
 
 
 def head(model: Served, kind: str, prefix: str) -> JsonObject:
-    """Returns the fields with which every answer begins."""
+    """Returns the first fields of every answer."""
     identity = f"{prefix}-{uuid.uuid4().hex}"
     return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
 
