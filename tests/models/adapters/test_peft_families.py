@@ -194,7 +194,7 @@ WAYS = [
     (family, tied, way)
     for way in ("adapter", "module", "tokens")
     for family, tied in CASES
-    if family not in OF_TWO and (tied or way == "adapter") and (way != "tokens" or family in FEW)
+    if family not in OF_TWO and (way == "adapter" or (tied and family in FEW))
 ]
 
 
