@@ -1,6 +1,8 @@
 """Two commands train into one folder: the second does not touch the run of the first."""
 
+import signal
 import subprocess
+import time
 
 import pytest
 from flaxzoo.models.run_files import newest_step
@@ -38,6 +40,8 @@ def test_a_second_run_is_refused_before_it_reads_data(source, tmp_path):
         try:
             while last_step(folder) < 5:
                 assert first.poll() is None
+                time.sleep(0.01)
+            first.send_signal(signal.SIGSTOP)  # it keeps the lock, and leaves the cores alone
             done = subprocess.run(
                 command(source, folder, steps=100_000),
                 env=one_device(),
