@@ -49,7 +49,7 @@ class SpladeConfig(MultipleNegativesConfig):
     ramp_fraction: Fraction = 1 / 3
     """The part of the run in which these weights grow quadratically from 0."""
     ramp_steps: NonNegativeInt = 0
-    """The steps in which these weights grow; 0: derived from `ramp_fraction`."""
+    """Number of steps until the weights are full; 0: derived from `ramp_fraction`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
