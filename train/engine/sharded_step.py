@@ -270,7 +270,7 @@ def make_init(
             trained, frozen = adapter.init(rng, params, keep_initial=objective.needs_initial)
             return init_state(trained, tx, frozen)
         # Derive another key, so that further models differ from the model.
-        further, fixed = objective.initial_models(jax.random.fold_in(rng, 1))
+        further, fixed = objective.initial_models(jax.random.fold_in(rng, 1), params)
         kept = params if objective.needs_initial else {}
         return init_state(params, tx, {**kept, **(fixed or {})} or None, further)
 

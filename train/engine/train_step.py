@@ -106,8 +106,9 @@ def make_train_step(
         loss, norm = weigh(means, scales[1]), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
-            updates, opt_state = tx.update(gradients, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state  # pyright: ignore[reportReturnType]
+            updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
+            followed = objective.followed(updates)  # pyright: ignore[reportArgumentType]
+            return optax.apply_updates(params, followed), opt_state  # pyright: ignore[reportReturnType]
 
         def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
             return params, opt_state

@@ -48,6 +48,10 @@ class FurtherModel:
     shared: tuple[str, ...] = ()
     """The top-level names of the parameters that it takes from the model of the run, such as
     `token_embedding`. `init` leaves them out, and both models' gradients add up in them."""
+    followed: tuple[str, ...] = ()
+    """The top-level names of the parameters whose updates are added to the model of the run too.
+    There such a parameter is the sum of this model's, without its gradient, and a difference, which
+    is learned and begins at 0 (gradient-disentangled embedding sharing, He et al. 2021)."""
 
 
 RunModel = Callable[..., Outputs]
@@ -110,7 +114,28 @@ class Objective:
         """Whether the state keeps a frozen copy of the initial parameters."""
         return self.reference or self.keeps_initial
 
-    def initial_models(self, rng: Array) -> tuple[Params | None, Params | None]:
+    def differences(self, params: Params) -> Params:
+        """Returns the parameters with differences in place of those that follow another model's.
+
+        Weight decay applies to them.
+        """
+        return self._add_followed(params, -1)
+
+    def followed(self, updates: Params) -> Params:
+        """Returns updates where the model of the run follows its further models."""
+        return self._add_followed(updates, 1)
+
+    def _add_followed(self, tree: Params, sign: int) -> Params:
+        own, further = split(tree)
+        for name, model in self.models.items():
+            for part in model.followed:
+                other = further[name][part]
+                own[part] = jax.tree.map(lambda x, y: x + sign * y, own[part], other)
+        return joined(own, further or None)
+
+    def initial_models(
+        self, rng: Array, params: Params | None = None
+    ) -> tuple[Params | None, Params | None]:
         """Returns the initial parameters of the trained and of the frozen further models.
 
         Either is None if there are no such models. They become the state's `further` and a part of
@@ -118,11 +143,16 @@ class Objective:
 
         Args:
             rng: the key.
+            params: the initial parameters of the model of the run, where it follows a further
+              model.
         """
         trained, frozen = {}, {}
         for number, (name, model) in enumerate(self.models.items()):
             made = trained if model.trained else frozen
             made[name] = model.init(jax.random.fold_in(rng, number))
+            if params is not None:
+                followed = {part: params[part] for part in model.followed}
+                made[name] |= jax.tree.map(jnp.copy, followed)
         return trained or None, {FURTHER: frozen} if frozen else None
 
     def outputs(

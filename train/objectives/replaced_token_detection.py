@@ -5,6 +5,8 @@ section 2. The generator learns masked tokens. Its samples replace the masked to
 of the run, the discriminator, learns which tokens differ from the text. A sample that equals the
 original token counts as original. No gradient flows through the samples.
 
+Embeddings may also be shared as He et al. 2021, "DeBERTaV3", section 3.2 describe.
+
 As in the paper, the loss is that of masked tokens plus 50 times the binary cross-entropy, averaged
 over all real tokens. Difference from the authors' code: the generator reads BERT's masks (80 %
 [MASK], 10 % random tokens, 10 % unchanged).
@@ -12,7 +14,7 @@ over all real tokens. Difference from the authors' code: the generator reads BER
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +62,10 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     model's. The number of layers is the same. (Clark et al., section 3.2, recommend 1/4 to 1/2.)"""
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
-    share_embeddings: bool = True
-    """Whether both models share the embeddings of tokens, positions and token types."""
+    embeddings: Literal["shared", "disentangled", "separate"] = "shared"
+    """The embeddings of tokens, positions and token types. shared: both models train the same
+    tables. disentangled: the discriminator adds a learned difference, which begins at 0, to the
+    generator's tables, and does not train these (DeBERTaV3). separate: each model has tables."""
 
     def build(self, data: PretrainingData) -> Objective:
         """Returns the functions of the loss; `with_models` adds the generator."""
@@ -78,15 +82,18 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     ) -> Objective:
         """Returns the objective with its generator."""
         generator = create(generator_config(model, self.generator_size), execution)
-        stored = EMBEDDINGS if self.share_embeddings else ()
         shapes = jax.eval_shape(lambda: init_params(generator, jax.random.key(0)))
-        shared = tuple(name for name in stored if name in shapes)
+        tables = tuple(name for name in EMBEDDINGS if name in shapes)
+        shared = tables if self.embeddings == "shared" else ()
+        followed = tables if self.embeddings == "disentangled" else ()
 
         def init(rng: Array) -> Params:
             params = init_params(generator, rng)
             return {name: x for name, x in params.items() if name not in shared}
 
-        further = FurtherModel(generator.apply, init, trained=True, shared=shared)
+        further = FurtherModel(
+            generator.apply, init, trained=True, shared=shared, followed=followed
+        )
         return dataclasses.replace(
             objective,
             models={GENERATOR: further},

@@ -6,6 +6,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flaxzoo import data, models, train
 from flaxzoo.data import UserError
@@ -13,6 +14,8 @@ from flaxzoo.models.config import Execution
 from flaxzoo.models.encoders.deberta.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
 from flaxzoo.models.nn.heads import Projection
+from flaxzoo.train.engine.sharded_step import make_init
+from flaxzoo.train.engine.train_step import make_train_step
 from flaxzoo.train.losses.objective import joined
 from flaxzoo.train.objectives.replaced_token_detection import (
     EMBEDDINGS,
@@ -21,6 +24,7 @@ from flaxzoo.train.objectives.replaced_token_detection import (
     generator_config,
     sampled_tokens,
 )
+from flaxzoo.train.optim.optimizer import make_optimizer
 
 from ...support.run_folders import assert_same, everything, write_text
 
@@ -116,6 +120,61 @@ def test_both_losses_and_who_learns_from_which():
     assert evaluated(params, BATCH) == evaluated(params, BATCH)
 
 
+@pytest.mark.slow
+def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
+    """Three steps equal those of a model that stores the difference, E = stop(G) + Δ."""
+    config = ElectraConfig(**SIZES, dropout_rate=0.0)
+    learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
+    objective = learned.with_models(learned.build(DATA), config, Execution())
+    model = models.create(config)
+    tx = make_optimizer(train.OptimizerConfig(peak_learning_rate=1e-2, weight_decay=0.1), 3)
+    state = jax.jit(make_init(model, objective, tx))(jax.random.key(0))
+    for name in EMBEDDINGS:
+        own, other = (x[name]["embedding"] for x in (state.params, tables_of(state)))
+        np.testing.assert_array_equal(own, other)
+    step = jax.jit(make_train_step(model.apply, objective, tx))
+
+    def summed(parts):
+        tables = {
+            name: jax.tree.map(lambda g, d: jax.lax.stop_gradient(g) + d, generator, parts[name])
+            for name, generator in parts["further"][GENERATOR].items()
+            if name in EMBEDDINGS
+        }
+        return {**parts, **tables}
+
+    def loss(parts, batch, keys):
+        means = objective.apply(model.apply, summed(parts), batch, rng=keys)[1]
+        counts = objective.counts(batch)
+        return sum(c * means[n] / counts[n] for n, c in objective.coefficients.items())
+
+    parts = joined(state.params, state.further)
+    parts |= {name: jax.tree.map(jnp.zeros_like, parts[name]) for name in EMBEDDINGS}
+    by_formula = jax.jit(jax.value_and_grad(loss))
+    moments, key = tx.init(parts), jax.random.key(1)
+    for number in range(3):
+        state, metrics = step(state, BATCH, key)
+        keys = models.row_keys(jax.random.fold_in(key, number), B)
+        expected, gradient = by_formula(parts, BATCH, keys)
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+        norm = optax.tree.norm(gradient)
+        np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
+        updates, moments = tx.update(gradient, moments, parts)
+        parts = optax.apply_updates(parts, updates)
+    found = joined(state.params, state.further)
+    for (path, ours), (_, wanted) in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves_with_path(summed(parts)), strict=True
+    ):
+        np.testing.assert_allclose(ours, wanted, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+    difference = state.params["token_embedding"]["embedding"]
+    difference -= tables_of(state)["token_embedding"]["embedding"]
+    assert np.abs(difference).max() > 1e-3
+
+
+def tables_of(state):
+    """The generator's parameters."""
+    return state.further[GENERATOR]
+
+
 def test_samples_follow_the_softmax():
     logits = np.array([0.0, 1.0, 2.0, -1.0], np.float32)
     hidden, kernel = jnp.ones((4000, 2, 1)), jnp.asarray(logits[:, None])
@@ -133,7 +192,7 @@ def test_the_sizes_of_generators():
         generator_config(models.BertConfig(**SIZES), 0.25)
     # Separate embeddings, and a DeBERTa, whose distances are as wide as its layers.
     config = DebertaConfig(**SIZES, head="replaced_token_detection", norm_distances=True)
-    apply, objective, params = made(config, share_embeddings=False, generator_size=0.5)
+    apply, objective, params = made(config, embeddings="separate", generator_size=0.5)
     own = params["further"][GENERATOR]
     assert own["token_embedding"]["embedding"].shape == (V, 16)
     assert own["distance_embedding"]["embedding"].shape == (2 * T, 8)
