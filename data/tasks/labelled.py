@@ -39,7 +39,10 @@ from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, div
 
 # These settings are not part of the fingerprint, because it covers their effect: the examples and
 # the tokenizer.
-_FOUND_AGAIN = ("source", "validation", "validation_fraction", "tokenizer", "num_workers")
+_FOUND_AGAIN = (
+    *("source", "validation", "validation_fraction", "tokenizer", "num_workers"),
+    "label_names",
+)
 _LABELS_SHOWN = 20
 # With fewer examples, rare labels are normal and cause no warning.
 _FEW_EXAMPLES = 8
@@ -79,7 +82,7 @@ class RecordData(DataConfig, Generic[E]):
         """Returns the records of a split of a built-in source."""
         return review_records(source, split)
 
-    def label_names(self, example: E) -> tuple[str, ...]:
+    def labels_in(self, example: E) -> tuple[str, ...]:
         """Returns the labels of an example to count for the log."""
         return ()
 
@@ -211,7 +214,7 @@ class RecordData(DataConfig, Generic[E]):
 
     def _counts(self, examples: Iterable[E]) -> Counter[str]:
         """Counts the labels of examples."""
-        return Counter(name for example in examples for name in self.label_names(example))
+        return Counter(name for example in examples for name in self.labels_in(example))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +252,20 @@ class LabelledData(RecordData[E]):
         label = source.fields[self.label_field]
         names = published.class_names(label) if published is not None else None
         records, lines = self._records(source, published, split)
+        records, names = self.named(records, names)
         loaded = self.labelled(records, names, split)
         return replace(loaded, lines=(*lines, *loaded.lines))
+
+    def named(
+        self, records: list[Record], names: tuple[str, ...] | None
+    ) -> tuple[list[Record], tuple[str, ...] | None]:
+        """Returns records and the names of their labels if these are numbers.
+
+        Args:
+          records: The records.
+          names: The names that a published data set declares.
+        """
+        return records, names
 
     @abstractmethod
     def labelled(
@@ -374,7 +389,7 @@ class LabelledData(RecordData[E]):
         once = sorted(name for name, count in self._counts(examples).items() if count == 1)
         if not once or len(examples) < _FEW_EXAMPLES:
             return ()
-        where = next(e.location for e in examples if once[0] in self.label_names(e))
+        where = next(e.location for e in examples if once[0] in self.labels_in(e))
         number = f"{len(once):,} labels occur" if len(once) > 1 else "a label occurs"
         return (
             f"warning: {number} only once, {once[0]!r} at {where}: check that this is neither "

@@ -98,7 +98,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         """See ``LabelledData``; choices are one list, or several fields joined by plus signs."""
         return ExampleSet(_equally_many([_from_record(record) for record in records]))
 
-    def label_names(self, example: ChoiceExample) -> tuple[str, ...]:
+    def labels_in(self, example: ChoiceExample) -> tuple[str, ...]:
         """See ``LabelledData``."""
         return () if example.label is None else (str(example.label),)
 

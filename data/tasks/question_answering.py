@@ -99,7 +99,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         """See ``LabelledData``; the fields are passage, question, answers and an optional id."""
         return ExampleSet(in_groups([from_record(record) for record in records]))
 
-    def label_names(self, example: SpanExample) -> tuple[str, ...]:
+    def labels_in(self, example: SpanExample) -> tuple[str, ...]:
         """See ``LabelledData``; counts the questions with and without an answer."""
         return () if example.answers is None else ("answer" if example.answers else NO_ANSWER,)
 

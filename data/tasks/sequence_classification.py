@@ -27,8 +27,9 @@ from ..sources.labelled_names import Record, forms_of_rows, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..tokenizers.base import Tokenizer
 from .base import SourceField, Target
+from .given_labels import NamedLabelData
 from .label_targets import TARGETS, Label, LabelTarget, in_order, names_of
-from .labelled import LabelledData, LabelledLength
+from .labelled import LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples, encoded_texts
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
@@ -67,7 +68,7 @@ class ClassificationExample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassificationData(LabelledData[ClassificationExample]):
+class SequenceClassificationData(NamedLabelData[ClassificationExample]):
     """Texts, or pairs of texts, with a label each."""
 
     kind: ClassVar[str] = "sequence_classification"
@@ -104,6 +105,16 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     a single number for the second of them in order; multi_label: any number of labels, separated
     by commas; regression: a number."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problem = "data.label_names names no scores: leave it out with target regression"
+        require(self.target != "regression" or not self.label_names, problem, error=DataError)
+
+    @property
+    def has_several_labels(self) -> bool:
+        """See ``NamedLabelData``."""
+        return self.target == "multi_label"
+
     def labelled(
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[ClassificationExample]:
@@ -128,7 +139,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
     def _labels(self) -> LabelTarget:
         return TARGETS[self.target]
 
-    def label_names(self, example: ClassificationExample) -> tuple[str, ...]:
+    def labels_in(self, example: ClassificationExample) -> tuple[str, ...]:
         """See ``LabelledData``; scores are not counted."""
         return names_of(example.label)
 
@@ -192,7 +203,7 @@ class SequenceClassificationData(LabelledData[ClassificationExample]):
             return self._labels.assumed
         # Use all examples, so that a label that only held-out examples have is also known.
         loaded, (fewest, most) = self._whole(), self._labels.num_labels
-        found = in_order({x for example in loaded.examples for x in self.label_names(example)})
+        found = in_order({x for example in loaded.examples for x in self.labels_in(example)})
         labels, number = loaded.class_names or tuple(found), len(loaded.examples)
         require(
             fewest <= len(labels) <= most,

@@ -9,7 +9,7 @@ The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``tok
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
 from ..features.predictions import Prediction, label_id, output
-from ..sources.conll import read_sentences, read_words
+from ..sources.conll import Sentence, read_sentences, read_words
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
@@ -30,7 +30,8 @@ from ..sources.labelled_records import are_json_lines, read_objects
 from ..sources.published import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .labelled import LabelledData, LabelledLength
+from .given_labels import NamedLabelData, id_of
+from .labelled import LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
@@ -39,7 +40,7 @@ NOT_PREDICTED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassificationData(LabelledData[TaggingExample]):
+class TokenClassificationData(NamedLabelData[TaggingExample]):
     """Sentences with a tag for each word."""
 
     kind: ClassVar[str] = "token_classification"
@@ -66,8 +67,17 @@ class TokenClassificationData(LabelledData[TaggingExample]):
     ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; ``conll:GLOB`` has columns in place of fields."""
         if source.kind == "conll":
-            return in_bio([from_columns(one) for one in read_sentences(source)], split == "train")
+            sentences = [self._renamed(one) for one in read_sentences(source)]
+            return in_bio([from_columns(one) for one in sentences], split == "train")
         return super().read(source, published, split)
+
+    def _renamed(self, sentence: Sentence) -> Sentence:
+        """Returns a sentence with names in place of numbers, if the user gives names."""
+        if not self.label_names:
+            return sentence
+        location = f"{sentence.file} line {sentence.first_line}"
+        ids = [id_of(tag, self.label_names, location) for tag in sentence.tags]
+        return replace(sentence, tags=tuple(self.label_names[id] for id in ids))
 
     def labelled(
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
@@ -79,7 +89,7 @@ class TokenClassificationData(LabelledData[TaggingExample]):
         """
         return in_bio([from_record(record, names) for record in records], split == "train", names)
 
-    def label_names(self, example: TaggingExample) -> tuple[str, ...]:
+    def labels_in(self, example: TaggingExample) -> tuple[str, ...]:
         """See ``LabelledData``; a span counts once, by its ``B-``."""
         return tuple(tag for tag in example.tags or () if tag != "O" and not tag.startswith("I-"))
 

@@ -1,0 +1,82 @@
+"""Names that the user gives to labels that are whole numbers (``data.label_names``)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..common.errors import DataError
+from ..common.fields import require
+from ..sources.labelled_names import Record
+from .labelled import LabelledData
+from .labelled_examples import E
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedLabelData(LabelledData[E]):
+    """Labeled data whose labels may be numbers with given names."""
+
+    label_names: tuple[str, ...] = ()
+    """Names of labels that are numbers: the name of 0, of 1 and so on. The run keeps them;
+    `predict` shows them, and `export` writes them as id2label. Defaults to the names that a
+    published data set declares."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.label_names
+        distinct = len(set(names)) == len(names) != 1 and all(name.strip() for name in names)
+        problem = f"data.label_names must be different names, two or more, got {', '.join(names)!r}"
+        require(distinct, f"{problem}: give the name of 0, of 1 and so on", DataError)
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an example may have several labels."""
+        return True
+
+    def named(
+        self, records: list[Record], names: tuple[str, ...] | None
+    ) -> tuple[list[Record], tuple[str, ...] | None]:
+        """See ``LabelledData``; labels become numbers if the user gives names."""
+        if not self.label_names:
+            return records, names
+        return [self._with_ids(record) for record in records], self.label_names
+
+    def _with_ids(self, record: Record) -> Record:
+        values, at = list(record.values), self.label_field
+        read = ids_of if self.has_several_labels else id_of
+        values[at] = read(values[at], self.label_names, record.location)
+        return replace(record, values=tuple(values))
+
+
+def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int]:
+    """Returns the number of a label, or the numbers of several.
+
+    Args:
+      value: A whole number, also as text; one of the names; or several of them, as a list or
+        separated by commas.
+      names: The names of the labels, from 0.
+      location: The location of the example, for messages.
+
+    Raises:
+      DataError: The value is neither a number of a name nor a name.
+    """
+    # A name may contain a comma.
+    several = value.split(",") if isinstance(value, str) and value not in names else value
+    if isinstance(several, list):
+        return [id_of(one, names, location) for one in several if str(one).strip()]
+    return id_of(several, names, location)
+
+
+def id_of(value: object, names: Sequence[str], location: str) -> int:
+    """Returns the number of a label; has the arguments of ``ids_of``.
+
+    Raises:
+      DataError: The value is neither a number of a name nor a name.
+    """
+    text = str(value).strip()
+    known = {name: id for id, name in enumerate(names)}
+    known |= {str(id): id for id in range(len(names)) if str(id) not in known}
+    if text not in known:
+        raise DataError(
+            f"{location} has the label {text!r}, but data.label_names has {len(names)} names: give "
+            f"a number from 0 to {len(names) - 1}, one of {', '.join(names)}, or more names"
+        )
+    return known[text]
