@@ -93,6 +93,7 @@ from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .plan.plan import make_plan as make_plan
 from .plan.topology import parse_topology as parse_topology
 from .runs.custom import Callback as Callback
+from .runs.custom import RunningModel as RunningModel
 from .runs.load_run import open_run as open_run
 from .runs.quality import QualityClassifier as QualityClassifier
 from .runs.reference import ReferenceModel as ReferenceModel

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -88,6 +89,9 @@ class TrainConfig(Checked):
     keep_best: NonNegativeInt = 1
     """Number of checkpoints with the lowest validation loss to keep, or the highest nDCG@10 for
     vectors."""
+    best_metric: str | None = None
+    """The metric of the best checkpoints: min: or max: and a name in the evaluations, such as
+    max:accuracy or min:ema_loss. Defaults to the loss, or nDCG@10 for vectors."""
     skip_bad_steps: NonNegativeInt = 3
     """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
@@ -124,6 +128,10 @@ class TrainConfig(Checked):
         require(
             self.execution.layers != "separate",
             "execution.layers separate is for decoding: choose scan or unroll to train",
+        )
+        require(
+            re.fullmatch("(min|max):.+", self.best_metric or "min:loss"),
+            f"best_metric must be min: or max: and the name of a metric, got {self.best_metric!r}",
         )
         require(
             self.batch_size % self.micro_batches == 0,

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from ...data.batching import BatchIterator, evaluation_batches
 from ...data.chat.policy import PolicyExamples
 from ...data.common.errors import StepNotTaken, counted
+from ...data.common.fields import require, require_one_of
 from ...data.common.progress import Progress
+from ...models.adapters.lora import make_lora
+from ...models.nn.typing import Params
+from ...models.registry import create
 from ...models.run_files import CHECKPOINTS
 from ..distributed.multiprocess import barrier, is_primary
 from ..distributed.sharding import has_virtual_devices
@@ -17,6 +21,7 @@ from ..evaluation.vectors.held_out import vector_scores
 from ..losses.eval_step import Evaluation, evaluate, evaluated_at_once
 from ..optim.ema import evaluated_by_ema
 from ..optim.schedules import make_schedule
+from ..runs.custom import RunningModel
 from ..runs.kept_folder import KeptFolder
 from ..runs.metrics_log import MetricsLog, read_metrics
 from ..runs.samples import write_samples
@@ -72,6 +77,7 @@ class Loop:
         """
         started, stopped = time.monotonic(), False
         try:
+            self.callbacks(self.step, lambda callback: callback.on_start(self._running_model()))
             self._evaluate_before_first_step()
             while self.step < self.config.steps:
                 # Collective: all processes stop before the same step.
@@ -90,6 +96,21 @@ class Loop:
         self._log_pending()
         self._end(stopped, time.monotonic() - started)
         return (self.stopper.signal or None) if stopped else None
+
+    def _running_model(self) -> RunningModel:
+        """Returns the model for callbacks; its parameters are gathered when they are read."""
+        model, lora = create(self.config.model), self.config.lora
+
+        def read(ema: bool) -> tuple[int, Params]:
+            state = evaluated_by_ema(self.state) if ema else self.state
+            require(state, "the run keeps no moving average: set optimizer.ema_decay")
+            assert state is not None
+            params = state.params
+            if lora is not None:
+                params = make_lora(lora, model).merge(params, state.frozen or {})
+            return int(state.step), params
+
+        return RunningModel(model, self.run.tokenizer, read)
 
     @property
     def _is_last(self) -> bool:
@@ -167,6 +188,7 @@ class Loop:
         step, validation = self.step, self._scores(evaluation)
         if averaged is not None:
             validation |= {f"ema_{name}": x for name, x in self._scores(averaged).items()}
+        self._measure(validation)  # raises UserError if there is no such metric
         self.validation, self.validated_step = validation, step
         if self.log is not None:
             self._check_folder()
@@ -223,6 +245,10 @@ class Loop:
 
     def _measure(self, scores: Scores) -> float:
         """Returns the measure of a checkpoint, which is lowest for the best one."""
+        if self.config.best_metric is not None:
+            direction, _, name = self.config.best_metric.partition(":")
+            require_one_of("the metric of best_metric", name, scores)
+            return scores[name] if direction == "min" else -scores[name]
         own = bool(self.run.custom.names)
         return scores["loss"] if own else self.config.objective.to_minimize(scores)
 

@@ -5,12 +5,15 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.dataset import DataSplit, ExampleSource
 from ...data.tokenizers.base import Tokenizer
+from ...models.model import Model
+from ...models.nn.typing import Params
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, reward_name
 
@@ -23,13 +26,49 @@ HASHED = 64
 """The number of examples that the fingerprint of custom examples covers."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RunningModel:
+    """The model of a run that trains, for callbacks.
+
+    Attributes:
+        model: The Flax module: `model.apply({"params": params}, input_ids=…)`.
+        tokenizer: The tokenizer of the run.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    read: Callable[[bool], tuple[int, Params]]
+    """Returns the step and the sharded parameters, or their moving average."""
+
+    def params(self, *, ema: bool = False) -> tuple[int, Params]:
+        """Gathers the current parameters on the host, with adapters merged.
+
+        Args:
+            ema: Whether to gather the moving average, which a run with `optimizer.ema_decay` keeps.
+
+        Returns:
+            The number of steps that the parameters have taken, and a nested dict of numpy arrays.
+            In `on_step` the next step has already begun, and the parameters are those after it.
+
+        Raises:
+            UserError: Other processes hold parts of the parameters, or the run keeps no average.
+        """
+        step, params = self.read(ema)
+        require(
+            all(x.is_fully_addressable for x in jax.tree.leaves(params)),
+            "the parameters are sharded over several processes, and callbacks run in one: read the "
+            "checkpoint in on_checkpoint",
+        )
+        return step, jax.device_get(params)
+
+
 class Callback:
     """Receives events of a run. Subclasses override the methods that they need.
 
     Callbacks run only on the primary process, in the thread of the training loop, which waits for
-    them. They see numbers and files, and cannot change the run, which is bitwise identical without
-    them. If a callback raises an exception, the run finishes the current step, saves a checkpoint,
-    and raises the exception. The same call resumes from there.
+    them. They see numbers, files and copies of the parameters, and cannot change the run, which is
+    bitwise identical without them. If a callback raises an exception, the run finishes the current
+    step, saves a checkpoint, and raises the exception. The same call resumes from there.
 
     Example::
 
@@ -39,6 +78,9 @@ class Callback:
 
         train.train(config, "runs/mine", callbacks=[Print()])
     """
+
+    def on_start(self, running: RunningModel) -> None:
+        """Receives the model before the first step of this call; keep it to read parameters."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.

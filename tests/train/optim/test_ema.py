@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def test_the_average_is_that_of_optax():
     assert ema_of(other) is None
     assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(other)) + 2
     average = optax.ema(DECAY, debias=False)
-    expected = optax.EmaState(count=jnp.zeros([], jnp.int32), ema=params)
+    expected: Any = optax.EmaState(count=jnp.zeros([], jnp.int32), ema=params)
     for step in range(1, 4):
         gradient = jax.tree.map(lambda x, n=step: jnp.full_like(x, n), params)
         updates, state = tx.update(gradient, state, params)
@@ -38,6 +39,18 @@ def test_the_average_is_that_of_optax():
         params = optax.apply_updates(params, updates)
         _, expected = average.update(params, expected)
     jax.tree.map(np.testing.assert_array_equal, ema_of(state), expected.ema)
+
+
+class Read(train.Callback):
+    """Keeps the average that it reads at the last evaluation."""
+
+    def on_start(self, running):
+        self.running = running
+
+    def on_evaluation(self, step, metrics):
+        self.metrics = metrics
+        self.step, self.average = self.running.params(ema=True)
+        assert self.running.model.config.d_model == 16
 
 
 class Stop(train.Callback):
@@ -50,8 +63,9 @@ class Stop(train.Callback):
 
 @pytest.mark.slow
 def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys):
-    config = small_run(tmp_path, steps=4, optimizer=OPTIMIZER, checkpoint_every=100)
-    train.train(config, tmp_path / "whole", quiet=True)
+    fields = {"checkpoint_every": 100, "best_metric": "min:ema_loss"}
+    config = small_run(tmp_path, steps=4, optimizer=OPTIMIZER, **fields)
+    train.train(config, tmp_path / "whole", quiet=True, callbacks=[read := Read()])
     with pytest.raises(ZeroDivisionError):
         train.train(config, tmp_path / "run", quiet=True, callbacks=[Stop()])
     result = train.train(config, tmp_path / "run", quiet=True)
@@ -59,6 +73,10 @@ def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys)
     assert_same(everything(run, 4), everything(tmp_path / "whole", 4))
     average, other = (models.load(x, ema=True)[1] for x in (run, tmp_path / "whole"))
     jax.tree.map(np.testing.assert_array_equal, average, other)
+    assert read.step == 4
+    jax.tree.map(np.testing.assert_array_equal, average, read.average)
+    stored = tmp_path / "whole" / "checkpoints" / "4" / "metrics" / "metrics"
+    assert json.loads(stored.read_text())["loss"] == read.metrics["ema_loss"]
     # The last parameters have moved further than their average.
     assert result.validation is not None
     for name, ema in (("loss", False), ("ema_loss", True)):
@@ -85,3 +103,12 @@ def test_the_average_is_sharded_like_the_parameters():
     assert average is not None
     shardings = [jax.tree.map(lambda x: x.sharding, x) for x in (average, step.state.params)]
     assert shardings[0] == shardings[1]
+
+
+@pytest.mark.slow
+def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
+    config = small_run(tmp_path, steps=1, best_metric="max:f1")
+    with pytest.raises(UserError, match=r"the metric of best_metric must be one of loss, .*'f1'"):
+        train.train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match="best_metric must be min: or max:"):
+        dataclasses.replace(config, best_metric="f1")
