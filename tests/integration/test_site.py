@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.browser import chromium
+
 webdriver = pytest.importorskip("selenium.webdriver")
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
@@ -48,18 +50,8 @@ def address():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    profile = tmp_path_factory.mktemp("profile")
-    for argument in (
-        *("headless", "no-sandbox", "disable-gpu", "no-first-run", "window-size=1280,900"),
-        *("disable-background-networking", "disable-component-update", f"user-data-dir={profile}"),
-    ):
-        options.add_argument(f"--{argument}")
-    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.implicitly_wait(20)
-    yield driver
-    driver.quit()
+    with chromium(webdriver, tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 def test_the_search_finds_the_page_on_lora(browser, address):

@@ -1,0 +1,114 @@
+"""The pages on the server: commands run against a real one, and files are checked."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import pytest
+import yaml
+from flaxzoo import models, train
+from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
+from flaxzoo.train.cli.inference.serve import ServeArguments
+from flaxzoo.train.cli.options import parse
+
+from ..support.server import running
+from .test_readme import SECTIONS, SERVED, WORDS, commands, section, write_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_device")]
+
+DEPLOY = "docs/scale/deploy.md"
+ADDRESS = "http://localhost:8000"
+TEXTS = [" ".join(WORDS), "Hello! The for statement."] * 9
+SIZES = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server of tiny models with the names of the page."""
+    folder = tmp_path_factory.mktemp("served")
+    write_model(folder / "all-MiniLM-L6-v2", head="none")
+    score = {"head": "sequence_classification", "labels": ("score",)}
+    write_model(folder / "ms-marco-MiniLM-L6-v2", **score)
+    words = train_tokenizer(TEXTS, TokenizerConfig("wordpiece", 60))
+    pieces = train_tokenizer(TEXTS, TokenizerConfig("byte-bpe", 270))
+    labels = {"head": "sequence_classification", "labels": ("bad", "good")}
+    for name, kind, tokenizer, fields in (
+        ("quickstart", models.GPTConfig, pieces, {}),
+        ("reviews", models.BertConfig, words, labels),
+        ("translate", models.EncoderDecoderConfig, pieces, {}),
+    ):
+        model = models.create(kind(vocab_size=tokenizer.vocab_size, **SIZES, **fields))
+        params = models.init_params(model, jax.random.key(0))
+        train.save_run(folder / "runs" / name, model, params, tokenizer)
+    _, several, *_ = served_commands()
+    with contextlib.chdir(folder), running(folder, *several, "--warm-up-length", "0") as server:
+        yield server.url
+
+
+def served_commands():
+    """The arguments of each `flaxzoo serve` on the page."""
+    blocks = (block for one in SECTIONS if one.page == SERVED for _, block in one.blocks("sh"))
+    found = [arguments for block in blocks for _, arguments in commands(block) if arguments]
+    assert all(name == "serve" for name, *_ in found)
+    return [arguments for _, *arguments in found]
+
+
+def test_the_options_of_the_page_exist():
+    for arguments in served_commands():
+        assert parse(ServeArguments, arguments, "flaxzoo serve").models
+
+
+@pytest.mark.parametrize(
+    "section",
+    [x for x in SECTIONS if x.page == SERVED and ADDRESS in x.text],
+    ids=lambda x: x.title,
+)
+def test_requests_of_the_page_are_answered(section, url):
+    for language, block in section.blocks("sh", "python"):
+        block = block.replace(ADDRESS, url)
+        if language == "python":
+            exec(compile(block, section.page, "exec"), {})
+            continue
+        for line, arguments in commands(block):
+            if arguments is None:
+                subprocess.run(["bash", "-c", line], check=True, stdout=subprocess.DEVNULL)
+
+
+def file_of(title, language):
+    ((_, text),) = section(DEPLOY, title).blocks(language)
+    return text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_unit_is_valid(tmp_path):
+    text = file_of("systemd", "ini")
+    (command,) = re.findall(r"ExecStart=\S+/flaxzoo serve (.*)", text)
+    assert parse(ServeArguments, command.split(), "flaxzoo serve").host == "0.0.0.0"
+    file = tmp_path / "flaxzoo.service"
+    file.write_text(text.replace("/opt/flaxzoo/bin/flaxzoo", sys.executable))
+    subprocess.run(["systemd-analyze", "verify", file], check=True)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_the_dockerfile_has_no_faults(tmp_path):
+    (tmp_path / "Dockerfile").write_text(file_of("Docker", "dockerfile"))
+    subprocess.run(["hadolint", tmp_path / "Dockerfile"], check=True)
+
+
+def test_the_manifest_parses():
+    deployment, service = yaml.safe_load_all(file_of("Kubernetes", "yaml"))
+    pod = deployment["spec"]["template"]
+    assert pod["metadata"]["labels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert pod["metadata"]["labels"] == service["spec"]["selector"]
+    (container,) = pod["spec"]["containers"]
+    assert parse(ServeArguments, container["args"], "flaxzoo serve").models
+    (port,) = container["ports"]
+    assert port["containerPort"] == ServeArguments(models=("a",)).port
+    for name in ("startupProbe", "readinessProbe"):
+        assert container[name]["httpGet"] == {"path": "/health", "port": port["name"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
