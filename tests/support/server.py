@@ -54,7 +54,7 @@ def wait_for(condition: Any, process: Any = None, log: Any = None, seconds: floa
     """Returns the first value of a condition that is true."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert process is None or process.poll() is None, log.read_text()
+        assert process is None or process.poll() is None, log and log.read_text()
         assert time.monotonic() < end, log and log.read_text()
         time.sleep(0.05)
     return value

@@ -1,10 +1,13 @@
 """Endpoints about the server: its models, health and figures, and tokens of texts."""
 
 import dataclasses
+import json
+import re
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from ...data.chat_templates.chat_template import ChatTemplate
 from ...data.common.fields import Checked, NonNegativeInt
 from ...data.common.json_text import JsonObject
 from .app import Endpoint, Service
@@ -20,7 +23,9 @@ class TokenizeFields(Checked):
     prompt: str
     """The text."""
     add_special_tokens: bool = True
-    """Whether the special tokens of the tokenizer's frame are added."""
+    """Whether the special tokens of the tokenizer's frame are added. Without them, a text that is
+    the name of a control token, such as `<|endoftext|>`, is this token; otherwise such names are
+    ordinary text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,12 @@ async def show_metrics(service: Service, fields: None) -> Response:
 async def tokenize(service: Service, fields: TokenizeFields) -> JsonObject:
     """Answers `/tokenize`."""
     model = service.model(fields.model)
-    ids = model.front.tokenizer.encode(fields.prompt, fields.add_special_tokens)
+    tokenizer = model.front.tokenizer
+    ids = tokenizer.encode(fields.prompt, fields.add_special_tokens)
+    # lm-evaluation-harness finds the ids of special tokens by their names.
+    control = tokenizer.control_tokens().get(fields.prompt)
+    if control is not None and not fields.add_special_tokens:
+        ids = [control.id]
     return {"tokens": ids, "count": len(ids), "max_model_len": model.front.max_length}
 
 
@@ -89,8 +99,21 @@ async def tokenizer_info(service: Service, fields: None) -> JsonObject:
         f"{name}_token": None if token is None else tokenizer.token(token)
         for name, token in special.items()
     }
-    template = tokenizer.chat_template.source
+    template = plain_template(tokenizer.chat_template)
     return {**named, "vocab_size": tokenizer.vocab_size, "chat_template": template}
+
+
+def plain_template(template: ChatTemplate) -> str:
+    """Returns a chat template that Jinja renders without the extensions of transformers.
+
+    The names of special tokens are set, and `{% generation %}`, which marks generated text, becomes
+    a tag without effect.
+    """
+    source = template.source
+    for tag, same in (("generation", "if true"), ("endgeneration", "endif")):
+        source = re.sub(rf"({{%[-+]?\s*){tag}(\s*[-+]?%}})", rf"\1{same}\2", source)
+    tokens = (f"{{%- set {role} = {json.dumps(x)} %}}" for role, x in template.tokens.items())
+    return "".join((*tokens, source))
 
 
 STATUS = (

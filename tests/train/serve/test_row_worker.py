@@ -32,6 +32,12 @@ class Requests:
             shapes=shapes, log=self.lines.append, clock=lambda: self.now,
         )  # fmt: skip
 
+    @property
+    def wait(self):
+        wait = self.worker.wait
+        assert wait is not None
+        return wait
+
     def compute(self, items):
         self.batches.append([*items])
         return [item.upper() for item in items]
@@ -46,10 +52,10 @@ def test_a_row_waits_for_others_only_a_few_milliseconds():
     requests = Requests()
     assert requests.worker.wait is None
     requests.add("a")
-    assert 0 < requests.worker.wait <= 0.003
+    assert 0 < requests.wait <= 0.003
     requests.now += 0.002
     requests.add("b")
-    assert 0 < requests.worker.wait <= 0.0011
+    assert 0 < requests.wait <= 0.0011
     requests.now += 0.0011
     assert requests.worker.wait == 0
     requests.worker.step()
@@ -61,7 +67,7 @@ def test_a_full_batch_does_not_wait():
     requests = Requests()
     for _ in range(31):
         requests.add("a")
-    assert requests.worker.wait > 0
+    assert requests.wait > 0
     requests.add("a")
     assert requests.worker.wait == 0
 
