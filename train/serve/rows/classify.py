@@ -17,7 +17,7 @@ from ....models.text.text_model import Loaded
 from ...evaluation.predict import Predictor, token_length
 from ..app import Endpoint, Service
 from .inputs import as_list
-from .worker import Row, RowFunction, computed
+from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "classification"
 HEADS = (
@@ -69,13 +69,12 @@ async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
     predictions: list[JsonValue] = [
         {"index": i, **prediction} for i, prediction in enumerate(examples.decode(outputs))
     ]
-    number = sum(row.length for row in rows)
     return {
         "object": "list",
         "data": predictions,
         "model": model.name,
         "notes": [*examples.notes],
-        "usage": {"prompt_tokens": number, "total_tokens": number},
+        "usage": usage_of(rows),
     }
 
 

@@ -17,7 +17,7 @@ from ....models.text.text_model import Loaded
 from ..app import Endpoint, Service
 from ..fields import ApiError
 from .inputs import as_list, check_not_truncated
-from .worker import Row, RowFunction, computed
+from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "embedding"
 Ids: TypeAlias = tuple[NonNegativeInt, ...]
@@ -75,7 +75,6 @@ async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
     vectors = np.stack(await computed(service, model, worker, rows))[:, :kept]
     if kept < width and embedder.settings.has_length_1:
         vectors = normalized(vectors)
-    number = sum(row.length for row in rows)
     return {
         "object": "list",
         "data": [
@@ -83,7 +82,7 @@ async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
             for i, x in enumerate(vectors)
         ],
         "model": model.name,
-        "usage": {"prompt_tokens": number, "total_tokens": number},
+        "usage": usage_of(rows),
     }
 
 

@@ -15,7 +15,7 @@ from ....models.text.pair_scorer import PairScorer
 from ....models.text.text_model import Loaded
 from ..app import Endpoint, Service
 from .inputs import as_list, check_not_truncated
-from .worker import Row, RowFunction, computed
+from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "rerank"
 
@@ -102,30 +102,22 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
     found = await computed(service, model, worker, rows)
     scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in found])
     best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
-    shown: list[Any] = [{"index": i, "score": float(scores[i]), "text": pairs[i][1]} for i in best]
+    ranked = [(i, float(scores[i]), pairs[i][1]) for i in best]
     if fields.documents is None:
-        return shown if fields.return_text else [_without(x, "text") for x in shown]
+        names = ("index", "score", "text")[: 2 + fields.return_text]
+        return [dict(zip(names, row, strict=False)) for row in ranked]
+    names = ("index", "relevance_score", "document")[: 2 + fields.return_documents]
     results: list[Any] = [
-        {"index": x["index"], "relevance_score": x["score"], "document": {"text": x["text"]}}
-        for x in shown
+        dict(zip(names, (i, score, {"text": text}), strict=False)) for i, score, text in ranked
     ]
-    if not fields.return_documents:
-        results = [_without(x, "document") for x in results]
-    number = sum(row.length for row in rows)
-    warnings: list[JsonValue] = [
-        f"{num_truncated:,} pairs truncated to {scorer.max_length:,} tokens"
-    ] * bool(num_truncated)
-    usage: dict[str, JsonValue] = {"prompt_tokens": number, "total_tokens": number}
+    truncated = f"{num_truncated:,} pairs truncated to {scorer.max_length:,} tokens"
+    warnings: list[JsonValue] = [truncated] * bool(num_truncated)
     return {
         "model": model.name,
         "results": results,
-        "usage": usage,
+        "usage": usage_of(rows),
         "meta": {"warnings": warnings},
     }
-
-
-def _without(record: Mapping[str, JsonValue], name: str) -> JsonValue:
-    return {key: value for key, value in record.items() if key != name}
 
 
 RERANK = tuple(

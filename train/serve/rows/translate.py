@@ -15,7 +15,7 @@ from ....models.text.translate import TextTranslator, Translation
 from ..app import Endpoint, Service
 from ..fields import ApiError
 from .inputs import as_list
-from .worker import Row, RowFunction, computed
+from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "translation"
 MOST_BEAMS = 32
@@ -98,7 +98,6 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
     rows = [Row((row, request), len(row), request) for row in ids if row]
     found = iter(await computed(service, model, worker, rows))
     translated = [next(found) if row else [Translation("", 0.0, 0.0, 0)] for row in ids]
-    read = sum(row.length for row in rows)
     written = sum(one.num_tokens for several in translated for one in several)
     return {
         "object": "list",
@@ -108,11 +107,7 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
         ],
         "model": model.name,
         "notes": [*notes],
-        "usage": {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-        },
+        "usage": usage_of(rows, written),
     }
 
 

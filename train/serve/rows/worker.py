@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
 from ....models.text.bucketing import padded_batches, padded_length, padded_rows
 from ..app import Served, Service
@@ -79,7 +80,7 @@ class RowWorker:
         self._name, self._function, self._shapes = name, function, shapes
         self._log, self._clock = log, clock
         self._arrivals: dict[Task, float] = {}
-        """The time at which each waiting task arrived, in order."""
+        """The arrival time of each waiting task, in order."""
 
     @property
     def wait(self) -> float | None:
@@ -160,6 +161,13 @@ async def computed(
             results[i] = result
     service.metrics.tokens.labels(model.name, "prompt").inc(num_tokens)
     return results
+
+
+def usage_of(rows: Sequence[Row], written: int = 0) -> dict[str, JsonValue]:
+    """Returns the numbers of tokens that were read and written, in OpenAI's form."""
+    read = sum(row.length for row in rows)
+    completion: dict[str, JsonValue] = {"completion_tokens": written} if written else {}
+    return {"prompt_tokens": read, **completion, "total_tokens": read + written}
 
 
 def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
