@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_device")]
 
 DEPLOY = "docs/scale/deploy.md"
 ADDRESS = "http://localhost:8000"
+# Compile little before the first request.
+QUICK = "--warm-up-length", "0", "--rows", "1"
 TEXTS = [" ".join(WORDS), "Hello! The for statement."] * 9
 SIZES = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
 
@@ -44,7 +46,7 @@ def url(tmp_path_factory):
         params = models.init_params(model, jax.random.key(0))
         train.save_run(folder / "runs" / name, model, params, tokenizer)
     _, several, *_ = served_commands()
-    with contextlib.chdir(folder), running(folder, *several, "--warm-up-length", "0") as server:
+    with contextlib.chdir(folder), running(folder, *several, *QUICK) as server:
         yield server.url
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-START = 120
+START = 300
 """Seconds until the server must be warm, on a busy machine."""
 
 

@@ -37,7 +37,7 @@ def classifier(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(run_folder, classifier, tmp_path_factory):
-    names = run_folder, classifier, "--warm-up-length", "0"
+    names = run_folder, classifier, "--warm-up-length", "0", "--rows", "1"
     with running(tmp_path_factory.mktemp("logs"), *names) as server:
         yield server.url
 
