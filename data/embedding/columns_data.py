@@ -9,7 +9,7 @@ from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
 from ..sources.labelled_records import names_of_fields
-from ..sources.published import PublishedRecords
+from ..sources.published.records import PublishedRecords
 from ..sources.retrieval.collection import read_retrieval
 from ..sources.tables import ColumnRoles
 from ..tasks.base import SourceField

@@ -21,7 +21,7 @@ from ..features.bert_inputs import BertInputs, Template, token_specs, truncate_l
 from ..orders.distinct import ABSENT
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource
-from ..sources.published import PublishedRecords
+from ..sources.published.records import PublishedRecords
 from ..tasks.labelled import LabelledLength
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer

@@ -18,7 +18,7 @@ from ..sources.in_memory import Examples
 from ..sources.labelled_names import PUBLISHED, LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
-from ..sources.published import open_published
+from ..sources.published.opening import open_published
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
 from ..tasks.question_answering import NO_ANSWER

@@ -34,7 +34,8 @@ from .documents import SourceLike, as_source
 from .hash_split import HashSplit, Split, text_digest
 from .in_memory import KIND, Examples
 from .labelled_names import PUBLISHED, LabelledSource, forms_of_rows, parse_labelled
-from .published import PublishedRecords, open_published
+from .published.opening import open_published
+from .published.records import PublishedRecords
 from .sentence_pairs import FieldPairs, FilePairs, PairSource, PublishedPairs, SentencePair
 from .source_names import check_kind
 

@@ -14,7 +14,7 @@ from ..filters.conditions import LeftOut, left_out_note, written
 from .hash_split import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
-from .published import PublishedRecords
+from .published.records import PublishedRecords
 from .tables import SENTENCE_PAIRS, header_notes
 
 

@@ -31,7 +31,8 @@ from ..sources.labelled_names import (
     with_known_fields,
 )
 from ..sources.labelled_records import read_fields
-from ..sources.published import PublishedRecords, open_published
+from ..sources.published.opening import open_published
+from ..sources.published.records import PublishedRecords
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig

@@ -26,7 +26,7 @@ from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..sources.hash_split import Split
 from ..sources.labelled_names import PUBLISHED, LabelledSource, Record, parse_labelled
-from ..sources.published import PublishedRecords
+from ..sources.published.records import PublishedRecords
 from ..sources.squad import (
     SpanExample,
     from_record,

@@ -27,10 +27,10 @@ from ..sources.labelled_names import Record, forms_of_rows, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..tokenizers.base import Tokenizer
 from .base import SourceField, Target
-from .given_labels import NamedLabelData
-from .label_targets import TARGETS, Label, LabelTarget, in_order, names_of
 from .labelled import LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples, encoded_texts
+from .labels.given_labels import NamedLabelData
+from .labels.label_targets import TARGETS, Label, LabelTarget, in_order, names_of
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
 # With more examples than this, mostly distinct labels suggest that the wrong column was named.

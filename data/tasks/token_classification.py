@@ -27,12 +27,12 @@ from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
 from ..sources.labelled_records import are_json_lines, read_objects
-from ..sources.published import PublishedRecords
+from ..sources.published.records import PublishedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
-from .given_labels import NamedLabelData, id_of
 from .labelled import LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples
+from .labels.given_labels import NamedLabelData, id_of
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100

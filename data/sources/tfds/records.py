@@ -12,7 +12,7 @@ from ...filters.conditions import LeftOut, keeps
 from ..hash_split import Split
 from ..in_memory import plain
 from ..labelled_names import LabelledSource, Record
-from ..published import PublishedRecords
+from ..published.records import PublishedRecords
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder

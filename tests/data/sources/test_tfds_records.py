@@ -3,7 +3,7 @@ import pytest
 import tensorflow_datasets as tfds
 from flaxzoo.data import DataError, TokenizerConfig, load_documents, open_parallel
 from flaxzoo.data.sources.labelled_names import parse_labelled
-from flaxzoo.data.sources.published import open_published
+from flaxzoo.data.sources.published.opening import open_published
 from flaxzoo.data.sources.tfds import documents as published
 from flaxzoo.data.tasks.multiple_choice import MultipleChoiceData
 from flaxzoo.data.tasks.question_answering import QuestionAnsweringData

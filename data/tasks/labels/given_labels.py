@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..common.errors import DataError
-from ..common.fields import require
-from ..sources.labelled_names import Record
-from .labelled import LabelledData
-from .labelled_examples import E
+from ...common.errors import DataError
+from ...common.fields import require
+from ...sources.labelled_names import Record
+from ..labelled import LabelledData
+from ..labelled_examples import E
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import DataError
-from ..common.fields import require
-from ..dataset import ArraySpec, Values
-from ..features.predictions import Prediction, label_id, sigmoid, softmax
-from .base import Target
+from ...common.errors import DataError
+from ...common.fields import require
+from ...dataset import ArraySpec, Values
+from ...features.predictions import Prediction, label_id, sigmoid, softmax
+from ..base import Target
 
 Label = str | tuple[str, ...] | float
 """The name of the label, the names of several labels, or a score."""

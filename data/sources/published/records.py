@@ -1,16 +1,15 @@
 """Records of published data sets, which may have splits and names of classes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..common.errors import DataError
-from ..common.fields import require
-from ..common.json_lines import pick
-from ..filters.conditions import LeftOut
-from .columnar.huggingface import VALIDATION, HubData, open_hub
-from .hash_split import Split
-from .labelled_names import LabelledSource, Record, with_known_fields
+from ...common.errors import DataError
+from ...common.fields import require
+from ...filters.conditions import LeftOut
+from ..columnar.huggingface import VALIDATION, HubData
+from ..hash_split import Split
+from ..labelled_names import LabelledSource, Record
 
 
 @dataclass(frozen=True)
@@ -120,29 +119,3 @@ class HubRecords(PublishedRecords):
     def identity(self, split: Split) -> tuple[object, ...]:
         """See ``PublishedRecords``."""
         return self.hub.identity(self.split_name(split))
-
-
-def open_published(source: LabelledSource, fields: Mapping[str, str]) -> PublishedRecords:
-    """Opens a published data set, and downloads it first if necessary.
-
-    Args:
-      source: A source of the kind ``tfds`` or ``hf``.
-      fields: The default fields of well-known data sets, by name.
-
-    Raises:
-      DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
-        fields.
-    """
-    source = with_known_fields(source, fields)
-    if source.kind == "hf":
-        opened: PublishedRecords = HubRecords(source, open_hub(source.location, source.name))
-    else:
-        # Import late: TFDS is slow to load.
-        from .tfds.records import open_tfds
-
-        opened = open_tfds(source)
-    names = dict.fromkeys(opened.field_names)
-    for field in (*source.fields, *(condition.field for condition in source.conditions)):
-        # Raise now if a field does not exist.
-        pick(names, field, f"{source.name!r}")
-    return opened

@@ -1,0 +1,1 @@
+"""The labels of labeled data: their names and their targets."""
