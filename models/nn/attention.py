@@ -213,6 +213,7 @@ class MultiHeadAttention(nn.Module):
         # Keys [B, K, H, S] and values [B, K, S, V].
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
+        # Self-attention appends to its cache, and cross-attention stores the projected source.
         keys, written = Keys(key, value), None
         if context.cache is not None and context.source is None:
             written, keys = write_tokens(context.cache, key, value, context.cache_index)

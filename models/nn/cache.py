@@ -257,6 +257,7 @@ def _write_ring(
 ) -> LayerCache:
     length, slots = key.shape[-1], cache.num_slots
     keys, values = cache.key, cache.value
+    # A few new tokens overwrite the oldest slots of the ring, one by one.
     if length <= min(FEW_TOKENS, slots):
         for i in range(length):
             slot = (jnp.asarray(index) + i) % slots
@@ -318,6 +319,7 @@ def _update_slots(
     key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
 ) -> tuple[Array, Array]:
     return (
+        # Tokens are axis 3 of the keys [B, K, H, R] and axis 2 of the values [B, K, R, V].
         jax.lax.dynamic_update_slice_in_dim(*key, slot, axis=3),
         jax.lax.dynamic_update_slice_in_dim(*value, slot, axis=2),
     )

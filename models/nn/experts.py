@@ -451,6 +451,7 @@ def _blocks_forward(
 ) -> tuple[Array, _Residuals]:
     x, weight = weighted
     num_rows, width = blocks.member.size, kernels.down.shape[1]
+    # The outputs [R, D], and the results [R, F] of the first maps for the backward pass.
     outputs = jnp.zeros((num_rows, x.shape[1]), x.dtype)
     wide = tuple(jnp.zeros((num_rows, width), x.dtype) for _ in kernels.inputs)
 
@@ -467,6 +468,7 @@ def _blocks_forward(
         return _over_blocks(blocks, expert, of_block, carry)
 
     outputs, kept = jax.lax.fori_loop(0, blocks.num_used, of_expert, (outputs, wide))
+    # Back to the order of tokens, with a row for each of their K choices.
     of_choice = _of_choices(outputs, blocks)  # [M, K, D]
     y = jnp.einsum("MKD,MK->MD", of_choice, weight)
     return y, (weighted, kernels, blocks, kept, outputs)
@@ -507,6 +509,7 @@ def _blocks_backward(
 
     zeros = (jnp.zeros_like(outputs), jax.tree.map(jnp.zeros_like, kernels))
     d_rows, d_kernels = jax.lax.fori_loop(0, blocks.num_used, of_expert, zeros)
+    # The gradient of a token is the sum over its K choices, [M, K, D] to [M, D].
     dx = jnp.sum(_of_choices(d_rows, blocks), axis=1)
     d_weight = jnp.einsum("MKD,MD->MK", _of_choices(outputs, blocks), dy)
     return (dx, d_weight), d_kernels, None

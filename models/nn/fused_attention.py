@@ -98,8 +98,10 @@ def flash_bytes(call: AttentionCall) -> int:
     # Blocks that are copied from or to main memory are double-buffered.
     given = 2 * size * block_q * (sizes + call.head_dim)  # queries, output and its gradient
     given += 4 * size * block_k * sizes  # keys and values, and their gradients
+    # The sums of the gradients of keys and values, in float32.
     sums = 4 * block_k * sizes
     tiles = block_q * block_k * (4 + 4 + 2 * size)  # scores, weights and their gradients
+    # The gradients of all queries of a head: the float32 sums, and the double-buffered result.
     of_queries = int(call.num_queries) * call.key_dim * (4 + 2 * size)
     return given + sums + tiles + of_queries
 

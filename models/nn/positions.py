@@ -71,11 +71,13 @@ def sinusoidal_positions(
         return np.where(dimension % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
     frequency = base ** (-np.arange(0, d_model, 2) / d_model)
     angle = np.arange(length)[:, None] * frequency[None, :]
+    # Sines and cosines [length, ⌈D / 2⌉], one column for each wavelength.
     waves = np.sin(angle), np.cos(angle)
     if layout == "halves":
         table = np.concatenate(waves, axis=-1)
     else:
         table = np.stack(waves, axis=-1).reshape(length, -1)
+    # An odd D leaves one column too many.
     return table[:, :d_model].astype(np.float32)
 
 
@@ -104,6 +106,7 @@ class Positions:
         self, layer: int | Int[Array, ""], windowed: bool | Bool[Array, ""]
     ) -> "Positions":
         """Returns the positions for a layer with or without an attention window."""
+        # A windowed layer may have another base, and an unrotated layer rotates by the angle 0.
         chosen, local, flags = self.rotary, self.windowed_rotary, self.unrotated_layers
         if chosen is not None and local is not None:
             chosen = _select(windowed, local, chosen)
@@ -172,6 +175,7 @@ def make_positions(
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids))
     if kind == "sinusoidal":
+        # A computed table may have more rows than `max_length`, for longer inputs.
         rows = max(config.max_length, num_keys(length, cache))
         base, layout = config.position_base, config.position_layout
         return computed_positions(
@@ -179,6 +183,7 @@ def make_positions(
         )
     if kind == "none":
         return Positions()
+    # The remaining kinds add a bias to the scores, by the distance of query and key.
     queries, keys, written = query_and_key_positions(position_ids, length, cache)
     if kind == "alibi":
         return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)

@@ -158,4 +158,5 @@ class RelativePositionBias(nn.Module):
         buckets = relative_buckets(
             distance, self.num_buckets, self.max_distance, self.bidirectional
         )
+        # The lookup gives [B, T, S, N]; scores have the heads first.
         return jnp.einsum("BTSN->BNTS", table[buckets].astype(jnp.float32))

@@ -75,6 +75,7 @@ def rotary_positions(
         position_ids, size, base, scaling=scaling, max_length=max_length
     )  # [R/2] or [B, 1, R/2]
     angle = jnp.asarray(position_ids, jnp.float32)[..., None] * frequency
+    # Both dimensions of a plane turn by the same angle: [B, T, R / 2] to [B, T, R].
     if interleaved:
         angle = jnp.repeat(angle, 2, axis=-1)  # [B, T, R]
     else:
@@ -153,6 +154,7 @@ def _yarn(
         """Returns the dimension whose plane has `turns` turns over the trained length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
+    # Planes before `first` keep their frequency, planes after `last` divide it by the factor.
     first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)

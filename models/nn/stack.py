@@ -270,6 +270,7 @@ def make_layer_context(
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
+    # Windowed layers use the same mask, with a window added.
     windowed = None
     if window is not None and any(windowed_layers):
         windowed = dataclasses.replace(mask, window=window)
@@ -278,6 +279,7 @@ def make_layer_context(
         """Materializes a mask unless the kernel of `execution` supports the call."""
         if execution.attention not in LIMITS:
             return mask.materialized()
+        # Only these static properties decide whether the kernel supports the call.
         call = AttentionCall(
             num_queries=mask.num_queries,
             num_keys=mask.num_keys,
@@ -441,6 +443,7 @@ def run_layers(
         # CSE can undo remat in unrolled layers but not inside a scan, so prevent it only there.
         layer = nn.remat(layer, policy=policy, prevent_cse=execution.layers != "scan")
     caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
+    # Separate layers run in a Python loop, and no array has a leading L.
     if execution.layers == "separate":
         outputs: list[LayerOutputs] = []
         stored = [layer(config, execution, name=f"layers_{i}") for i in range(max(order) + 1)]
@@ -469,10 +472,12 @@ def run_layers(
         "check_constancy_invariants": False,  # a layer has none; it would be traced twice
     }
     stack = layer(config, execution, name="layers")
+    # Shared layers: every step receives all stored parameters and selects one row of them.
     if list(order) != list(range(len(order))):
         step = _step_of_shared(order)
         shared = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)
         return shared(stack, x, (jnp.asarray(order), inputs), context)
+    # Other layers: the scan slices the stacked parameters, one row for each step.
     options |= {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
     return nn.scan(_call, **options)(stack, x, inputs, context)
 

@@ -97,6 +97,7 @@ class Gradients(NamedTuple):
 
 def merge(a: Attended, b: Attended) -> Attended:
     """Returns the attention of the same queries to the keys of both parts."""
+    # Each part was normalized alone: weight it by its share of the sum over all keys.
     log_sum = jnp.logaddexp(a.log_sum, b.log_sum)
     weights = (jnp.exp(x.log_sum - log_sum)[..., None] for x in (a, b))
     output = sum(w * x.output for w, x in zip(weights, (a, b), strict=True))
@@ -439,6 +440,7 @@ def blockwise_attention(
     causal. With `keys`, weights are dropped with
     probability `rate`: the same ones as in XLA.
     """
+    # Without causal order and window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None
     dropped = None
     if keys is not None:

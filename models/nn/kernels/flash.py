@@ -156,6 +156,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
     i, j = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
 
+    # Before the first block of keys, reset the sums of these queries.
     @pl.when(j == 0)
     def _start() -> None:
         largest[...] = jnp.full(largest.shape, -jnp.inf)
@@ -186,6 +187,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
         _each_group(spec, group)
         sums[...] += _product(value[0, 0], weights[...], (1, 0))
 
+    # After the last block of keys, normalize and write the output of these queries.
     @pl.when(j == spec.num_k - 1)
     def _end() -> None:
         out[0, 0] = (sums[...] / (total[...] * (1 - spec.rate))).astype(out.dtype)
@@ -199,6 +201,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     out, lse, given, to_query, to_key, to_value, *scratch = others
     # `key_sums` and `value_sums` persist over the loop of i, `query_sums` over i and j.
     scores, products, weights, gradients, query_sums, key_sums, value_sums = scratch
+    # The outer loop is over blocks of keys j, and the inner loop over blocks of queries i.
     j, i = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
     kept_scale = 1 / (1 - spec.rate)
@@ -215,6 +218,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
         q, k, d = query[0, 0], key[0, 0], given[0, 0]
+        # Recompute the scores, and multiply the gradients with the values: both [keys, queries].
         scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, (i, j))
         products[...] = _product(value[0, 0], d, (0, 0))
         # Σ weight · gradient over the keys of a query equals the product of output and gradient.
@@ -224,6 +228,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
         def group(first: Array) -> None:
             rows = pl.ds(first, GROUP)
             weight = jnp.exp(scores[rows, :] - normalizer)
+            # A dropped weight passes no gradient; a kept weight was scaled by 1 / (1 - rate).
             gradient, dropped = products[rows, :], weight
             if head_key is not None:
                 kept = _kept(spec, head_key, i, first + j * spec.block_k)
@@ -233,6 +238,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
             gradients[rows, :] = (weight * (gradient - mean)).astype(gradients.dtype)
 
         _each_group(spec, group)
+        # The gradient of queries is kept for the whole head: add to the columns of block i.
         columns = pl.ds(pl.multiple_of(i * spec.block_q, spec.block_q), spec.block_q)
         query_sums[:, columns] += _product(k, gradients[...], (1, 0))
         key_sums[...] += _product(q, gradients[...], (1, 1))
@@ -290,6 +296,7 @@ def _forward(
 
     of_queries, of_keys = _block_specs(spec, ij)
     tile = spec.block_k, spec.block_q
+    # In the order of `_forward_kernel`: scores, weights, maximum, normalizer, weighted values.
     scratch = [
         pltpu.VMEM(tile, jnp.float32),
         pltpu.VMEM(tile, value.dtype),
@@ -297,6 +304,7 @@ def _forward(
         pltpu.VMEM((1, spec.block_q), jnp.float32),
         pltpu.VMEM((value_size, spec.block_q), jnp.float32),
     ]
+    # The number of computed scores, for the cost estimate.
     pairs = spec.computed_blocks * math.prod(tile) * batch * heads
     return pl.pallas_call(
         functools.partial(_forward_kernel, spec, ids is not None),
@@ -316,6 +324,7 @@ def _forward(
             jax.ShapeDtypeStruct((batch, heads, value_size, num_queries), query.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, num_queries), jnp.float32),
         ],
+        # The blocks of keys of a query share its sums, so these steps run in order.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
         ),
@@ -339,6 +348,7 @@ def _backward(
 
     of_queries, of_keys = _block_specs(spec, ij)
     tile = spec.block_k, spec.block_q
+    # In the order of `_backward_kernel`: four tiles, then the sums of queries, keys and values.
     scratch = [
         pltpu.VMEM(tile, jnp.float32),
         pltpu.VMEM(tile, jnp.float32),
@@ -372,6 +382,7 @@ def _backward(
             jax.ShapeDtypeStruct((batch, heads, n, tokens), query.dtype)
             for n, tokens in ((size, num_queries), (size, num_keys), (value_size, num_keys))
         ],
+        # Steps over keys and over queries share sums, so both run in order.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
         ),
@@ -462,10 +473,12 @@ def flash_attention(
         num_k=num_keys // block_k,
         group=heads // key.shape[2],
     )
+    # The kernel always takes words of dropout keys; without dropout it does not read them.
     if keys is None:
         words = jnp.zeros(1, jnp.int32)
     else:
         words = jax.lax.bitcast_convert_type(keys, jnp.int32).reshape(-1)
     ids = None if segments is None else tuple(x[:, None].astype(jnp.int32) for x in segments)
+    # Tokens become the last axis, which the kernel keeps in the columns of registers.
     inputs = tuple(jnp.einsum("BTNH->BNHT", x) for x in (query, key, value))
     return jnp.einsum("BNVT->BTNV", _attend(spec, inputs, (words, ids)))

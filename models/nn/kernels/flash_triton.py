@@ -223,12 +223,14 @@ def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         dropped = _drop(weights, tile.kept(head_key)).astype(value.dtype)
         return rescale[:, None] * sums + plgpu.dot(dropped, value), higher, total
 
+    # The weighted values, the highest score and the normalizer of each query.
     first = (
         jnp.zeros(out.shape, jnp.float32),
         jnp.full((QUERIES,), -jnp.inf, jnp.float32),
         jnp.zeros((QUERIES,), jnp.float32),
     )
     sums, highest, total = jax.lax.fori_loop(*spec.key_blocks(i), step, first)
+    # Normalize once, after all keys, and keep the log-sum for the backward pass.
     out[...] = (sums * (spec.kept_scale / total)[:, None]).astype(out.dtype)
     log_sum[...] = highest + jnp.log2(total)
 
@@ -251,6 +253,7 @@ def _query_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         weights = jnp.exp2(tile.scores(query, key, ids) - log_sums)
         of_weights = tile.products(gradient, value_ref[tile.keys, :])
         of_weights = _drop(of_weights, tile.kept(head_key))
+        # The gradient of the softmax, without `kept_scale`, which multiplies the final sums.
         of_scores = weights * (of_weights - means)
         return sums + plgpu.dot(of_scores.astype(key.dtype), key)
 
@@ -289,6 +292,7 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
     sums = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     sums = jax.lax.fori_loop(*spec.query_blocks(j), step, sums)
+    # `order` also puts the gradients back into the order of the keys.
     for ref, x in zip((key_out, value_out), sums, strict=True):
         ref[order, :] = (x * spec.kept_scale).astype(ref.dtype)
 
@@ -333,6 +337,7 @@ def _forward(
     query, key, value = inputs
     (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
     ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
+    # A program computes a block of queries of one head, and reads all keys of the head.
     return pl.pallas_call(
         functools.partial(_forward_kernel, spec),
         grid=(length // QUERIES, heads, batch),
@@ -370,6 +375,7 @@ def _backward(
     # to the final sums, so divide by it here.
     mean = jnp.einsum("BTNV,BTNV->BNT", out.astype(jnp.float32), gradient.astype(jnp.float32))
     arguments = (*inputs, keys, *(ids or ()), gradient, log_sum, mean / spec.kept_scale)
+    # A program of the first kernel computes a block of queries and loops over all keys.
     ids_specs = [_ids(QUERIES, length), _ids(None, num_keys)]
     (to_query,) = pl.pallas_call(
         functools.partial(_query_kernel, spec),
@@ -479,6 +485,7 @@ def flash_attention(
         num_keys=num_keys,
         group=heads // key.shape[2],
     )
+    # The kernels always take dropout keys; without dropout they do not read them.
     words = jnp.zeros((batch, heads, 2), jnp.uint32) if keys is None else keys
     ids = None if segments is None else tuple(x.astype(jnp.int32) for x in segments)
     return _attend(spec, (query, key, value), (words, ids))

@@ -40,6 +40,7 @@ def forward(
     assert dropped is None
     kernel = _kernel(query, key, band, cap)
     ids = None if segments is None else splash.SegmentIds(*segments)
+    # The kernel takes one sequence, with heads before tokens: map it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
     output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
@@ -121,6 +122,7 @@ def _kernel(
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=cap,
+            # Also return the log-sum-exp of each query, which `merge` needs.
             save_residuals=True,
         )
 
@@ -131,6 +133,7 @@ def _mask(num_queries: int, num_keys: int, band: Band | None) -> "splash_attenti
     shape = num_queries, num_keys
     if band is None:
         return masks.FullMask(shape)
+    # A band without a window only hides later keys.
     if band.window is None:
         return masks.CausalMask(shape, band.offset)
     later = 0 if band.causal else band.window - 1
