@@ -4,8 +4,8 @@ A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
 depend on the number of processes or workers, and the position of a run is one number. Examples
-may also decide which of them share a batch, see ``orders``. The examples of a mixture take turns as
-``mixture`` says, and those of each source are ordered like the examples of a run.
+may also decide which of them share a batch, see ``orders``. In a mixture, ``mixture`` chooses the
+source of each example, and the examples of a source have the order of a run with only this source.
 
 Each kind of data defines an ``ExampleSource``; all share this file.
 """
@@ -83,6 +83,7 @@ class TrainBatches(PickledByFields):
             epoch, place = divmod(g, number)
             index = _shuffled(place, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
+        # Examples without batches of their choice have a random permutation in each epoch.
         size = self._epoch_size
         if size is None:
             number = self.examples.num_examples
@@ -285,6 +286,7 @@ def evaluation_batches(
     # An example of zeros counts as padding; see ``ExampleSource.example``.
     padding = {name: np.zeros_like(array) for name, array in examples.example(0, 0).items()}
     for start in range(0, examples.num_examples, batch_size):
+        # After the last example, a process fills its part of the batch with padding.
         first = start + process_index * local
         yield _stack(
             [

@@ -1,8 +1,8 @@
 """Mixtures: several sources of examples, each with a fixed share of the tokens or documents.
 
 The source of example ``g`` of a run, and its number among the examples of that source, are pure
-functions of ``g``. After any number of examples, each source has its share up to one or two
-examples. A source that ends begins again, in the next epoch of its own order.
+functions of ``g``. At any point of a run, each source has its share of the examples, with an
+error of one or two examples. When a source ends, its next epoch begins, in another order.
 """
 
 from bisect import bisect_right
@@ -17,10 +17,10 @@ import numpy as np
 from .dataset import DataSplit, ExampleSource, PickledByFields
 
 MixtureUnit = Literal["tokens", "documents"]
-"""What the weights of a mixture refer to."""
-# Weights become whole numbers with this sum, so that positions are exact.
+"""The unit of the weights of a mixture."""
+# Shares are whole numbers with about this sum, because whole numbers give exact positions.
 _SCALE = 1 << 40
-# Examples that are made to measure the tokens of a source.
+# A source is measured on at most this number of examples, which bounds the time.
 _MEASURED = 2048
 
 
@@ -48,7 +48,7 @@ class MixedPart:
           name: The name of the source.
           weight: Its weight.
           split: Its examples.
-          unit: What the weight refers to.
+          unit: The unit of the weight.
         """
         tokens, documents = _measure(split.examples)
         if split.documents_per_token is not None:
@@ -61,12 +61,12 @@ class MixedPart:
 class MixedExamples(PickledByFields):
     """The examples of several sources; see ``dataset.ExampleSource``.
 
-    As an example source it has the examples of all sources, one after the other, each once in an
-    epoch. ``place`` gives their order in training.
+    As an example source it concatenates the sources: an epoch has each of their examples once.
+    ``place`` gives the order in training.
 
     Attributes:
       parts: The sources.
-      unit: What their weights refer to.
+      unit: The unit of their weights.
     """
 
     parts: tuple[MixedPart, ...]
@@ -79,6 +79,7 @@ class MixedExamples(PickledByFields):
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Returns an example of one of the sources."""
+        # `index` counts the examples of all sources, and each source counts its examples from 0.
         part = bisect_right(self._ends, index)
         return self.parts[part].examples.example(epoch, index - self.start(part))
 
@@ -92,6 +93,8 @@ class MixedExamples(PickledByFields):
         Args:
           number: The number of the example in the whole run.
         """
+        # A source takes its rounded share of the examples that the sources before it leave. It
+        # takes this example if one more example raises its rounded share.
         for part, weight, rest in self._shares:
             before, after = _taken(number, weight, rest), _taken(number + 1, weight, rest)
             if after > before:
@@ -103,6 +106,7 @@ class MixedExamples(PickledByFields):
     def counts(self, number: int) -> list[int]:
         """Returns how many of the first examples of a run are from each source."""
         counts: list[int] = []
+        # Divide the examples as `place` does.
         for _, weight, rest in self._shares:
             counts.append(_taken(number, weight, rest))
             number -= counts[-1]
@@ -140,7 +144,9 @@ class MixedExamples(PickledByFields):
         """Each source with its share of the examples, and the sum of this and all later shares."""
         # A source with long documents needs few examples for its weight in tokens.
         rates = [part.weight / part.units for part in self.parts]
+        # A share of at least 1 keeps a source with a tiny weight in the run.
         shares = [max(1, round(_SCALE * rate / sum(rates))) for rate in rates]
+        # Sum from the end: the last source, whose share equals its sum, takes all that remain.
         rests = list(accumulate(reversed(shares)))[::-1]
         return list(zip(range(len(shares)), shares, rests, strict=True))
 
@@ -163,7 +169,7 @@ def mix(
 
     Args:
       parts: The weight and the examples of each source, by its name.
-      unit: What the weights refer to.
+      unit: The unit of the weights.
       fingerprint: A hash of the weights and sources, which the result's hash extends.
 
     Returns:
@@ -172,12 +178,14 @@ def mix(
     examples = MixedExamples(
         tuple(MixedPart.of(name, *one, unit) for name, one in parts.items()), unit
     )
+    # The log has the share of each source, then the notes of this source.
     total = sum(part.weight for part in examples.parts)
     summary = f"{len(parts)} sources, mixed by {unit}"
     notes: list[str] = []
     for part, (_, split) in zip(examples.parts, parts.values(), strict=True):
         notes.append(f"{part.weight / total:.1%} {part.name}: {split.summary}")
         notes += split.notes
+    # The mixture has token counts only if every source has them.
     counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
     shares = examples.counts(_SCALE)
     known = [x * n for x, n in zip(counts, shares, strict=True) if x is not None]
@@ -187,12 +195,14 @@ def mix(
 
 def _taken(number: int, weight: int, rest: int) -> int:
     """Returns how many of the first examples a source takes, which is rounded."""
+    # Round number · weight / rest in whole numbers, because floats are not exact in long runs.
     return (2 * number * weight + rest) // (2 * rest)
 
 
 def _measure(examples: ExampleSource) -> tuple[float, float]:
     """Returns the mean numbers of tokens and of documents in an example."""
     number = examples.num_examples
+    # Measure examples at equal distances, because neighbors may come from the same document.
     indices = np.unique(np.linspace(0, number - 1, min(number, _MEASURED)).astype(np.int64))
     rows = [examples.example(0, index) for index in indices.tolist()]
     return float(np.mean(list(map(_tokens, rows)))), float(np.mean(list(map(_documents, rows))))
@@ -209,4 +219,5 @@ def _tokens(row: Mapping[str, np.ndarray]) -> int:
 
 def _documents(row: Mapping[str, np.ndarray]) -> int:
     segments = row.get("segment_ids")
+    # Segments are numbered from 1, so the largest number is the number of documents.
     return 1 if segments is None else int(np.max(segments))

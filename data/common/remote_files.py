@@ -73,9 +73,10 @@ def matching_urls(pattern: str) -> list[RemoteFile]:
     """
     with _named(pattern):
         system, path = _file_system(pattern)
-        # The name of a file may contain [ ] * ?
+        # A file may have [ ] * ? in its name, so look for this exact name before the pattern.
         is_file = cast(bool, system.isfile(path))
         found = [path] if is_file else cast(list[str], system.glob(path))
+        # fsspec returns paths without a protocol, so add it again.
         return sorted(RemoteFile(str(system.unstrip_protocol(x))) for x in found)
 
 
@@ -105,6 +106,7 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError:
+        # The registry has the import path of a class, which begins with its package.
         package = known[protocol]["class"].partition(".")[0]
         raise DataError(
             f"reading {url!r} needs the Python package {package}: pip install {package}"
@@ -119,6 +121,7 @@ def _named(url: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
+        # The message may be empty or have many lines.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         raise DataError(
             f"cannot read {url!r} ({reason}): check the name, the network and the credentials"

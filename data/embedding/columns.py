@@ -80,6 +80,7 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         [name for name in names if name.casefold() in customary]
         for customary in (ANCHORS, POSITIVES, SCORES, TEXTS, LABELS)
     )
+    # Without a positive, a text and a label are labeled texts.
     if not positives and len(texts) == len(labels) == 1:
         return (*texts, *labels)
     require(
@@ -109,6 +110,7 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
     last = fields[-1].casefold()
     if len(fields) == 2 and last in LABELS:
         return [_labelled(record) for record in records]
+    # A last column with an unknown name is a score if all of its values are numbers.
     scored = len(fields) > 2 and (
         last in SCORES
         or (not NEGATIVES.fullmatch(last) and all(_is_score(r.values[-1]) for r in records))
@@ -118,6 +120,7 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
 
 def _example(record: Record, scored: bool) -> EmbeddingExample:
     location = record.location
+    # A column may have a list of documents, so the positive may be several texts.
     anchor, positive, *negatives = record.values[:-1] if scored else record.values
     positives = _texts(positive)
     documents = [*positives, *(text for value in negatives for text in _texts(value))]
@@ -166,6 +169,7 @@ def _texts(value: Any) -> list[Any]:
 def _is_score(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(map(_is_score, value))
+    # Numbers in CSV and TSV files are texts.
     try:
         return math.isfinite(float(value))
     except (TypeError, ValueError):
@@ -193,10 +197,12 @@ def examples_of_collection(
     """
     documents, examples, seen = collection.documents, list[EmbeddingExample](), set[str]()
     for query, text in collection.queries.items():
+        # A relevance judgment may name a document that the collection lacks.
         for id in filter(documents.__contains__, collection.relevant[query]):
             seen.add(id)
             location = f"{source} query {query}"
             examples.append(EmbeddingExample(text, (documents[id],), None, location))
+    # A search also ranks the documents that are relevant to no query.
     others = [id for id in documents if whole and id not in seen]
     return examples + [
         EmbeddingExample(None, (documents[id],), None, f"{source} document {id}") for id in others

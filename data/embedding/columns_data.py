@@ -65,11 +65,13 @@ class ColumnsData(RecordData[EmbeddingExample]):
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[EmbeddingExample]:
         """See ``RecordData``."""
+        # A collection has relevance judgments instead of columns.
         if source.kind in ("beir", "squad"):
             collection = read_retrieval(source.name)
             whole = split == "validation"
             examples = examples_of_collection(collection, source.name, whole=whole)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
+        # The user names the columns after a #, or their customary names give the roles.
         names = source.fields
         if not names:
             known = names_of_fields(source) if published is None else published.field_names
@@ -87,6 +89,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
         records, lines = self._records(source, published, split)
         examples = examples_of(records, names)
         if self.num_negatives is not None:
+            # The documents are the positive and the negatives.
             examples = [limited(example, 1 + self.num_negatives) for example in examples]
         return ExampleSet(tuple(examples), lines=(f"columns: {', '.join(names)}", *lines))
 
@@ -100,13 +103,13 @@ class ColumnsData(RecordData[EmbeddingExample]):
         """Checks that the scores of the training examples are in a range.
 
         Args:
-          low: The least score.
-          high: The largest score.
+          low: The lowest score that is allowed.
+          high: The highest score that is allowed.
           learner: What learns from them, for messages.
           remedy: What the user can do, for messages.
 
         Raises:
-          DataError: A score is not.
+          DataError: A score is outside the range.
         """
         for example in self.train_examples():
             score = example.score
@@ -139,5 +142,6 @@ class ColumnsData(RecordData[EmbeddingExample]):
             )
 
     def _is_optional(self, name: str, source: LabelledSource) -> bool:
+        # A JSON object may lack a field, and a row of a table has every column.
         of_objects = source.kind in ("jsonl", "memory") and not source.fields
         return of_objects and NEGATIVES.fullmatch(name.casefold()) is not None

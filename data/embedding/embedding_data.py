@@ -5,8 +5,8 @@ The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of th
 an example lacks is all zeros. Q and T are the lengths of the longest texts, rounded up to a
 multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for scored pairs, and
 [B, C] if each document has a score. Labeled texts have only the first column, and ``labels`` int32
-[B]. With several data sets ``data_set`` int32 [B] has their numbers; a batch for training is from
-one.
+[B]. With several data sets, ``data_set`` int32 [B] has the number of the data set of each example.
+A training batch has examples of one data set.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class EmbeddingData(ColumnsData):
 
     @cached_property
     def sets(self) -> dict[str, "EmbeddingData"]:
-        """The data of each of several data sets, by name; empty for a single source."""
+        """The settings of each data set by its name; empty for a single source."""
         sources, validation = sources_of(self.source_name), self._sources_of_sets(self.validation)
         return {
             name: replace(self, source=source, validation=validation.get(name))
@@ -142,10 +142,12 @@ class EmbeddingData(ColumnsData):
         documents_in, cut_documents = self._encoded(
             texts.documents, tokenizer, "document", self.document_prompt, self.length
         )
+        # Arrays for the loss: scores, labels and data sets.
         scores, classes = _scores(examples, number), _classes(examples)
         sets = np.array([example.data_set for example in examples], np.int32)
         order = np.arange(len(rows))
-        if not training:  # the data sets one after the other
+        # An evaluation reads the data sets in turn, and spreads equal documents within each.
+        if not training:
             order = _spread(rows[:, min(number, 1)])
             order = order[np.argsort(sets[order], kind="stable")]
         forms: dict[int, ScoreForm] = {x.data_set: form_of(x) for x in examples}
@@ -217,6 +219,7 @@ def _spread(documents: np.ndarray) -> np.ndarray:
     """
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
+    # The first example of a document has turn 0, the second has turn 1, and so on.
     turns = np.concatenate([np.arange(count) for count in counts])
     # `turns` belongs to the order by document; sort by it, then by the original index.
     return by_document[np.lexsort((by_document, turns))]
@@ -230,6 +233,7 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | N
     scored = [example for example in examples if example.score is not None]
     if not scored:
         return None
+    # Record for each data set which of its scores are lists, because a data set has one form.
     lists: dict[int, list[bool]] = {}
     for example in scored:
         lists.setdefault(example.data_set, []).append(isinstance(example.score, tuple))
@@ -241,6 +245,7 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | N
             error=DataError,
         )
     rows = [x.score if isinstance(x.score, tuple) else (x.score or 0.0,) for x in examples]
+    # Pad every row with zeros to C scores if some data set has scores of documents.
     width = number if any(any(one) for one in lists.values()) else 1
     scores = np.array([[*row, *[0.0] * (width - len(row))] for row in rows], np.float32)
     return scores if any(any(one) for one in lists.values()) else scores[:, 0]

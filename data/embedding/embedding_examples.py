@@ -54,8 +54,10 @@ class EmbeddingExamples(PickledByFields):
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
         """See ``dataset.OrderedExamples``."""
         if not self.names:
+            # A loss of scores accepts any texts in a batch, so any order is possible.
             is_free = self.forms[0] in ("pairs", "documents")
             return None if is_free else self._order(batch_size, seed, epoch)
+        # Each data set orders its examples; `rows` gives their indices among all examples.
         orders = [rows[part._order(batch_size, seed, epoch)] for rows, part in self.parts()]
         return MIXED[self.mixing](orders, seed, epoch)
 
@@ -63,7 +65,7 @@ class EmbeddingExamples(PickledByFields):
         """Returns the batches of a single data set."""
         if self.labels is not None:
             return label_order(self.labels, batch_size, seed, epoch)
-        # Only pairs without scores are candidates for each other.
+        # Only pairs without scores use the other texts of a batch as negatives.
         keys = self.text_keys if self.scores is None else np.full_like(self.text_keys, ABSENT)
         return distinct_order(keys, batch_size, seed, epoch)
 
@@ -73,6 +75,7 @@ class EmbeddingExamples(PickledByFields):
             rows = np.flatnonzero(self.data_sets == number)
             scores = self.scores
             if scores is not None and form == "pairs":
+                # [n] or [n, C] to [n]: the score of a pair is in the first column.
                 scores = scores.reshape(len(scores), -1)[:, 0]
             made = {"scores": scores if form in ("pairs", "documents") else None}
             made["labels"] = self.labels if form == "labels" else None
@@ -83,8 +86,9 @@ class EmbeddingExamples(PickledByFields):
             yield rows, replace(self, **of_rows, **arrays, names=(), forms=(form,))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch."""
+        """Makes one example, which is the same in every epoch."""
         anchor, *documents = self.rows[index].tolist()
+        # An absent anchor takes the arrays of any query, which are then multiplied by 0.
         query = self.queries.example(max(anchor, 0))
         # A document without an anchor is only a candidate in an evaluation.
         present = int(anchor != ABSENT)
@@ -98,6 +102,7 @@ class EmbeddingExamples(PickledByFields):
                 row = self.documents.example(number)
                 for name, array in arrays.items():
                     array[place] = row[name]
+        # A single data set needs no number.
         sets = self.data_sets if self.names else None
         values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
         targets = {name: x[index] for name, x in values.items() if x is not None}

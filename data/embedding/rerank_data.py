@@ -29,6 +29,7 @@ from .columns import EmbeddingExample
 from .columns_data import ColumnsData
 from .text_table import NumberedTexts, TokenRows
 
+# The default number of sampled negatives, for records without scores.
 _SAMPLED = 4
 
 
@@ -99,14 +100,17 @@ class RerankData(ColumnsData):
         queries, documents = (TokenRows.of(x, tokenizer) for x in (texts.queries, texts.documents))
         number = texts.rows.shape[1] - 1
         # Count truncated pairs; sampled documents are not known here.
+        # [n, 1 + C] to [n, 1] and [n, C], which broadcast to the sizes of all pairs.
         anchors, others = np.split(texts.rows, [1], axis=1)
         sizes = queries.sizes[anchors] + np.where(others == ABSENT, 0, documents.sizes[others])
         is_long = (sizes > template.room(2)) & (others != ABSENT)
         limit, pairs = f"data.length {self.length}", int(np.sum(others != ABSENT))
         cut = too_long(int(is_long.sum()), pairs, "pair", limit, consequence="truncated")
+        # Sampling may combine any query with any document, so make room for the longest of both.
         longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
             template=template.fitted(longest + template.length - template.room(2)),
+            # Truncating two tokens to one shows which side the tokenizer keeps.
             keeps_end=tokenizer.truncated([0, 1], 1) == [1],
             queries=queries,
             documents=documents,
@@ -174,15 +178,18 @@ class RerankExamples(PickledByFields):
                 for name, row in self._pair(query, number).items():
                     arrays[name][place] = row
         scores = np.zeros(len(documents), np.float32)
+        # The sampled documents follow, with the score 0.
         scores[: self.scores.shape[1]] = self.scores[index]
         return {**arrays, "scores": scores}
 
     def _sampled(self, epoch: int, index: int, own: Sequence[int]) -> list[int]:
         """Draws documents of other queries, each at most once."""
         seed, training = self.seed
+        # In an evaluation `training` is 0, so every epoch has the same draws.
         rng = np.random.default_rng([seed, training, epoch * training, index])
         # The query may have further documents in other records.
         relevant = {*own, *self._documents_of[int(self.rows[index, 0])]}
+        # Draw more documents than needed, because relevant ones are left out.
         wanted = min(self.num_sampled + len(relevant), len(self.documents))
         drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
         others = [number for number in drawn if number not in relevant][: self.num_sampled]

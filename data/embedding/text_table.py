@@ -12,7 +12,7 @@ from .columns import EmbeddingExample
 
 
 class TextTable:
-    """Different texts, numbered in the order in which they are added."""
+    """Different texts, where each new text gets the next number."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -46,6 +46,7 @@ class NumberedTexts:
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
         """Numbers the texts of examples."""
         most = max(len(example.documents) for example in examples)
+        # `rows` numbers anchors and documents separately, and `keys` numbers all texts together.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):

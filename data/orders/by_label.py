@@ -1,4 +1,4 @@
-"""An order of labeled examples in which each batch has at least two of each of its labels.
+"""An order of labeled examples: a batch has no example of a label, or at least two.
 
 Losses that compare the texts of a batch by their labels need both equal and different labels. The
 order of an epoch depends only on the seed, the epoch and the batch size.
@@ -14,9 +14,10 @@ from .distinct import shuffled
 def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches by label.
 
-    In each round every label in a random order gives two of its examples, until fewer than two
-    labels have any left, as GroupByLabelBatchSampler of sentence-transformers does. An example that
-    is left over comes in another epoch. The last batch is filled with repeated examples.
+    Each round takes two examples of each label, with the labels in a random order. The rounds end
+    when fewer than two labels have two examples left. The other examples are left out of this
+    epoch. The last batch is filled with repeated examples. GroupByLabelBatchSampler of
+    sentence-transformers has the same rounds.
 
     Args:
       labels: The label of each example, int [n].
@@ -36,10 +37,12 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
         "label of a batch has two texts: change it",
         error=DataError,
     )
+    # Group the shuffled examples by label, so that each label has its examples in a random order.
     order = shuffled(len(labels), seed, epoch, 0)
     by_label: dict[int, list[int]] = {}
     for index in order:
         by_label.setdefault(int(labels[index]), []).append(index)
+    # A label with a single example has no pair.
     left = {label: found for label, found in by_label.items() if len(found) > 1}
     require(
         len(left) > 1,
@@ -61,16 +64,18 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
         f"{len(pairs)}: lower it to at most {2 * len(pairs)}, or give more texts",
         error=DataError,
     )
+    # [pairs, 2] to [N, B]: a batch has B / 2 pairs.
     return np.array(pairs, np.int64).reshape(-1, batch_size)
 
 
 def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int, int]]:
     """Returns pairs of examples with one label, the labels in turn."""
+    # Turn 0 shuffles the examples, and each round draws its order of the labels from a later turn.
     pairs, turn, last = list[tuple[int, int]](), 1, None
     while len(left) > 1:
         names = sorted(left)
         names = [names[i] for i in shuffled(len(names), seed, epoch, turn)]
-        # Two pairs in a row must not have one label, so that each batch has several.
+        # Neighboring pairs must have different labels, so that each batch has several labels.
         if names[0] == last:
             names[:2] = names[1::-1]
         pairs += [(left[name].pop(), left[name].pop()) for name in names]

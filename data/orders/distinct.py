@@ -40,6 +40,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     # For each text: the first batch that may contain it. For each batch: the next one with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
+    # Give each example to the earliest possible batch; `late` collects examples without a batch.
     order, again = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
@@ -48,10 +49,12 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
             late.append(index)
             continue
         batches[batch].append(index)
+        # Another example with one of these texts goes to a later batch.
         for text in texts[index]:
             earliest[text] = batch + 1
         if len(batches[batch]) == batch_size:
             following[batch] = batch + 1
+    # Prefer examples that found no batch to repeated examples.
     _fill(batches, texts, [*late, *again], batch_size)
     return np.array(batches, np.int64)
 
@@ -69,6 +72,7 @@ def _fill(
     batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
 ) -> None:
     """Fills each batch with the next spare examples whose texts it does not have yet."""
+    # All batches draw from the same cycle, so that each continues where the previous one stopped.
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = {text for index in batch for text in texts[index]}

@@ -12,12 +12,14 @@ Mixing: TypeAlias = Literal["proportional", "round_robin"]
 
 def _proportional(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     whole = np.concatenate(orders)
+    # The order within a data set uses turns from 0; another turn gives an independent order.
     return whole[shuffled(len(whole), seed, epoch, -1 % 2**32)]
 
 
 def _round_robin(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     del seed, epoch
     number = min(map(len, orders))
+    # [sets, N, B] to [N, sets, B] to [N · sets, B]: the data sets take turns.
     return np.concatenate(np.stack([order[:number] for order in orders], axis=1))
 
 
@@ -25,9 +27,9 @@ MIXED: Mapping[Mixing, Callable[[Sequence[np.ndarray], int, int], np.ndarray]] =
     "proportional": _proportional,
     "round_robin": _round_robin,
 }
-"""Functions of the batches of each data set int [N_i, B], the seed and the epoch to all batches.
+"""Functions that take the batches of each data set, int [N_i, B], the seed and the epoch.
 
-With "proportional" every batch of each data set comes once, in a random order. With "round_robin"
-the data sets take turns until the smallest one ends. These are ProportionalBatchSampler and
-RoundRobinBatchSampler of sentence-transformers.
+They return all batches of the epoch, int [N, B]. With "proportional" every batch of each data set
+comes once, in a random order. With "round_robin" the data sets take turns until the smallest one
+ends. ProportionalBatchSampler and RoundRobinBatchSampler of sentence-transformers do the same.
 """

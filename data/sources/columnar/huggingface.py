@@ -7,8 +7,8 @@
 ``hf:NAME[SPLIT]``             one split, which is divided like a local source
 =============================  ======================================================
 
-Without a split the rule is that of TensorFlow Datasets: training reads ``train``, validation reads
-the published validation split if there is one, and the test split is never used.
+If the source names no split, training reads ``train``, and validation reads the published
+validation split if there is one. The test split is never used. The rule for ``tfds:`` is the same.
 """
 
 import re
@@ -29,6 +29,7 @@ VALIDATION = ("validation", "dev", "valid", "validation_matched")
 _LOCATION = re.compile(r"(?P<path>.+?)(?:\[(?P<split>[\w.-]+)\])?")
 # The files that `save_to_disk` writes.
 _SAVED = ("dataset_dict.json", "state.json")
+# A Hugging Face data set has no row groups, so a piece is this number of rows.
 _ROWS_OF_A_PIECE = 1000
 
 
@@ -106,11 +107,13 @@ class HubData:
 
     def identity(self, split: str) -> tuple[str, ...]:
         """Returns what identifies the content of a split: the hash that ``datasets`` gives it."""
+        # The package has no public name for this hash.
         return KIND, split, str(self.splits[split]._fingerprint), str(len(self.splits[split]))
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         """Returns the class names of a column of class ids, or of lists of class ids."""
         feature = self.splits[self.training].features.get(column)
+        # The feature of a list contains the feature of its items.
         feature = getattr(feature, "feature", feature)
         names = getattr(feature, "names", None)
         return None if names is None else tuple(names)
@@ -138,7 +141,7 @@ def open_hub(location: str, name: str) -> HubData:
 
 @lru_cache(maxsize=8)
 def _splits(path: str, name: str) -> Mapping[str, Any]:
-    """Opens all splits; kept, because labels, texts and splits need the same ones."""
+    """Opens all splits; cached, because labels, texts and splits need the same ones."""
     try:
         import datasets as package
     except ImportError:
@@ -147,6 +150,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         ) from None
     # Its functions have many parameters of other types, which are not used here.
     datasets: Any = package
+    # A folder or a URL must come from `save_to_disk`; any other path is a name on the hub.
     folder = Path(path).expanduser()
     if is_url(path) or folder.is_dir():
         saved = is_url(path) or any((folder / file).is_file() for file in _SAVED)
@@ -156,6 +160,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         attempts = ((datasets.load_from_disk, (path,)),)
     else:
         attempts = tuple((datasets.load_dataset, names) for names in _names(path))
+    # Take the first reading of the path that loads, or report why each of them fails.
     errors: list[Exception] = []
     for load, names in attempts:
         try:

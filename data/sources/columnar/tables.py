@@ -84,6 +84,7 @@ class _ArrowTable(Table):
         # Map a local file, because its batches need no copy.
         file = self._location
         source = pyarrow.memory_map(str(file)) if isinstance(file, Path) else file.open("rb")
+        # Try the file format first, because only this format begins with a signature.
         try:
             return pyarrow.ipc.open_file(source)
         except pyarrow.ArrowInvalid:
@@ -92,11 +93,13 @@ class _ArrowTable(Table):
 
     @cached_property
     def sizes(self) -> list[int]:
+        # A table without columns still has its number of rows.
         return [piece.num_rows for piece in self.pieces([])]
 
     def piece(self, index: int, columns: list[str]) -> ArrowTable:
         import pyarrow
 
+        # Only the file format has random access to its batches.
         if hasattr(self._reader, "get_batch"):
             batch = self._reader.get_batch(index)
         else:
@@ -110,6 +113,7 @@ class _ArrowTable(Table):
         return table.select(columns)
 
     def pieces(self, columns: list[str]) -> Iterator[ArrowTable]:
+        # A stream does not declare its number of batches, so read it until StopIteration.
         number = getattr(self._reader, "num_record_batches", None)
         index = 0
         while number is None or index < number:
@@ -193,6 +197,7 @@ class Rows:
         Raises:
           DataError: A file is damaged or of another kind, or a column is missing.
         """
+        # `number` counts the rows of one table for messages, and `total` the rows of all tables.
         total = 0
         for index in range(len(self.tables)):
             table, number = self.open_table(index), 0
@@ -237,6 +242,8 @@ def _wanted(
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
     tested = {condition.field for condition in conditions}
+    # A + joins columns, and a ? marks an optional one. The name of a column may also contain them,
+    # so the whole field is tested as well.
     parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
     return [name for name in table.columns if name in parts | tested or f"{name}?" in parts]
 
@@ -273,10 +280,12 @@ class ColumnRecords:
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several rows at once."""
+        # The piece of a row is the first piece that ends after it.
         owners = np.searchsorted(self._ends, record_keys, "right")
         found: list[dict[str, bytes]] = []
         for key, owner in zip(record_keys, owners.tolist(), strict=True):
             column = self._read(owner)
+            # The end minus the length is the number of the first row of the piece.
             text = column[key - int(self._ends[owner]) + len(column)].as_py()
             problem = f"{self._rows.name} changed while it was read: start again"
             require(isinstance(text, str), problem, DataError)

@@ -22,6 +22,7 @@ class NamedLabelData(LabelledData[E]):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.label_names
+        # An empty tuple is valid. A single name is not, because a label needs an alternative.
         distinct = len(set(names)) == len(names) != 1 and all(name.strip() for name in names)
         problem = f"data.label_names must be different names, two or more, got {', '.join(names)!r}"
         require(distinct, f"{problem}: give the name of 0, of 1 and so on", DataError)
@@ -58,7 +59,7 @@ def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int
     Raises:
       DataError: The value is neither a number of a name nor a name.
     """
-    # A name may contain a comma.
+    # A name may contain a comma, so look for the whole value among the names first.
     several = value.split(",") if isinstance(value, str) and value not in names else value
     if isinstance(several, list):
         return [id_of(one, names, location) for one in several if str(one).strip()]
@@ -73,6 +74,7 @@ def id_of(value: object, names: Sequence[str], location: str) -> int:
     """
     text = str(value).strip()
     known = {name: id for id, name in enumerate(names)}
+    # A name that is itself a number takes precedence over the number of a label.
     known |= {str(id): id for id in range(len(names)) if str(id) not in known}
     if text not in known:
         raise DataError(
