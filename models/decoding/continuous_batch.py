@@ -386,6 +386,7 @@ class ContinuousBatch:
         log_probs = [] if new.log_probs is None else new.log_probs[index, :length].tolist()
         best = []
         if new.alternatives is not None:
+            # Two arrays [N, K] become a list of K pairs (token, log-probability) for each token.
             ids, scores = (x[index, :length].tolist() for x in new.alternatives)
             best = [list(zip(*pair, strict=True)) for pair in zip(ids, scores, strict=True)]
         return Written(text.number, tokens, log_probs, best)

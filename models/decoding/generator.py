@@ -212,6 +212,7 @@ class Generator:
           number: the number of most probable tokens at each place.
         """
         longest = self.config.max_length
+        # Padding follows the text, so that it does not change the scores of a causal model.
         row, _ = pad_rows([ids], length=read_length(len(ids), longest))
         found = jax.device_get(score_tokens(self._model, self._params, row, number=number))
         chosen, best, scores = (x[0, : len(ids) - 1].tolist() for x in found)

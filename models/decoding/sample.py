@@ -219,6 +219,7 @@ def processed_logits(
     logits: Float[Array, "B V"], past: History, *, sampling: SamplingParams
 ) -> Float[Array, "B V"]:
     """Returns the logits that determine the next token of each row."""
+    # Greedy search needs bans and penalties too, so temperature and filters come after them.
     logits = hide_banned(logits.astype(jnp.float32), past.recent, sampling.banned)
     if sampling.adjustments is not None and past.chosen is not None:
         logits = sampling.adjustments(logits, past.chosen)
@@ -256,6 +257,7 @@ def choose(
         tokens = best_token(processed)
     else:
         tokens = jax.vmap(jax.random.categorical)(past.next_keys(), processed)
+    # Greedy rows ignore the sampled token, so that greedy and sampled rows share a program.
     if sampling.takes_best is not None:
         tokens = jnp.where(sampling.takes_best[:, 0], best_token(processed), tokens)
     tokens = checked(tokens, logits).astype(jnp.int32)

@@ -68,6 +68,7 @@ class Attention:
         Raises:
             UserError: no query equals the word.
         """
+        # Prefer queries with the same upper and lower case.
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
         choices = sorted(set(self.queries))
@@ -225,6 +226,7 @@ def draw_attention(
     from matplotlib.figure import Figure
 
     weights = attention.chosen(layer, head)
+    # [panels, Q, K]: one panel for each layer, or for each head of the given layer.
     if layer is None:
         panels, name = weights.mean(axis=1), "layer"
     else:
@@ -236,6 +238,7 @@ def draw_attention(
     ]
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
+    # In inches: 0.22 for each word, and 1.2 for the labels of the axes.
     width = 1.2 + 0.22 * max(8, len(attention.keys))
     height = 1.2 + 0.22 * max(8, len(attention.queries))
     figure = Figure(figsize=(width * columns, height * rows), dpi=100, layout="constrained")

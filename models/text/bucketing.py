@@ -34,6 +34,7 @@ def padded_rows(number: int, length: int) -> int:
     four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
+    # The largest power of two of rows whose tokens are within the limit.
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)
     rows = min(power_of_two(number), most)
     # Halve the batch if more than a quarter of its rows would be padding.
@@ -90,7 +91,7 @@ def by_length(
     Args:
         outputs: a compiled function of a batch, whose arrays have the axes of an example and the
           axis of its rows in front.
-        example: returns the arrays of an example, given its index. Those of the shape of
+        example: returns the arrays of an example, given its index. Arrays with the shape of
           `input_ids` are truncated to the padded length of a batch.
         lengths: the number of tokens of each example before padding, at least 1.
 

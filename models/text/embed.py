@@ -197,6 +197,7 @@ class TextEmbedder(TextModel):
             ids, mask = pad_batch([rows[i].ids for i in batch], num_rows, longest)
             first = np.zeros((num_rows, 1), np.int32)
             first[: len(batch), 0] = [rows[i].num_skipped for i in batch]
+            # [num_rows, T]: pooling leaves out padding and the skipped tokens of the prompt.
             pooled = mask * (np.arange(mask.shape[1]) >= first)
             found = np.asarray(self._embed(self._params, ids, mask, pooled))[: len(batch)]
             check_outputs({"a vector": found})

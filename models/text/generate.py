@@ -86,6 +86,7 @@ class TextGenerator(TextModel):
 
     def open_batch(self, max_rows: int) -> OpenBatch:
         """Returns a batch that texts may enter at any time; see `Generator.open_batch`."""
+        # Only the stored settings ban sequences, so the ban holds for all texts of the batch.
         banned = merged_request(self._stored, {"num_beams": 1}).bad_words_ids
         return self._generator.open_batch(max_rows, banned=banned)
 
@@ -294,6 +295,7 @@ class TextGenerator(TextModel):
         # Texts whose prompt was already too long were reported before.
         began = [row for row in rows if len(row.prompt_ids) <= longest]
         sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
+        # At the model's limit a beam search ends the text, and sampling drops its oldest tokens.
         if request.num_beams > 1:
             most = request.max_new_tokens or longest
             number = sum(
@@ -333,6 +335,7 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
         return None
     if one.vocab_size != other.vocab_size:
         return f"it has {other.vocab_size:,} tokens, the model's {one.vocab_size:,}"
+    # The sizes are equal, so find the first id that means another token.
     pairs = ((i, other.token(i), one.token(i)) for i in range(one.vocab_size))
     notes = (f"its token {i} is {x!r}, the model's {y!r}" for i, x, y in pairs if x != y)
     return next(notes, None)

@@ -68,6 +68,7 @@ class GrowingText:
                 return
             self.tokens.append(token)
             self.log_probabilities.extend(log_probabilities[i : i + 1])
+            # Decode all tokens again, because a token may be only a part of a character.
             decoded = self._tokenizer.decode(self._before + self.tokens)
             self.text = decoded[self._prompt_length :]
             # Cut the text at the first stop string.

@@ -125,6 +125,7 @@ class RecipeParser(OptionParser):
         self._example = documented if example is None else f"{whole} {example}"
         super().__init__(whole, description or about, usage=f"{whole} [options]")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
+        # The recipe decides whether there are presets, and which objectives and fields there are.
         others = objectives_of(self._config.data)
         has_choices = len(others) > 1 or dataclasses.fields(self._config.objective)
         self.groups = {

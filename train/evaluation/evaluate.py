@@ -95,6 +95,7 @@ def score_run(
         texts = _translations(translator, split, request.num_beams, log)
         scores = generation.scores(split.content.targets, texts)
         written = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
+    # A loss that compares the rows of a batch needs the batch size of training.
     loss, number = objective_of(config), split.examples.num_examples
     parts = config.micro_batches
     size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)

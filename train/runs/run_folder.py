@@ -138,6 +138,7 @@ def prepare_run(
             )
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
+    # Check all that needs no data first, because reading the data may take long.
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
@@ -151,6 +152,7 @@ def prepare_run(
     _log_split("training data", train, log)
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
+    # A new stage may have other data. Without one, the run continues with the same data.
     if existing:
         run = _with_stage(run) if extend else run
     if existing and not run.extends:

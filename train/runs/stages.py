@@ -82,6 +82,7 @@ def next_stage(
         same_data: Whether the training examples are the same. Their order then goes on.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
+    # With the same data, the order of examples continues after those that were already read.
     examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
     changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
     if not changed and old.optimizer.schedule in ENDLESS:
@@ -90,7 +91,7 @@ def next_stage(
         return Stage(
             start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
         )
-    # Another schedule begins at the peak, unless the stage states a warm-up of its own.
+    # Another schedule begins at the peak learning rate, unless the new stage states a warm-up.
     rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
     warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
     return Stage(start=start, examples=examples, schedule_start=start, warmup=warmup)
@@ -112,7 +113,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
     old = {"train": fields["train"], "data_fingerprints": fields["data_fingerprints"]}
     finished = earlier_stages(folder)
     start = finished[-1]["end"] if finished else 0
-    # A stage without a step leaves no trace.
+    # A stage that ended before its first step is not recorded.
     if start != stage.start:
         finished.append({"start": start, "end": stage.start, **old})
     train = to_dict(config)

@@ -72,6 +72,7 @@ class SearchIndex:
     def _check_model(self, folder: Path, config: JsonObject) -> None:
         stored = np.array(config["fingerprint"], np.float32)
         found = _fingerprint(self._embedder)
+        # Both vectors have length 1, so that their dot product is the cosine.
         is_same = stored.shape == found.shape and float(stored @ found) >= SAME
         require(
             is_same,
@@ -122,6 +123,7 @@ class SearchIndex:
         def fill(made: Path) -> None:
             blocks = embedded(embedder, texts, log)
             _write_blocks(made / VECTORS, blocks, len(ids))
+            # A document is found by its first byte: the cumulative sum of the sizes before it.
             sizes = [0]
             with (made / TEXTS).open("wb") as file:
                 sizes += map(file.write, rows)
@@ -218,6 +220,7 @@ class SearchIndex:
         ]
         if reranker is None:
             return hits
+        # Order the candidates of each query by the scores of the reranker.
         return [
             [
                 dataclasses.replace(of_one[ranked.index], score=ranked.score)

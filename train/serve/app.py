@@ -51,7 +51,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The key of clients, and the limits of their bodies."""
+    """The key of clients, and the limits of the bodies of requests."""
 
     key: str | None = None
     """The key of clients (`Authorization: Bearer KEY`); None for clients of this machine only."""
@@ -67,12 +67,13 @@ class Access:
             ApiError: the key is missing or wrong.
         """
         if self.key is None:
-            # Pages of other sites may send requests to this machine, under another host's name.
+            # A page of another site may reach this server by DNS rebinding. It names its own host.
             host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
             if host not in LOOPBACK and not host.endswith(":"):
                 message = f"the host {host[:100]!r} needs a key: start with --api-key-file"
                 raise ApiError(403, message)
             return
+        # Compare in constant time, so that the time of a refusal reveals no part of the key.
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
             message = "the API key is missing or wrong: send Authorization: Bearer KEY"
@@ -81,7 +82,7 @@ class Access:
 
 @dataclasses.dataclass
 class Service:
-    """All that endpoints use."""
+    """The objects that all endpoints use."""
 
     models: Mapping[str, Served]
     engine: Engine
@@ -180,15 +181,17 @@ class _Handler:
             error.headers.setdefault("Connection", "close")
             await error_response(error)(request.scope, request.receive, send)
             return
-        # Whichever comes first: the end of the answer, or the end of the connection.
+        # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Wait for the canceled task too, so that its work ends before this method returns.
             for task in (working, gone):
                 task.cancel()
             await asyncio.wait((working, gone))
+        # Raise the error of the answer, if it had one.
         if not working.cancelled():
             working.result()
 
@@ -203,6 +206,7 @@ class _Handler:
         if kind != "application/json":
             message = f"Content-Type must be application/json, got {kind[:100]!r}"
             raise ApiError(415, message, code="unsupported_media_type")
+        # Refuse a long body by its header if it has one, and count the bytes in any case.
         size = request.headers.get("content-length", "0")
         too_long = ApiError(413, f"the body has more than {access.body_limit:,} bytes: shorten it")
         if size.isdigit() and int(size) > access.body_limit:
@@ -253,6 +257,7 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
         try:
             async for body in parts:
                 await part(body)
+        # The status was already sent, so the client reads a later error in an event.
         except ApiError as error:
             await part(event_of(error.body))
     await part(b"", more=False)

@@ -96,9 +96,11 @@ class ChatFields(TextFields):
 
 async def chat(service: Service, fields: ChatFields) -> Any:
     """Answers `/v1/chat/completions`."""
+    # Refuse early if the server is busy, because tokenizing a long conversation takes time.
     service.engine.check_admission()
     model, worker = service.worker(fields.model, GENERATION)
     form = _form(model.front, fields)
+    # Tokenize in another thread, so that the event loop serves other requests meanwhile.
     works = await asyncio.to_thread(_works, model.front, fields, form)
     job = service.engine.submit(worker, works, tokens=num_tokens(works))
     answer = _Answer(model.front.tokenizer, fields, works, form)
@@ -138,6 +140,7 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     schemas = list(fields.tools) if form is not None and listed is None else None
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
+    # The token that ends a turn of the template ends an answer too.
     ends = (*sampling.eos_token_id, *end_of_turn(tokenizer, template))
     works = make_works(
         generator,
@@ -158,6 +161,7 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     """Returns the tools of a request, which the server never runs."""
     tools = []
     for i, tool in enumerate(given):
+        # A client may send any JSON, so check each part that the server reads.
         function = tool.get("function")
         schema = {} if not isinstance(function, Mapping) else function.get("parameters") or {}
         try:
@@ -190,6 +194,7 @@ def _message(message: Mapping[str, Any], number: int, *, in_content: bool) -> di
         in_content: whether the template has calls in the content of a message.
     """
     result = {name: value for name, value in message.items() if value is not None}
+    # A message with calls may have no content, but every template reads it.
     result.setdefault("content", "")
     calls = []
     for call in result.pop("tool_calls", []):
@@ -257,6 +262,7 @@ class _Answer:
         content, calls = self.parsed(piece.text)
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reason: str | None = FINISH[piece.reason]
+        # As in OpenAI's interface, an answer with calls has null instead of empty content.
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
             reason = "tool_calls"
@@ -271,6 +277,7 @@ class _Answer:
         """Returns the log-probabilities of new tokens, if requested."""
         if not self.fields.logprobs:
             return None
+        # Without requested alternatives, each token has an empty list.
         rows = piece.alternatives or [[] for _ in piece.tokens]
         every = zip(piece.tokens, piece.log_probabilities, rows, strict=True)
         return {
@@ -301,6 +308,7 @@ class _Shown:
         begun = len(self._text) if self._form is None else self._form.begins_call(self._text)
         end = len(self._text[:begun].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
+        # The caller sends the end of a text that may have calls, because it parses the whole text.
         return "" if last and self._form is not None else shown
 
     @property
@@ -327,11 +335,13 @@ async def _stream(
         return event_of({**start, "choices": [choice]})
 
     async with job:
+        # The first part of each choice has the role, as OpenAI's clients expect.
         for i in range(len(works)):
             yield part(i, {"role": "assistant", "content": ""}, None, None)
         async for i, piece in job:
             written[i], last = piece.num_tokens, piece.reason is not None
             before = shown[i].number
+            # Send calls only when the text has ended, because an incomplete call cannot be parsed.
             text, calls = shown[i].take(piece.text, last=last), []
             if last and answer.form is not None:
                 content, calls = answer.parsed(shown[i].whole)

@@ -69,6 +69,7 @@ class CompletionFields(TextFields):
     @property
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
         """The prompts."""
+        # A sequence of numbers is the tokens of a single prompt.
         one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
         return [self.prompt] if one else list(self.prompt)  # pyright: ignore
 
@@ -128,6 +129,7 @@ async def complete(service: Service, fields: CompletionFields) -> Any:
             _Echo(_text_of(model.front, given, group[0].ids), group[0].ids, score)
             for given, group, score in zip(fields.prompts, prompts, scores, strict=True)
         ]
+    # With max_tokens 0 nothing is generated, and the answer has only the prompt.
     wanted = [] if fields.max_tokens == 0 else works
     job = service.engine.submit(worker, wanted, tokens=num_tokens(wanted))
     answer = _Answer(model.front.tokenizer, fields, start, works, echoes)
@@ -180,6 +182,7 @@ class _Answer:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts."""
+        # The n texts of a prompt follow each other, so count the prompt of every n-th text.
         return sum(len(work.ids) for work in self.works[:: self.fields.n])
 
     def whole(self, pieces: Mapping[int, Piece]) -> JsonObject:
@@ -214,6 +217,7 @@ class _Answer:
         if self.fields.logprobs is None:
             return None
         ids, scores, best = [], [], []
+        # The first token of a prompt has no token before it, and so no log-probability.
         if echo is not None:
             ids += echo.ids
             scores += [None, *(score.log_probability for score in echo.scores)]
@@ -223,6 +227,7 @@ class _Answer:
             scores += piece.log_probabilities
             best += piece.alternatives or [[] for _ in piece.tokens]
         tokens = [self.tokenizer.decode([token], False) for token in ids]
+        # The offset of a token is the number of characters before it in the whole text.
         offsets = itertools.accumulate(map(len, tokens[:-1]), initial=offset) if tokens else []
         return {
             "tokens": tokens,
@@ -251,6 +256,7 @@ async def _stream(
     """Yields the parts of a streamed answer."""
     offsets, written = [0] * len(answer.works), {}
     async with job:
+        # The job has no tasks if nothing is generated, so send the prompts here.
         if not answer.fields.max_tokens:
             for i in range(len(answer.works)):
                 yield event_of({**answer.start, "choices": [answer.choice(i, None, 0)]})

@@ -140,6 +140,7 @@ class Job:
             except TimeoutError:
                 limit = self.engine.limits.time_limit
                 message = f"the request took longer than {limit:g} s: ask for fewer tokens"
+                # OpenAI's library sends a failed request again unless this header forbids it.
                 raise ApiError(
                     504, message, code="timeout", headers={"x-should-retry": "false"}
                 ) from None
@@ -239,6 +240,7 @@ class Engine:
         job = Job(self, worker, works, tokens)
         self.jobs.add(job)
         self.num_tokens += tokens
+        # Only the engine's thread may use a worker, so it also adds the tasks.
         self._inbox.put(lambda: self._add(job))
         return job
 
@@ -277,12 +279,14 @@ class Engine:
             for worker in self.workers:
                 worker.warm_up()
             self.ready.set()
+            # Take messages, run one step of each worker that has work, then send the events.
             while self._receive():
                 for worker in self.workers:
                     if worker.wait == 0:
                         self._step(worker)
                 self._deliver()
         except BaseException as error:
+            # The thread ends here, so end all jobs, whose clients would wait for it.
             self.failed = True
             self._report(error)
             for worker in self.workers:
@@ -291,6 +295,7 @@ class Engine:
 
     def _receive(self) -> bool:
         """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
+        # The time at which the first worker has work. If all are idle, wait without a limit.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
         due = None if not waits else time.monotonic() + min(waits)
         while True:
@@ -309,6 +314,7 @@ class Engine:
             worker.step()
         except Exception as error:  # the server must outlive it
             self._report(error)
+            # Clients see only messages that are written for them. Others may quote another prompt.
             known = isinstance(error, UserError)
             shown = str(error) if known else f"the model has failed ({type(error).__name__})"
             self._fail_all(worker, shown)

@@ -113,6 +113,7 @@ class TextFields(Checked):
         """
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        # The stored settings may ask for beams, which a continuous batch does not have.
         request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **given})
         merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}
         return TextSampling(
@@ -181,6 +182,7 @@ class TextWork:
     def piece(self) -> Piece | None:
         """Returns the new part of the text, or None if no further character is settled."""
         growing = self.growing
+        # A stream sends only characters that no later token can change.
         text = growing.take_settled() if self.streamed else growing.text
         if growing.reason is None and not text:
             return None
@@ -246,6 +248,7 @@ class GenerationWorker:
         """Advances all texts, and sends what is new."""
         for written in self.batch.step():
             task = self._tasks.get(written.text)
+            # A step may give a text two tokens, of which the first ended the text.
             if task is None:
                 continue
             work: TextWork = task.work
@@ -264,6 +267,7 @@ class GenerationWorker:
         for number in self.batch.row_numbers:
             for temperature in (0.0, 1.0):
                 sampling = TextFields(temperature=temperature).sampling({})
+                # All texts but the last end with their first token. The last advances the rows.
                 for text in range(-number, 0):
                     limit = 1 + (text == -1)
                     self.batch.enter(text, [0], key=text_key(0), limit=limit, sampling=sampling)
@@ -343,11 +347,13 @@ def make_works(
     check_token_ids(ids, generator.vocab_size, param)
     for token in sampling.logit_bias:
         check_token_ids([token], generator.vocab_size, "logit_bias")
+    # The model does not read the last new token, so this token needs no position.
     room = longest - len(ids) + 1
     if limit is not None and limit > room:
         message = f"max_tokens {limit:,} must be at most {room:,} after {len(ids):,} of {longest:,}"
         raise ApiError(400, message, "max_tokens", "context_length_exceeded")
     limit = room if limit is None else limit
+    # The limit is 0 if a request only scores its prompt, and `Prompt` allows no 0.
     prompt = dataclasses.replace(prompt, max_new_tokens=max(limit, 1))
     forced = sampling.forced_eos_token_id is not None
     return [

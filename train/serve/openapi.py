@@ -56,6 +56,7 @@ def fields_schema(cls: Any) -> Schema:
     """Returns the JSON Schema of a dataclass."""
     hints, docs = get_type_hints(cls, include_extras=True), field_docs(cls)
     fields = dataclasses.fields(cls)
+    # A field without a default has the value MISSING in both attributes.
     required = [x.name for x in fields if x.default is x.default_factory]
     return {
         "type": "object",
@@ -90,6 +91,7 @@ def description(endpoints: Sequence[Endpoint]) -> Schema:
 
 
 def _operation(endpoint: Endpoint) -> Schema:
+    # GET /v1/models has the identifier get_v1_models.
     words = endpoint.path.replace("_", "/").replace(".", "/").split("/")
     operation: Schema = {
         "operationId": "_".join(filter(None, [endpoint.method.lower(), *words])),

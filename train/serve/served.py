@@ -34,7 +34,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
     """Opens models.
 
     Args:
-        names: a run folder, a folder in Hugging Face's form or a name on the hub each, or
+        names: for each model a run folder, a folder in Hugging Face's form, a name on the hub, or
           NAME=FOLDER. The name defaults to the last part of the folder.
         settings: how texts to embed, score, classify and translate are put together.
         log: called with lines about the models.
@@ -48,6 +48,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
         name = name or Path(folder).resolve().name
         if name in models:
             raise UserError(f"two models are named {name!r}: give one as NAME=FOLDER")
+        # The head in the configuration tells which workers the model gets.
         generates = model_config(local_folder(folder)).head in CAUSAL_HEADS
         opened = _open_causal if generates else opening.open_rows
         models[name] = opened(name, folder, settings, log)

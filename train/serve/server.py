@@ -47,6 +47,7 @@ class Address:
             UserError: there is none, and the host is not this machine; or the key is empty.
         """
         key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+        # A file that is given as an option takes precedence over the environment.
         if self.api_key_file is not None:
             key, place = self.api_key_file.read_text(encoding="utf-8").strip(), self.api_key_file
         if key is not None and (not key or not key.isascii() or not key.isprintable()):
@@ -67,6 +68,7 @@ class _Protocol(H11Protocol):
         self.loop.call_later(HEAD_TIME, self._check_head)
 
     def _check_head(self) -> None:
+        # `cycle` is None until the head of the first request has arrived.
         if self.cycle is None and not self.transport.is_closing():
             self.transport.close()
 
@@ -90,12 +92,14 @@ class _Server(uvicorn.Server):
         if not self._engine.closing:
             self._engine.closing = True
             self._log("shutting down: no further requests are accepted")
+            # After the grace period, the remaining requests end with this error.
             error = ApiError(503, "the server shuts down: try again later", code="unavailable")
             loop.call_later(GRACE, self._engine.cancel_all, error)
             self.should_exit = True
 
     async def startup(self, sockets: object = None) -> None:
         await super().startup()
+        # The system chooses the port if the user gives port 0, so ask the socket.
         address = self.servers[0].sockets[0].getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         self._log(f"listening on http://{host}:{address[1]}")
@@ -122,6 +126,7 @@ def serve(
         UserError: a model cannot be served, or the address needs a key.
     """
     access = Access(address.key())
+    # Open the models before the server listens, so that an error ends the command.
     models = open_models(names, rows, log)
     engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
     metrics = Metrics(engine)
@@ -139,10 +144,12 @@ def serve(
         access_log=False,
         lifespan="off",
         server_header=False,
+        # One second more than the grace period, so that canceled requests can send their errors.
         timeout_graceful_shutdown=int(GRACE) + 1,
         timeout_keep_alive=30,
     )
     sys.setswitchinterval(SWITCH_INTERVAL)
+    # The server listens while the engine compiles programs. /health answers 503 until then.
     engine.start()
     _Server(config, engine, log).run()
     engine.stop()

@@ -110,6 +110,7 @@ def plain_template(template: ChatTemplate) -> str:
     a tag without effect.
     """
     source = template.source
+    # A tag may have marks that remove white space, as `{%- generation -%}` does.
     for tag, same in (("generation", "if true"), ("endgeneration", "endif")):
         source = re.sub(rf"({{%[-+]?\s*){tag}(\s*[-+]?%}})", rf"\1{same}\2", source)
     tokens = (f"{{%- set {role} = {json.dumps(x)} %}}" for role, x in template.tokens.items())

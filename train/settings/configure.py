@@ -191,6 +191,7 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
         if dataclasses.is_dataclass(value):
             values[field.name] = _replaced(value, given, f"{name}.")
         elif name in given:
+            # JSON and TOML have lists where fields have tuples.
             values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):

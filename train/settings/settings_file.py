@@ -48,6 +48,7 @@ def _words(setting: str, value: Any) -> Iterator[str]:
     """Yields a setting as words of the command line."""
     flag = f"--{setting.replace('_', '-')}"
     if isinstance(value, bool):
+        # A switch takes no value: --no-NAME turns it off.
         section, dot, own = flag.removeprefix("--").rpartition(".")
         yield flag if value else f"--{section}{dot}no-{own}"
     elif isinstance(value, list):
@@ -69,7 +70,9 @@ def write_settings(file: Path, config: TrainConfig) -> None:
         f"no recipe trains {type(config.model).__name__} on {config.data.kind} data, so a file of "
         "settings cannot describe this run: use its config.json",
     )
+    # TOML requires settings without a section before the first section.
     sections: dict[str, list[str]] = {"": []}
+    # Of all recipes that give this configuration, take the one with the fewest settings.
     for name, value in min(described, key=len).items():
         section, _, own = name.rpartition(".")
         sections.setdefault(section, []).append(f"{own} = {_toml(value)}")

@@ -79,6 +79,7 @@ class OpenBatch(ContinuousBatch):
     ) -> None:
         super().__init__(model, params, None, num_rows=1, tokens_per_call=tokens_per_call)
         longest = model.config.max_length
+        # The lengths of later texts are unknown, so caches may grow up to the model's limit.
         self._reader.most = round_up(longest, CHUNKS[-1]) + tokens_per_call
         self._max_rows = max_rows
         self._banned: BannedSequences = banned_sequences(banned, model.config.vocab_size)
@@ -170,6 +171,7 @@ class OpenBatch(ContinuousBatch):
             return
         state = self._state
         if state is not None and taken:
+            # Move the texts to the first rows. Free rows repeat the first text as a placeholder.
             rows = [*taken, *taken[:1] * (most - len(taken))]
             context = take_rows(state.context, np.asarray(rows, np.int32))
             self._state = dataclasses.replace(state, context=context)
@@ -177,6 +179,7 @@ class OpenBatch(ContinuousBatch):
             self._state = None
         texts = [self._texts[row] for row in taken]
         self._texts = [*texts, *[None] * (most - len(texts))]
+        # The text that is being read keeps a free row, the first one after the moved texts.
         if self._reading is not None:
             self._reading.row = len(texts)
         self._has_changed = True
@@ -206,6 +209,7 @@ class OpenBatch(ContinuousBatch):
         assert isinstance(text, OpenText)
         text.context = shortened(text.context, config.max_length)
         length = len(text.context)
+        # Pad to a multiple of the smallest piece, then divide into the largest pieces that fit.
         padded, pieces = round_up(length, CHUNKS[-1]), []
         if rotates_by_length(config, length):
             # The first piece alone would be rotated like a short text, so read all at once.
@@ -221,10 +225,12 @@ class OpenBatch(ContinuousBatch):
     def _read_piece(self, reading: _Reading, size: int) -> Float[Array, "1 V"]:
         """Reads the next tokens of a context; returns the logits after them."""
         reader, total = self._reader, reading.ids.shape[1]
+        # `pieces` lists the pieces after this one, so this one ends `left` tokens before the end.
         left = sum(reading.pieces)
         ids = reading.ids[:, total - left - size : total - left]
         self.usage.tokens_read += size
         self.usage.positions_read += size
+        # The first piece creates caches for the whole context, and further pieces extend them.
         if reading.rows is None:
             padding = np.asarray([total - len(reading.text.context)], np.int32)
             logits, reading.rows = read_contexts(
@@ -252,10 +258,12 @@ class OpenBatch(ContinuousBatch):
             context = state.context
         self._texts[row], self._has_changed = text, True
         assert isinstance(context, RowCaches)
+        # All rows have caches of equal length, so lengthen them if this text needs more slots.
         context = self._reader.with_space(context, max(x.slot for x in self._texts if x))
         context = enter_rows(context, jnp.int32(row), read)
         history, sampling = self._settings([text])
         new, _ = choose_first(logits, history, sampling=sampling)
+        # `_renew` replaces the tokens and the history of all rows before the next call.
         nothing = jnp.zeros((len(self._texts),), jnp.int32)
         past = history if state is None else state.past
         self._state = RowStates(context, nothing, past)
@@ -289,6 +297,7 @@ class OpenBatch(ContinuousBatch):
             if text is not None and text.room == 0:
                 self._texts[row], self._has_changed = None, True
                 self._waiting[text.number] = text
+                # A text that has begun is read before new texts.
                 self._waiting.move_to_end(text.number, last=False)
 
     def _settings(self, texts: Sequence[OpenText | None]) -> tuple[History, SamplingParams]:

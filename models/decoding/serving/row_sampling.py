@@ -77,6 +77,7 @@ def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length
     """Returns the history of rows."""
     present = [(row, text) for row, text in enumerate(texts) if text is not None]
     keys, count = np.zeros((len(texts), 2), np.uint32), np.zeros(len(texts), np.int32)
+    # Arrays [R, V] exist only if a text needs them, because they slow down every step.
     seen: Any = None
     chosen: Any = None
     if any(text.sampling.repetition_penalty != 1 for _, text in present):
@@ -88,6 +89,7 @@ def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length
         if seen is not None:
             seen[row, list(text.used)] = True
         if chosen is not None:
+            # `add.at` counts each repetition of a token, which an indexed `+=` does not.
             np.add.at(chosen[row], text.chosen, 1)
     recent: Any = last_tokens([text.context if text else () for text in texts], prefix_length)
     return History(seen, recent, _wrap(keys), count, chosen)  # pyright: ignore[reportArgumentType]
@@ -114,6 +116,7 @@ def row_sampling(
     rows = [_IDLE if text is None else text.sampling for text in texts]
     greedy = not any(one.samples for one in live)
 
+    # [R, 1], so that settings of rows are broadcast over the vocabulary.
     def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
         return np.asarray([[read(one)] for one in rows], dtype)
 
@@ -124,6 +127,7 @@ def row_sampling(
             bias[row, list(one.logit_bias)] = list(one.logit_bias.values())
         presence = column(lambda one: one.presence_penalty)
         adjustments = Adjustments(bias, presence, column(lambda one: one.frequency_penalty))
+    # All rows compute the same number of alternatives, and `OpenBatch` truncates them.
     reported = any(one.num_alternatives for one in live)
     return SamplingParams(
         temperature=column(lambda one: one.temperature if one.samples else 1.0),

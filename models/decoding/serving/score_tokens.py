@@ -36,10 +36,11 @@ def score_tokens(
       ids: texts; padding follows them.
       number: the number of most probable tokens.
     """
+    # [B, T]: the label of a position is the next token. The last position has no label.
     labels = jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
 
     def chunk(part: Projection, label: Array) -> tuple[tuple[Array, None, None], tuple[Array, ...]]:
-        # All of them are taken from the same rounded array.
+        # The barrier makes XLA compute one rounded array, from which all scores are taken.
         every = jax.nn.log_softmax(part.logits().astype(jnp.float32))
         every = jax.lax.optimization_barrier(every)
         scores, best = jax.lax.top_k(every, number)

@@ -87,6 +87,7 @@ def chat_command(arguments: list[str]) -> None:
     interactive = sys.stdin.isatty()
     if interactive:
         log("/help shows the commands, /exit or Ctrl-D ends")
+    # Each line is a command that begins with a slash, or a turn of the user.
     for line in _lines(interactive):
         try:
             check_unicode(line)

@@ -41,6 +41,7 @@ def vector_scores(
     }
     each = {f"{name}_{metric}": x for name, own in scores.items() for metric, x in own.items()}
     metrics = dict.fromkeys(metric for own in scores.values() for metric in own)
+    # Data sets may have different metrics. The mean covers the data sets with the metric.
     means = {
         metric: float(np.mean([own[metric] for own in scores.values() if metric in own]))
         for metric in metrics

@@ -40,6 +40,7 @@ def nearest(
     check_value("top_k", top_k, PositiveInt)
     require(len(queries), "queries must have at least one row, got 0: give their vectors")
     starts = range(0, len(queries), QUERIES)
+    # Pad queries and documents to fixed numbers of rows, so that one program is compiled.
     parts = [_padded(queries[start : start + QUERIES], QUERIES) for start in starts]
     shape = QUERIES, top_k
     empty = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
@@ -57,6 +58,7 @@ def nearest(
         number += len(block)
     require(number, "documents must have at least one row, got 0: give the vectors to search")
     kept = min(top_k, number)
+    # Join the groups of queries, and remove the padding and places without a document.
     found = [np.concatenate([np.asarray(pair[i]) for pair in best]) for i in (0, 1)]
     return found[0][: len(queries), :kept], found[1][: len(queries), :kept]
 

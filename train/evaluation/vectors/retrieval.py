@@ -80,6 +80,7 @@ def evaluate_retrieval(
             blocks = _counted(blocks, len(documents), active)
         ranked = nearest(embedder.comparable(asked), blocks, DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
+    # The scores of BM25 show whether the model is better than a search for words.
     lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
     return scores | active | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
 
@@ -99,6 +100,7 @@ def _reranked(
 ) -> np.ndarray:
     """Returns the first documents of BM25 for each query, ranked by a cross-encoder."""
     first = bm25(queries, documents, RERANKED)[1]  # [Q, K], and −1 where fewer are found
+    # Score all pairs in one call. A place without a document has the score -inf and comes last.
     rows, columns = np.nonzero(first >= 0)
     found = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
     pairs = [(queries[int(i)], documents[int(j)]) for i, j in found]

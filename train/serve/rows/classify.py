@@ -65,6 +65,7 @@ async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
     rows = _rows(split)
     found = await computed(service, model, worker, rows)
     examples: Any = split.examples
+    # Join the results of all rows, because a long example may have several rows.
     outputs = {name: np.stack([x[name] for x in found]) for name in found[0]}
     predictions: list[JsonValue] = [
         {"index": i, **prediction} for i, prediction in enumerate(examples.decode(outputs))

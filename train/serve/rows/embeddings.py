@@ -73,6 +73,7 @@ async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
     found = await asyncio.to_thread(_rows, embedder, fields, worker.settings.max_inputs)
     rows = [Row(row, len(row.ids)) for row in found]
     vectors = np.stack(await computed(service, model, worker, rows))[:, :kept]
+    # Removing dimensions changes the length of a vector.
     if kept < width and embedder.settings.has_length_1:
         vectors = normalized(vectors)
     return {
@@ -99,9 +100,10 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
     """Returns the rows of the input.
 
     Raises:
-        ApiError: there is no text, a text is too long or has no token, or an id is unknown.
+        ApiError: the input is empty, a text is too long or without tokens, or an id is unknown.
     """
     given = fields.input
+    # A sequence of numbers is the tokens of a single text.
     is_one = isinstance(given, str) or isinstance(next(iter(given), None), int)
     inputs = as_list(given if not is_one else (given,), "input", most)
     if isinstance(inputs[0], str):

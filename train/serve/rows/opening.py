@@ -80,6 +80,7 @@ def row_workers(
     functions: dict[Kind, RowFunction] = {}
     for kind in KINDS:
         if kind.fits(loaded[0].config):
+            # A folder may lack what one kind of work needs, and still serve the others.
             try:
                 functions[kind] = kind.make(folder, loaded)
             except UserError as error:

@@ -101,6 +101,7 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
     rows = [Row(tokens.example(i), length) for i, length in enumerate(tokens.lengths)]
     found = await computed(service, model, worker, rows)
     scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in found])
+    # A stable sort keeps documents with equal scores in the order of the request.
     best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
     ranked = [(i, float(scores[i]), pairs[i][1]) for i in best]
     if fields.documents is None:

@@ -137,6 +137,7 @@ class RowWorker:
         """Returns the tasks that are computed with the oldest."""
         tasks, lengths = zip(*self._window(), strict=True)
         batches = padded_batches(lengths, self._function.longest)
+        # Index 0 is the oldest row, because tasks wait in the order of arrival.
         return next([tasks[i] for i in batch] for batch, _ in batches if 0 in batch)
 
     def _is_full(self) -> bool:
