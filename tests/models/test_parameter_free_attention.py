@@ -176,12 +176,12 @@ def test_a_learned_bandwidth_is_better_than_a_given_one():
 
 
 def test_vectors_must_be_in_rows():
-    with pytest.raises(ValueError, match=r"x has the shape \(\d,\): .* vectors in rows, \[T, D\]"):
+    with pytest.raises(ValueError, match=r"x .*shape \(\d,\): .*\[T, D\]"):
         inspect.unwrap(simple_attention_weights)(X[0])  # without the shape check of the tests
 
 
 def test_a_bandwidth_must_be_positive():
-    with pytest.raises(ValueError, match=r"bandwidth 0\.0 must be above 0"):
+    with pytest.raises(ValueError, match=r"bandwidth 0\.0 .*above 0"):
         models.kernel_regression(X, X, X, 0.0)
 
 
@@ -258,9 +258,9 @@ def test_sizes_of_their_own_are_refused():
         (models.LectureBertConfig, {"d_v": 8}),
         (models.LectureTransformerConfig, {"d_k": 8}),
     ):
-        with pytest.raises(ValueError, match='attention "simple" has no maps'):
+        with pytest.raises(ValueError, match=r'attention "simple" .*maps'):
             cls(**sizes, **given, attention="simple")
-    with pytest.raises(ValueError, match="head_convolution 3 follows projections"):
+    with pytest.raises(ValueError, match=r"head_convolution 3 .*projections"):
         models.LectureGPTConfig(**sizes, head_convolution=3, attention="simple")
 
 
@@ -276,5 +276,5 @@ def test_a_configuration_says_so_and_an_older_one_need_not():
 @pytest.mark.parametrize("family", ["gpt", "bert", "transformer"])
 def test_export_is_refused_by_name(tiny, tmp_path, family):
     model = tiny(f"lecture_{family}", attention="simple")
-    with pytest.raises(ValueError, match="has no attention 'simple'"):
+    with pytest.raises(ValueError, match="attention 'simple'"):
         models.save(tmp_path, model.model, model.params)

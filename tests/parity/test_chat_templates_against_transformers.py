@@ -74,7 +74,7 @@ def test_the_text_is_the_same(name, chat):
     for prompt in (False, True):
         expected, _ = theirs(source, messages, tools, prompt, False)
         if isinstance(expected, type):
-            with pytest.raises(data.DataError, match="the chat template refuses"):
+            with pytest.raises(data.DataError, match="refuses"):
                 template.render(messages, tools=tools, add_generation_prompt=prompt)
             continue
         found = template.render(messages, tools=tools, add_generation_prompt=prompt)

@@ -112,7 +112,7 @@ def test_impossible_lengths(train_config):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ValueError, match="no recipe named 'quikstart': did you mean quickstart"):
+    with pytest.raises(ValueError, match=r"'quikstart': .*quickstart"):
         train.recipe("quikstart")
 
 

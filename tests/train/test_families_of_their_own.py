@@ -56,7 +56,7 @@ def test_two_families_may_shard_one_path_over_different_axes(toys):
     state = jax.eval_shape(lambda: train.init_state(jax.tree.map(jnp.zeros_like, PARAMS), tx))
     placed = train.state_shardings(state, over, toys[1])
     assert {x.spec for x in jax.tree.leaves(placed) if len(x.spec)} == {specs[1]}
-    with pytest.raises(ValueError, match=r"matches 2 rules .* of all families: exactly one"):
+    with pytest.raises(ValueError, match=r"2 rules .*all families"):
         train.parameter_shardings(PARAMS, over)
 
 

@@ -160,9 +160,9 @@ def test_a_completion_is_learned_with_its_end_and_its_prompt_is_not(own):
 
 
 def test_a_conversation_without_anything_to_learn_is_an_error(own):
-    with pytest.raises(data.DataError, match="no answer to learn"):
+    with pytest.raises(data.DataError, match="no answer"):
         data.encode_chat(own, TURNS[:1])
-    with pytest.raises(data.DataError, match="completion of 'Two' is empty"):
+    with pytest.raises(data.DataError, match=r"'Two' .*empty"):
         data.encode_completion(own, "Two", "")
 
 
@@ -171,7 +171,7 @@ def test_a_message_without_content_says_nothing_and_calls_are_not_lost(own):
     encoded = data.encode_chat(own, [TURNS[0], silent])
     assert encoded.text == "user: Two and three?\nbot: <|endoftext|>\n"
     call = {"type": "function", "function": {"name": "add", "arguments": {}}}
-    with pytest.raises(data.DataError, match="no form for tool_calls"):
+    with pytest.raises(data.DataError, match="tool_calls"):
         data.encode_chat(own, [TURNS[0], {**silent, "tool_calls": [call]}])
 
 

@@ -91,5 +91,5 @@ def test_half_of_the_sums_are_wrong():
 
 def test_a_prompt_that_is_too_long_is_refused():
     config = prompts("builtin:words", length=10, answer_length=5)
-    with pytest.raises(data.DataError, match=r"at most 5 tokens.*max_new_tokens"):
+    with pytest.raises(data.DataError, match=r"5 tokens.*max_new_tokens"):
         config.validation_split(config.make_tokenizer(), ())

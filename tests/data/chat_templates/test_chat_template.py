@@ -47,7 +47,7 @@ def test_marks_say_what_the_assistant_wrote():
 
 
 def test_a_template_that_rewrites_earlier_turns_needs_marks():
-    with pytest.raises(data.DataError, match=r"rewrites earlier turns, .* of message 2 .* unknown"):
+    with pytest.raises(data.DataError, match=r"rewrites .* message 2 .*unknown"):
         data.ChatTemplate(REWRITING).render_with_answers(TURNS)
 
 
@@ -58,7 +58,7 @@ def test_a_conversation_without_an_answer_is_an_error(source):
 
 
 def test_templates_of_a_folder(tmp_path):
-    with pytest.raises(data.DataError, match="has no chat template"):
+    with pytest.raises(data.DataError, match="no chat template"):
         data.ChatTemplate.of_folder(tmp_path)
     config = {
         "bos_token": {"content": "<s>", "special": True},
@@ -112,7 +112,7 @@ def test_values_are_plain_data_and_reasoning_has_both_names():
     ],
 )
 def test_ways_out_and_faults_are_refused_in_a_line(source):
-    with pytest.raises(data.DataError, match=r"^the chat template ") as caught:
+    with pytest.raises(data.DataError, match=r"chat template ") as caught:
         data.ChatTemplate(source).render(TURNS)
     assert "\n" not in str(caught.value)
 
@@ -157,7 +157,7 @@ def test_text_parts_of_a_content_are_read_and_others_are_refused():
 
 def test_a_message_has_a_role():
     for wrong in ({"content": "Hi"}, "Hi"):
-        with pytest.raises(data.DataError, match=r"message 2 is .*: write an object with role"):
+        with pytest.raises(data.DataError, match=r"message 2 .*object .*role"):
             data.ChatTemplate(CHATML).render([TURNS[0], wrong])
 
 

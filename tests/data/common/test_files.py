@@ -26,7 +26,7 @@ def test_a_byte_order_mark_is_dropped_and_a_nul_is_named(tmp_path):
     file.write_text(TEXT, encoding="utf-8-sig")
     assert "\n".join(line for _, _, line in input_lines(str(file))) + "\n" == TEXT
     file.write_text(TEXT + "stray \0\n")
-    with pytest.raises(data.DataError, match="line 3 has a NUL character at its byte 7"):
+    with pytest.raises(data.DataError, match=r"line 3 .*NUL .*byte 7"):
         list(input_lines(str(file)))
 
 

@@ -100,7 +100,7 @@ def test_empty_sentences_and_documents_vanish(load, tokenizer, tmp_path):
     corpus = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
     assert sorted(sentences_of(corpus, tokenizer)) == [["five"], ["one", "two"]]
     empty = load("text:b#sentences", b=f"{nothing}\n\n{nothing}\n")
-    with pytest.raises(DataError, match="none of 2 documents has a token"):
+    with pytest.raises(DataError, match=r"2 documents .*token"):
         build_sentence_corpus(empty, tokenizer, tmp_path / "cache")
 
 
@@ -119,7 +119,7 @@ def test_corpus_is_cached_by_contents(load, tokenizer, tmp_path, monkeypatch):
     assert build_sentence_corpus(text, tokenizer, tmp_path / "cache").fingerprint != before
     again = build_sentence_corpus(documents, tokenizer, tmp_path / "cache")
     assert again.fingerprint == first.fingerprint  # which no rule has split
-    with pytest.raises(DataError, match="no corpus in"):
+    with pytest.raises(DataError, match="no corpus"):
         SentenceCorpus.open(tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_documents_without_a_pair_are_dropped(tmp_path, tokenizer):
     corpus = build_corpus(Texts(["a", "bc", "", "abc"]), tokenizer, tmp_path)
     assert corpus.tokens.tolist() == [3, 4, 2, 3, 4]
     assert corpus.target_counts.tolist() == [1, 2]
-    with pytest.raises(DataError, match="none of 2 documents has two tokens"):
+    with pytest.raises(DataError, match=r"2 documents .*tokens"):
         build_corpus(Texts(["a", ""], "short"), tokenizer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
 
@@ -70,7 +70,7 @@ def test_corpus_is_cached_by_contents(tmp_path, tokenizer, monkeypatch):
     assert first.tokens.tolist() == [0, 2, 3, 0, 0, 4, 5, 0, 0, 6, 0], "of two chunks"
     other = build_corpus(Texts(["ab"], "other"), tokenizer, tmp_path)
     assert other.fingerprint != first.fingerprint
-    with pytest.raises(DataError, match="no corpus in"):
+    with pytest.raises(DataError, match="no corpus"):
         open_corpus(tmp_path)
 
 

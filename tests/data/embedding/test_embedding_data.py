@@ -105,7 +105,7 @@ def test_texts_with_labels_have_no_documents(fields, tmp_path):
     assert [int(one["labels"]) for one in found] == [1, 0, 1, 0]
     assert found[0].keys() == {"anchor_ids", "anchor_mask", "labels"}
     assert split.examples.batches(4, 0, 0).shape == (1, 4)
-    with pytest.raises(DataError, match="line 1 must have a text and its label"):
+    with pytest.raises(DataError, match=r"line 1 .*label"):
         split_of(written(tmp_path / "y", [{"text": "a", "label": None}]))
 
 
@@ -136,15 +136,15 @@ def test_a_batch_is_of_one_of_several_data_sets(tmp_path):
     assert [int(batches[step]["data_set"][0]) for step in range(4)] == [0, 1, 2, 3]
     whole = config.whole_source(source, tokenizer, ()).examples
     assert whole.data_sets.tolist() == 8 * [0] + 12 * [1] + 8 * [2] + 4 * [3]
-    with pytest.raises(DataError, match=r"the data sets qa, sts.*write sets:qa=SOURCE"):
+    with pytest.raises(DataError, match=r"qa, sts.*sets:qa=SOURCE"):
         config.whole_source(f"sets:{named[0]} | {named[1]}", tokenizer, ())
-    with pytest.raises(DataError, match="two different names"):
+    with pytest.raises(DataError, match="different names"):
         EmbeddingData(source=f"sets:{named[0]}", length=8, tokenizer=WORDS).score_form()
 
 
 def test_a_file_that_is_not_parquet_is_named(tmp_path):
     (tmp_path / "x").write_text("{}")
-    with pytest.raises(DataError, match=r"x is not a Parquet file \(.*\): write it again"):
+    with pytest.raises(DataError, match=r"x .*Parquet"):
         split_of(f"parquet:{tmp_path}/x")
 
 
@@ -157,7 +157,7 @@ def test_negatives_and_queries_have_limits():
     shapes = {name: x.shape for name, x in examples.example(0, 1).items()}
     assert (shapes["anchor_ids"], shapes["input_ids"]) == ((8,), (3, 10))
     assert shapes == {name: one.shape for name, one in data_.batch_spec(0, 0).items()}
-    with pytest.raises(data.UserError, match="query_length 11 must be at most length 10"):
+    with pytest.raises(data.UserError, match=r"query_length 11 .*length 10"):
         EmbeddingData(source="jsonl:x", **{**config, "query_length": 11})
 
 
@@ -264,5 +264,5 @@ def test_paragraphs_make_pairs_without_a_download():
     config = EmbeddingData(source="builtin:python-docs", length=8, tokenizer=WORDS)
     pairs = [set(config._part(split).examples) for split in ("train", "validation")]
     assert [len(one) > 50 for one in pairs] == [True, True]
-    with pytest.raises(DataError, match="the built-in pairs"):
+    with pytest.raises(DataError, match="built-in pairs"):
         split_of("builtin:reviews")

@@ -172,7 +172,7 @@ def test_ids_that_continue_a_word_where_tokens_have_spaces(prose, kind, size):
 
 def test_vocabularies_that_cannot_be_masked(prose):
     characters = train_tokenizer(["abc"], TokenizerConfig("characters"))
-    with pytest.raises(DataError, match="characters tokenizer has no mask token"):
+    with pytest.raises(DataError, match=r"characters .*mask"):
         Masking.of(characters, 128)
-    with pytest.raises(DataError, match="does not say where words begin: leave whole_word out"):
+    with pytest.raises(DataError, match="whole_word"):
         continuations(characters)

@@ -209,11 +209,11 @@ def test_tokens_are_truncated_at_either_end():
 
 
 def test_texts_without_pairs_are_refused():
-    with pytest.raises(DataError, match="next sentences need two documents"):
+    with pytest.raises(DataError, match="two documents"):
         segments_of([[5, 5, 5]], 32)
-    with pytest.raises(DataError, match="each of 3 documents is a single sentence"):
+    with pytest.raises(DataError, match=r"3 documents .*single sentence"):
         segments_of([[5], [5], [7]], 32)
-    with pytest.raises(DataError, match="length 4 leaves no room"):
+    with pytest.raises(DataError, match="length 4 "):
         segments_of([[5, 5], [5]], 4)
     assert segments_of([[5]], 32, next_sentence=False).num_examples == 1
 

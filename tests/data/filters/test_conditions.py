@@ -73,7 +73,7 @@ def test_values(value, condition, holds):
 
 @pytest.mark.parametrize("value", [None, True, "many", [1], {}])
 def test_values_without_an_order_are_refused(value):
-    with pytest.raises(data.DataError, match=r"^a\.jsonl line 7 field 'score' is "):
+    with pytest.raises(data.DataError, match=r"^a\.jsonl line 7 field 'score'"):
         Condition("score", ">=", "3").holds(value, "a.jsonl line 7")
 
 
@@ -102,11 +102,11 @@ def test_faulty_filters(name, message):
 
 def test_a_record_without_the_field_is_named(tmp_path):
     source = data.parse_source(f"{write(tmp_path)}#text?nsfw!=true")
-    with pytest.raises(data.DataError, match=r"a.jsonl line 1 has no field 'nsfw': its fields are"):
+    with pytest.raises(data.DataError, match=r"a.jsonl line 1 .*'nsfw'"):
         list(data.read_documents(source))
-    with pytest.raises(data.DataError, match=r"no text in .*: 4 documents left out by"):
+    with pytest.raises(data.DataError, match=r"no text .* 4 documents"):
         list(data.read_documents(data.parse_source(f"{write(tmp_path)}#text?score>99")))
-    with pytest.raises(data.DataError, match="conll sources have no fields"):
+    with pytest.raises(data.DataError, match=r"conll .*fields"):
         parse_labelled("conll:a#4?x==1", {"conll": ""})
 
 

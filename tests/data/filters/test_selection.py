@@ -63,9 +63,9 @@ def test_prepare_leaves_out_and_counts(source, tmp_path):
     ]
     assert documents == [20, 31]
     assert [shard.left_out for shard in plain] == [{}, {}]
-    with pytest.raises(data.DataError, match=r"rows was prepared with other settings \(keep 'the"):
+    with pytest.raises(data.DataError, match=r"rows .*\(keep 'the"):
         data.prepare(source, tmp_path / "rows", **settings)
-    with pytest.raises(data.DataError, match="31 documents left out by the classifier te"):
+    with pytest.raises(data.DataError, match=r"31 documents .*classifier te"):
         data.prepare(source, tmp_path / "none", selector=Without("text"), **settings)
 
 

@@ -75,7 +75,7 @@ def test_evaluation_rows_hold_every_pair_once_in_order(pairs, length):
 def test_concatenated_rows_are_full_and_hold_no_pair_twice(pairs, length, seed, epoch):
     corpus = corpus_of(pairs)
     if corpus.num_targets < length:
-        with pytest.raises(DataError, match="fewer than one sequence"):
+        with pytest.raises(DataError, match="one sequence"):
             CausalLMExamples(corpus, length)
         return
     rows = CausalLMExamples(corpus, length, "concat", seed)
@@ -126,7 +126,7 @@ def test_spans_by_hand():
 
 
 def test_short_corpus_says_so():
-    with pytest.raises(DataError, match="corpus has 37 target tokens, fewer than one sequence of"):
+    with pytest.raises(DataError, match="37 target tokens"):
         CausalLMExamples(corpus_of([30, 7]), 128)
 
 

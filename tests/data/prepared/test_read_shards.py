@@ -159,7 +159,7 @@ def test_prepared_sequences_are_for_next_tokens_only(config):
             source=config.source, length=LENGTH, tokenizer=config.tokenizer
         ).texts(),
     ):
-        with pytest.raises(DataError, match="is not local text"):
+        with pytest.raises(DataError, match="local text"):
             load()
 
 
@@ -167,7 +167,7 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
     source = f"text:{place}/0.txt#block"
     prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
     other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
-    with pytest.raises(DataError, match="has no sequences for validation: name data"):
+    with pytest.raises(DataError, match=r"no sequences .*validation"):
         other.validation_split(other.make_tokenizer(), ())
 
 
@@ -201,6 +201,6 @@ def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
     file.write_bytes(raw)
     other = dataclasses.replace(config, source=f"prepared:{rows}", validation_fraction=0.0)
     split = other.train_split(tokenizer, (), 0)
-    with pytest.raises(DataError, match=r"train.array_record is damaged \(.*hash mismatch"):
+    with pytest.raises(DataError, match=r"train.array_record .*hash"):
         split.examples.example(0, 0)
     assert split.examples.example(0, 1)["segment_ids"].all()

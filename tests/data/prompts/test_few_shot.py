@@ -101,9 +101,9 @@ def test_a_full_context_loses_its_first_examples():
         assert whole.endswith(prompt)
     assert few.fitting(query, len, len(whole)) == whole
     assert few.fitting(query, len, 6) == "new ->"
-    with pytest.raises(data.UserError, match=r"at most 5 tokens, got 6"):
+    with pytest.raises(data.UserError, match=r"5 tokens.* 6"):
         few.fitting(query, len, 5)
-    with pytest.raises(data.UserError, match=r"prompt of 5 examples"):
+    with pytest.raises(data.UserError, match=r"5 examples"):
         few.fitting(query, len, len(whole) - 1, drop=False)
 
 

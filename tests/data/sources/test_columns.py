@@ -137,7 +137,7 @@ def test_a_faulty_source_is_refused_in_one_line(name, message, folder):
 
 def test_a_missing_package_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs the Python package datasets: pip install"):
+    with pytest.raises(DataError, match=r"datasets: pip install"):
         data.load_documents(f"hf:{folder}/./hf", "train", validation_fraction=0.1)
 
 

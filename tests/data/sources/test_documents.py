@@ -69,7 +69,7 @@ def test_joined_sources_are_divided_as_one(tmp_path):
         assert train[35:39] == list(train)[35:39]
     assert [part.lines_are_sentences for part in train.parts] == [True, False, False]
     assert len(load_whole(f"{alone} + {alone}", cache_dir=tmp_path / "cache")) == 2
-    with pytest.raises(DataError, match="has 1 different text"):
+    with pytest.raises(DataError, match="1 different text"):
         load(f"{alone} + {alone}", tmp_path / "cache")
 
 
@@ -130,11 +130,11 @@ def test_no_validation(tmp_path):
     name = write(tmp_path / "a", ["alone"])
     train = load_documents(name, "train", validation_fraction=0, cache_dir=tmp_path / "cache")
     assert list(train) == ["alone"]
-    with pytest.raises(DataError, match="no validation split: set validation_fraction above 0"):
+    with pytest.raises(DataError, match=r"validation split.*validation_fraction"):
         load(name, tmp_path / "cache", 0)
-    with pytest.raises(DataError, match=r"has 1 different text, .*text:GLOB#block"):
+    with pytest.raises(DataError, match=r"1 different text.*text:GLOB#block"):
         load(name, tmp_path / "cache", 0.1)
-    with pytest.raises(UserError, match=r"validation_fraction must be .* got 1"):
+    with pytest.raises(UserError, match=r"validation_fraction .*got 1"):
         load(name, tmp_path / "cache", 1)
 
 
@@ -148,7 +148,7 @@ def test_a_fault_leaves_nothing_behind(tmp_path):
 
 def test_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"cannot make the folder .*file.*choose another folder"):
+    with pytest.raises(DataError, match=r"cannot make .*file"):
         load(write(tmp_path / "a", TEXTS), tmp_path / "file")
 
 
@@ -233,13 +233,13 @@ def test_published_test_split_is_not_used(published, tmp_path):
         assert sorted([*train, *validation]) == sorted(TEXTS[:30])
         assert 1 <= len(validation) <= 15
         assert train.fingerprint != validation.fingerprint
-    with pytest.raises(DataError, match="no published validation split"):
+    with pytest.raises(DataError, match="published validation"):
         load("tfds:tiny_news", tmp_path / "cache", 0)
 
 
 def test_published_field_that_is_not_there(published, tmp_path):
     published(train=TEXTS[:3])
-    with pytest.raises(DataError, match="one of body, text, got 'label'"):
+    with pytest.raises(DataError, match=r"body, text, .*'label'"):
         load("tfds:tiny_news#label", tmp_path)
 
 

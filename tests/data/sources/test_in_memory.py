@@ -163,7 +163,7 @@ def test_joined_documents_keep_whether_a_line_is_a_sentence(tmp_path):
     alike = load_whole(f"{a}sentences + {b}sentences")
     assert load_whole(alike).lines_are_sentences
     assert not load_whole(load_whole(f"{a}line + {c}line")).lines_are_sentences
-    with pytest.raises(DataError, match="only some of the joined documents have one sentence"):
+    with pytest.raises(DataError, match="joined documents"):
         load_whole(load_whole(f"{a}sentences + {c}line"))
 
 
@@ -258,7 +258,7 @@ def test_examples_that_are_not_there(tmp_path, tokenizer):
     ):  # fmt: skip
         recorded = json.loads(json.dumps(make(kind, source).source))
         config = make(kind, recorded)
-        with pytest.raises(DataError, match=r"'memory:40 .*' was given in Python and is "):
+        with pytest.raises(DataError, match=r"'memory:40 .*' .*in Python"):
             list(config.texts())
     # The fields are recorded, so that the model can still be used.
     recorded = str(make(SequenceClassificationData, PAIRED).source)
@@ -311,7 +311,7 @@ def test_a_run_on_examples_in_memory_resumes_and_is_used(tmp_path):
     scores = train.score_run(tmp_path / "run", CLASSIFIED[:8], log=lines.append)
     assert 0 <= scores["accuracy"] <= 1
     assert lines == ["data: 8 examples", "data: labels: no (4), yes (4)"]
-    with pytest.raises(DataError, match="was given in Python and is not stored with the run"):
+    with pytest.raises(DataError, match="in Python"):
         train.score_run(tmp_path / "run")
     predicted = train.predict(tmp_path / "run", ["the cat sat", "a mat"])
     assert [p["text"] for p in predicted] == ["the cat sat", "a mat"]

@@ -96,7 +96,7 @@ def test_input(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", stdin)
     assert list(input_lines("-"))[1] == ("standard input", 2, "two é")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\n")))
-    with pytest.raises(DataError, match="standard input line 2 is not UTF-8: byte 0xff at"):
+    with pytest.raises(DataError, match=r"standard input line 2 .*UTF-8.* 0xff"):
         list(input_lines("-"))
     with pytest.raises(DataError, match="no such file"):
         list(input_lines(f"{tmp_path}/b.txt"))

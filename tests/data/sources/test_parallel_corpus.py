@@ -54,21 +54,21 @@ def test_nothing_shifts_the_sides(tmp_path_factory, pairs):
 def test_files_of_different_lengths(tmp_path, swap):
     sides = [write(tmp_path / "long", EN), write(tmp_path / "short", DE[:3])]
     name = "pairs:" + ",".join(map(str, reversed(sides) if swap else sides))
-    with pytest.raises(DataError, match=r"long has 5 lines, .*short has 3"):
+    with pytest.raises(DataError, match=r"long .*5 lines, .*short .*3"):
         list(open_parallel(name, "whole"))
 
 
 def test_line_that_is_not_utf8(tmp_path, files):
     wrong = tmp_path / "wrong"
     wrong.write_bytes(b"one\ntwo \xff\nthree\nfour\nfive\n")
-    with pytest.raises(DataError, match=r"wrong line 2 is not UTF-8: byte 0xff at its byte 5; "):
+    with pytest.raises(DataError, match=r"wrong line 2 .*UTF-8.* 0xff .*byte 5"):
         list(open_parallel(f"pairs:{files[0]},{wrong}", "whole"))
 
 
 def test_half_a_packed_file(tmp_path, files):
     half = tmp_path / "half.gz"
     half.write_bytes(files[0].read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"half.gz is not a complete gzip file"):
+    with pytest.raises(DataError, match=r"half.gz .*complete gzip"):
         list(open_parallel(f"pairs:{half},{files[1]}", "whole"))
 
 
@@ -78,7 +78,7 @@ def test_columns(tmp_path):
     assert open_parallel(f"tsv:{path}#3,1", "whole").sources == ("A", "B", "C")
     like = open_parallel(f"tsv:{path}", "whole", like="pairs:a,b + tsv:other#3,2")
     assert texts(like)[0] == ("A", "no")
-    with pytest.raises(DataError, match=r"x.tsv line 1 has 3 columns"):
+    with pytest.raises(DataError, match=r"x.tsv line 1 .*3 columns"):
         list(open_parallel(f"tsv:{path}", "whole"))
     with pytest.raises(DataError, match=r"column .* '4'"):
         list(open_parallel(f"tsv:{path}#1,4", "whole"))
@@ -108,10 +108,10 @@ def test_local_pairs_are_divided_by_their_source_text(tmp_path):
     columns = write(tmp_path / "c", ["one\tun", "two\tdeux"])
     joined = f"{name} + tsv:{columns}"
     assert len(open_parallel(joined, "train")) == 102
-    with pytest.raises(DataError, match="no validation split"):
+    with pytest.raises(DataError, match="validation split"):
         open_parallel(name, "validation")
     same = f"pairs:{write(tmp_path / 'd', ['x', 'x'])},{write(tmp_path / 'e', ['y', 'z'])}"
-    with pytest.raises(DataError, match="has 1 different text"):
+    with pytest.raises(DataError, match="1 different text"):
         open_parallel(same, "train", validation_fraction=0.5)
 
 
@@ -149,7 +149,7 @@ def test_published_pairs(published, tmp_path):
         for split in ("train", "validation")
     ]
     assert sum(map(len, joined)) == 9 + 3 + 3
-    with pytest.raises(DataError, match="has no field 'fr': its fields are"):
+    with pytest.raises(DataError, match="no field 'fr'"):
         open_parallel(f"{name}#en,fr", "train")
 
 
@@ -161,7 +161,7 @@ def test_published_pairs_without_validation(published):
     ]
     found = sorted(pair for split in splits for pair in texts(split))
     assert found == sorted((en, de) for de, en in numbered(40))
-    with pytest.raises(DataError, match="has no validation split: it has train, test"):
+    with pytest.raises(DataError, match=r"validation split.* train, test"):
         open_parallel(name, "whole")
 
 
@@ -171,9 +171,9 @@ def test_lines_to_translate(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfone\n\ntwo")))
     assert read_lines("-") == ["one", "", "two"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xe9")))
-    with pytest.raises(DataError, match="standard input line 2 is not UTF-8: byte 0xe9"):
+    with pytest.raises(DataError, match=r"standard input line 2 .*UTF-8.* 0xe9"):
         read_lines("-")
-    with pytest.raises(DataError, match="no such file: 'gone'"):
+    with pytest.raises(DataError, match="file: 'gone'"):
         read_lines("gone")
     with pytest.raises(DataError, match="is a folder"):
         read_lines(str(tmp_path))

@@ -90,10 +90,10 @@ def test_passages_of_squad_without_duplicates(tmp_path):
     assert found.documents == {"T-0": "one", "T-1": "two"}
     assert found.queries["10"] == "who 1 0?"
     assert [*found.relevant.values()] == [{"T-0": 1}] * 2 + [{"T-1": 1}] * 2 + [{"T-0": 1}] * 2
-    with pytest.raises(DataError, match=r"must be one of beir:FOLDER, squad:GLOB, got 'csv'"):
+    with pytest.raises(DataError, match=r"beir:FOLDER, squad:GLOB, .*'csv'"):
         read_retrieval("csv:x")
 
 
 def test_a_query_must_have_a_relevant_document():
-    with pytest.raises(DataError, match="query 'b' has no relevant document"):
+    with pytest.raises(DataError, match=r"query 'b' .*relevant"):
         RetrievalData({"d": "x"}, {"a": "x", "b": "y"}, {"a": {"d": 1}, "b": {"d": 0}})

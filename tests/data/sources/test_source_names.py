@@ -103,7 +103,7 @@ def test_joined_names():
     assert [source.lines_are_sentences for source in joined] == [True, False, False]
     for name in ("text:a + b.txt", "text:a+text:b", "text:C++ text:b"):
         assert [source.name for source in parse_sources(name)] == [name]
-    with pytest.raises(DataError, match=r"no such file.* text:GLOB \+"):
+    with pytest.raises(DataError, match=r"file.* text:GLOB \+"):
         read("text:nothing.txt + more.txt")
 
 
@@ -172,22 +172,22 @@ def test_bad_text(tmp_path, unit, content, message):
 def test_bad_gzip(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"ab\xff"))
-    with pytest.raises(DataError, match=r"a.txt.gz line 1 is not UTF-8: byte 0xff at its byte 3"):
+    with pytest.raises(DataError, match=r"a.txt.gz line 1 .*UTF-8.* 0xff .*byte 3"):
         read(f"text:{path}")
     path.write_bytes(gzip.compress(b"long enough " * 99)[:-9])
-    with pytest.raises(DataError, match=r"a.txt.gz is not a complete gzip file"):
+    with pytest.raises(DataError, match=r"a.txt.gz .*complete gzip"):
         read(f"text:{path}")
     path.write_bytes(b"plain")
-    with pytest.raises(DataError, match=r"a.txt.gz is not a complete gzip file"):
+    with pytest.raises(DataError, match=r"a.txt.gz .*complete gzip"):
         read(f"text:{path}")
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(DataError, match=r"no such file: .*nothing.txt"):
+    with pytest.raises(DataError, match=r"no such .*nothing.txt"):
         read(f"text:{tmp_path}/nothing.txt")
-    with pytest.raises(DataError, match=r"no file matches .*\*\.txt"):
+    with pytest.raises(DataError, match=r"matches .*\*\.txt"):
         read(f"text:{tmp_path}/*.txt")
-    with pytest.raises(DataError, match=r"is a folder: .*/\*\*/\*"):
+    with pytest.raises(DataError, match=r"folder: .*/\*\*/\*"):
         read(f"text:{tmp_path}")
 
 

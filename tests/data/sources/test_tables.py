@@ -119,10 +119,10 @@ def test_a_header_is_no_label(tmp_path, tokenizer):
 
 def test_an_unknown_header_is_refused(tmp_path, tokenizer):
     rows = [f"{('good', 'bad')[i % 2]}\ttext{i}" for i in range(8)]
-    with pytest.raises(DataError, match=r"c.tsv line 1 seems to have .* as #mood,quip, or move"):
+    with pytest.raises(DataError, match=r"c.tsv line 1 .* #mood,quip"):
         classify(tmp_path, "\n".join(["mood\tquip", *rows])).labels()
     assert classify(tmp_path, "\n".join([*rows, "mood\tquip"])).labels() == ("bad", "good", "mood")
-    with pytest.raises(DataError, match=r"line 1 has the score 'mood': .*name yours after a #"):
+    with pytest.raises(DataError, match=r"line 1 .*score 'mood'.* #"):
         classify(tmp_path, "mood\tquip\n1\ta\n", target="regression").train_split(tokenizer, (), 0)
 
 
@@ -163,15 +163,15 @@ def test_no_pairs_and_no_questions(tmp_path):
 
     (tmp_path / "a").write_text("\n \n")
     for name in (f"tsv:{tmp_path}/a", f"csv:{tmp_path}/a", f"jsonl:{tmp_path}/a"):
-        with pytest.raises(DataError, match=r"'.*a' has 0 different texts"):
+        with pytest.raises(DataError, match=r"a' .*0 different texts"):
             open_parallel(name, "train", validation_fraction=0.5)
     data = QuestionAnsweringData(source=f"squad:{tmp_path}/a", tokenizer=TokenizerConfig())
-    with pytest.raises(DataError, match="no questions in 'squad:"):
+    with pytest.raises(DataError, match=r"no questions .*'squad:"):
         data.labels()
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
 @pytest.mark.parametrize("content", ["", "\n\n", " \n\n", "label\ttext\n"])
 def test_a_file_without_examples_is_named(tmp_path, content, kind):
-    with pytest.raises(DataError, match=r"no examples in '.*c.[tc]sv' \(it is empty"):
+    with pytest.raises(DataError, match=r"no examples .*c.[tc]sv' .*empty"):
         classify(tmp_path, content.replace("\t", {"tsv": "\t", "csv": ","}[kind]), kind).labels()

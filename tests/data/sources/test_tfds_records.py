@@ -61,7 +61,7 @@ def test_published_records_are_filtered(publish, tokenizer, monkeypatch, tmp_pat
     assert sorted(documents["validation"]) == [f"text {i}" for i in range(20, 24)]
     everything = load_documents("tfds:tiny_sentiment", "train", validation_fraction=0.0)
     assert everything.fingerprint != documents["train"].fingerprint
-    with pytest.raises(DataError, match=r"no document .* is left by the filter idx>99"):
+    with pytest.raises(DataError, match=r"no document .*idx>99"):
         load_documents("tfds:tiny_sentiment#text?idx>99", "train", validation_fraction=0.0)
     pairs = open_parallel("tfds:tiny_sentiment#text,text?idx<2", "train")
     assert (len(pairs), len(pairs.fingerprint)) == (2, 32)
@@ -84,17 +84,17 @@ def test_published_without_validation(publish, tokenizer):
     train = config.train_split(tokenizer, config.labels(), 0)
     validation = config.validation_split(tokenizer, config.labels())
     assert len(train.content) + len(validation.content) == 40
-    with pytest.raises(DataError, match="has no validation split: it has train, test"):
+    with pytest.raises(DataError, match=r"validation split.* train, test"):
         config.whole_source("tfds:tiny_sentiment", tokenizer, config.labels())
 
 
 def test_published_faults(publish, tokenizer):
     publish("tiny_sentiment", SENTIMENT, train=[{"label": -1, "text": "x", "idx": 0}])
-    with pytest.raises(DataError, match=r"has no field 'body': its fields are .*label"):
+    with pytest.raises(DataError, match=r"no field 'body'.*label"):
         data("tfds:tiny_sentiment#label,body").train_split(tokenizer, (), 0)
-    with pytest.raises(DataError, match=r"train example 1 has no label \(-1\)"):
+    with pytest.raises(DataError, match=r"train example 1 .*label \(-1\)"):
         data("tfds:tiny_sentiment").train_split(tokenizer, ("a", "b"), 0)
-    with pytest.raises(DataError, match="TFDS has no data set 'tiny_sentimen'"):
+    with pytest.raises(DataError, match=r"TFDS .*'tiny_sentimen'"):
         data("tfds:tiny_sentimen").labels()
 
 
@@ -123,7 +123,7 @@ def test_published_tags(publish, tokenizer):
     config = TokenClassificationData(
         source="tfds:tiny_unknown", tokenizer=TokenizerConfig(), length=12
     )
-    with pytest.raises(DataError, match=r"train example 1 has -1 among its tags"):
+    with pytest.raises(DataError, match=r"train example 1 .*-1 .*tags"):
         config.labels()
 
 
@@ -135,7 +135,7 @@ def test_published_labels_of_several(publish):
 def test_a_float_is_no_label(publish):
     features = {"label": np.float32, "text": Text()}
     publish("tiny_scores", features, train=[{"label": 3.5, "text": "a"}])
-    with pytest.raises(DataError, match=r"has the label 3.5: .* choose target regression"):
+    with pytest.raises(DataError, match=r"label 3.5.*target regression"):
         data("tfds:tiny_scores").labels()
 
 

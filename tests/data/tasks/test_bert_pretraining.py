@@ -102,7 +102,7 @@ def test_bad_settings(data, fields, message):
 
 def test_tokenizer_without_the_special_tokens(data):
     characters = train_tokenizer([TEXT], TokenizerConfig("characters"))
-    with pytest.raises(DataError, match=r"no cls, sep, mask, pad token.*train a wordpiece"):
+    with pytest.raises(DataError, match=r"cls, sep, mask, pad .*wordpiece"):
         data().train_split(characters, (), 0)
 
 
@@ -111,16 +111,16 @@ def test_pairs_to_predict_are_located_in_the_files_of_a_glob(data, tmp_path):
     (tmp_path / "1.tsv").write_text("one\ttwo\n")
     (tmp_path / "2.tsv").write_text("\t\n")
     tokenizer = train_tokenizer([TEXT], TokenizerConfig("characters"))  # without a frame
-    with pytest.raises(DataError, match=r"2\.tsv line 1 has no text"):
+    with pytest.raises(DataError, match=r"2\.tsv line 1 .*no text"):
         config.input_split(f"{tmp_path}/?.tsv", tokenizer, ())
 
 
 def test_text_without_pairs(data, tokenizer, tmp_path):
     (tmp_path / "b.txt").write_text(TEXT.split("\n\n")[0])
     config = data(source=f"text:{tmp_path}/b.txt", validation=f"text:{tmp_path}/a.txt#line")
-    with pytest.raises(DataError, match="next sentences need two documents"):
+    with pytest.raises(DataError, match="two documents"):
         config.train_split(tokenizer, (), 0)
-    with pytest.raises(DataError, match="is a single sentence"):
+    with pytest.raises(DataError, match="single sentence"):
         config.validation_split(tokenizer, ())
 
 

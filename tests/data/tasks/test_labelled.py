@@ -71,7 +71,7 @@ def test_other_sources_have_the_same_fields(tmp_path, tokenizer):
     ):
         found = [(example.text, example.label) for example in split.content]
         assert found == wanted[: len(found)]
-    with pytest.raises(DataError, match=r"line 1 has the label 'a', .* or name the labels' column"):
+    with pytest.raises(DataError, match=r"line 1 .*label 'a', .*column"):
         config.whole_source(f"{source}#1,3", tokenizer, labels)
     (tmp_path / "a.conll").write_text("a B-X NN\nb O DT\n")
     tags = TokenClassificationData(
@@ -96,18 +96,18 @@ def test_nothing_there(tmp_path, tokenizer, kind):
     config = kind(source=f"{form}:{tmp_path}/a", tokenizer=TokenizerConfig(), length=16)
     for use in (config.labels, config.texts, lambda: config.train_split(tokenizer, (), 0)):
         if not (use == config.labels and kind is MultipleChoiceData):
-            with pytest.raises(DataError, match=rf"no {kind.noun} in '{form}:.*a' \(it is empty"):
+            with pytest.raises(DataError, match=rf"no {kind.noun} .*'{form}:.*a' .*empty"):
                 use()
-    with pytest.raises(DataError, match=r"nothing to predict in .*a: it is empty"):
+    with pytest.raises(DataError, match=r"predict .*a: .*empty"):
         config.input_split(f"{tmp_path}/a", tokenizer, ())
 
 
 def test_nothing_to_validate_on(tmp_path, tokenizer):
     one = write(tmp_path / "a.tsv", [(0, "same"), (1, "same")])
-    with pytest.raises(DataError, match="have the same text, so none is left"):
+    with pytest.raises(DataError, match="same text"):
         data(one).validation_split(tokenizer, ("0", "1"))
     assert len(data(one, validation_fraction=0).train_split(tokenizer, ("0", "1"), 0).content) == 2
-    with pytest.raises(DataError, match="no validation split: set validation_fraction above 0"):
+    with pytest.raises(DataError, match=r"validation split.*validation_fraction"):
         data(one, validation_fraction=0).validation_split(tokenizer, ("0", "1"))
     with pytest.raises(ValueError, match=r"validation_fraction must .*1.5"):
         data(one, validation_fraction=1.5)

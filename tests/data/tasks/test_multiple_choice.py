@@ -92,7 +92,7 @@ def test_bad_examples(config, tokenizer, change, message):
 
 
 def test_bad_fields(config, tokenizer):
-    with pytest.raises(DataError, match=r"names 2 fields.*label,context"):
+    with pytest.raises(DataError, match=r"2 fields.*label,context"):
         config(ROWS, "#label,context").train_split(tokenizer, (), 0)
 
 
@@ -102,7 +102,7 @@ def test_input(config, tokenizer, tmp_path):
     split = config(ROWS).input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
     assert set(split.examples.example(0, 0)) == {"input_ids", "attention_mask", "token_type_ids"}
     assert [p["choice"] for p in split.examples.decode({"logits": np.eye(2)})] == [0, 1]
-    with pytest.raises(ValueError, match="have no labels"):
+    with pytest.raises(ValueError, match="no labels"):
         split.examples.gold()
     (tmp_path / "own.jsonl").write_text('{"goal": "a", "one": "x", "two": "y"}\n')
     rows = [{"label": 1, "goal": "a", "one": "x", "two": "y"}]
@@ -114,5 +114,5 @@ def test_input(config, tokenizer, tmp_path):
     split = data.input_split(data.source, tokenizer, ())
     assert split.examples.decode({"logits": np.eye(2, 3)})[0]["question"] == "q ?"
     (tmp_path / "in.jsonl").write_text('{"context": "a"}')
-    with pytest.raises(DataError, match=r"in.jsonl line 1 has no field 'choices'"):
+    with pytest.raises(DataError, match=r"in.jsonl line 1 .*'choices'"):
         config(ROWS).input_split(f"{tmp_path}/in.jsonl", tokenizer, ())

@@ -212,7 +212,7 @@ def test_answers_without_a_certain_location(config, train, tokenizer):
     assert "trained" not in everything.summary
     assert [len(gold["answers"]) for gold in everything.examples.gold()] == [2, 1, 2, 1]
     assert everything.examples.example(0, 1)["start_positions"] > 0  # for the loss: where it may be
-    with pytest.raises(DataError, match="no question has an answer whose location"):
+    with pytest.raises(DataError, match="location"):
         train(config(article(paragraph(passage, unsure=[("red", 0, False)]))), tokenizer)
 
 
@@ -267,9 +267,9 @@ def test_bad_files(config, train, tokenizer, tmp_path, content, message):
 
 def test_bad_questions(config, train, tokenizer):
     twice = article(paragraph("a", q=[("a", 0)]), paragraph("b", q=[("b", 0)]))
-    with pytest.raises(DataError, match=r"question q has the id 'q', which .* has too"):
+    with pytest.raises(DataError, match=r"question q .* id 'q'"):
         train(config(twice), tokenizer)
-    with pytest.raises(DataError, match=r"no question of .* has an answer"):
+    with pytest.raises(DataError, match=r"no question .*answer"):
         train(config(article(paragraph("a", q=[]))), tokenizer)
     with pytest.raises(ValueError, match=r"stride must .*0"):
         config(stride=0)
@@ -290,10 +290,10 @@ def test_input(config, tokenizer, tmp_path):
         assert "start_positions" not in split.examples.example(0, 0)
     for name in ("in.jsonl", "in.txt"):
         (tmp_path / name).write_text('{"question": "what?", "context": }\n')
-        with pytest.raises(DataError, match=rf"{name} line 1 is not valid JSON"):
+        with pytest.raises(DataError, match=rf"{name} line 1 .*JSON"):
             data.input_split(f"{tmp_path}/{name}", tokenizer, ())
     (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n')
-    with pytest.raises(DataError, match="line 1 has no field 'context'"):
+    with pytest.raises(DataError, match=r"line 1 .*'context'"):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, ())
 
 

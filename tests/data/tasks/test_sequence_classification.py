@@ -68,7 +68,7 @@ def test_decode(config, train, tokenizer):
     assert (first["text"], first["label"]) == ("a", "yes")
     assert first["probabilities"] == pytest.approx({"no": 0.25, "yes": 0.75})
     assert second == {"text": "b", "label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
-    with pytest.raises(ValueError, match="logits has 1 rows, but there are 2"):
+    with pytest.raises(ValueError, match=r"logits .*1 rows.* 2"):
         rows.decode({"logits": np.zeros((1, 2))})
 
 
@@ -103,7 +103,7 @@ def test_a_binary_target_is_one_logit(config, train, tokenizer):
         assert one["probabilities"]["yes"] == pytest.approx(other["probabilities"]["yes"])
     assert data.assumed_labels() == ("b",)
     assert data.batch_spec(1, 1)["labels"].shape == (1,)
-    with pytest.raises(DataError, match=r"2 labels with target binary, got a, b, c"):
+    with pytest.raises(DataError, match=r"2 labels .*binary.* a, b, c"):
         config("a\tx\nb\ty\nc\tz\n", target="binary").labels()
 
 
@@ -165,15 +165,13 @@ def test_json_labels(tmp_path):
 def test_unknown_label_in_validation(config, tokenizer, tmp_path):
     data = config("0\ta\n1\tb\n")
     (tmp_path / "v.tsv").write_text("0\tx\n2\ty\n")
-    with pytest.raises(
-        DataError, match=r"v\.tsv line 2 has the label '2', which the training data"
-    ):
+    with pytest.raises(DataError, match=r"v\.tsv line 2 .*label '2'"):
         data.whole_source(f"tsv:{tmp_path}/v.tsv", tokenizer, data.labels())
 
 
 def test_bad_fields(config, train, tokenizer):
     for part in ("#1", "#1,2,1,2"):
-        with pytest.raises(DataError, match=r"names \d fields.*label,text"):
+        with pytest.raises(DataError, match=r"\d fields.*label,text"):
             train(config("0\ta\n", part), tokenizer)
 
 
@@ -188,7 +186,7 @@ def test_input(config, tokenizer, tmp_path):
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 0, 0]
     _, second = split.examples.decode({"logits": np.zeros((2, 2))})
     assert (second["text"], second["text_b"]) == ("c", "d e")
-    with pytest.raises(ValueError, match="have no labels"):
+    with pytest.raises(ValueError, match="no labels"):
         split.examples.gold()
 
 
@@ -196,12 +194,10 @@ def test_input_has_as_many_texts_as_the_run(config, tokenizer, tmp_path):
     (tmp_path / "in").write_text("a\n\nb\n")
     texts = [e.texts for e in config("0\ta\n").examples_to_predict(f"{tmp_path}/in", set())]
     assert texts == [("a",), ("",), ("b",)]  # a prediction for each line
-    with pytest.raises(DataError, match=r"in line 1 has 1 text\b.* 2\b"):
+    with pytest.raises(DataError, match=r"in line 1 .*1 text\b.* 2\b"):
         config("0\ta\tx\n", "#1,2,3").examples_to_predict(f"{tmp_path}/in", set())
     (tmp_path / "in").write_text("a\n1\tb\n")
-    with pytest.raises(
-        DataError, match=r"in line 2 has 2 .* reads 1: .* name .* as tsv:.*in#LABEL"
-    ):
+    with pytest.raises(DataError, match=r"in line 2 .*2 .* 1: .*tsv:.*in#LABEL"):
         config("0\ta\n").examples_to_predict(f"{tmp_path}/in", set())
 
 
@@ -216,17 +212,17 @@ def test_input_of_labelled_files(config, tokenizer, tmp_path):
     for name in ("#text", "#label,text", ""):  # the label's column may be left out
         rows = data.input_split(f"csv:{tmp_path}/in.csv{name}", tokenizer, data.labels()).examples
         assert [p["text"] for p in rows.decode({"logits": np.zeros((2, 1))})] == ["b", "c"]
-    with pytest.raises(DataError, match=r"names 3 fields .* where this model was trained on 2"):
+    with pytest.raises(DataError, match=r"3 fields .* 2"):
         data.input_split(f"csv:{tmp_path}/in.csv#label,text,text", tokenizer, data.labels())
     rows = data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels()).examples
     assert [e.texts for e in rows.examples] == [("b",), ("c",)]
     (tmp_path / "in.csv").write_text("b,?\nc,\n")
-    with pytest.raises(DataError, match=r"in.csv is a table, and .* as csv:.*in.csv#1"):
+    with pytest.raises(DataError, match=r"in.csv .*table.* csv:.*in.csv#1"):
         data.input_split(f"{tmp_path}/in.csv", tokenizer, data.labels())
     named = config("text\tlabel\na\t0\n", "#label,text")
     assert named.examples_to_predict(f"{tmp_path}/in.jsonl", set())[1].text == "c"
     (tmp_path / "in.jsonl").write_text('{"text": 3}\n')
-    with pytest.raises(DataError, match=r"in.jsonl line 1 has a int where its text should be"):
+    with pytest.raises(DataError, match=r"in.jsonl line 1 .* int "):
         data.input_split(f"{tmp_path}/in.jsonl", tokenizer, data.labels())
 
 
@@ -256,7 +252,7 @@ def test_real_files(datasets):
     assert vocabulary.decode(first).startswith("a stirring, funny and finally transporting")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv#2,4")
     assert (len(train), len(validation)) == (8551, 527)
-    with pytest.raises(DataError, match=r"cola.train.tsv line 1 has 4 columns"):
+    with pytest.raises(DataError, match=r"cola.train.tsv line 1 .*4 columns"):
         load("cola.train.tsv", "cola.dev.tsv")
     labels, (train, validation), _ = load("cola.train.tsv#2,4", "cola.dev.tsv")  # the same columns
     assert (labels, len(validation), validation.sum()) == (("0", "1"), 527, 365)

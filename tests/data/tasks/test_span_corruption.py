@@ -79,14 +79,14 @@ def test_arrays_have_the_lengths_that_were_described(made, tokenizer):
 
 def test_too_few_sentinels_are_named(made, tokenizer):
     few = SentinelTokenizer(tokenizer.base, 2)
-    with pytest.raises(DataError, match="has 3 gaps, and the vocabulary 2 sentinels"):
+    with pytest.raises(DataError, match=r"3 gaps.* 2 sentinels"):
         made().train_split(few, (), 0)
-    with pytest.raises(DataError, match=r"the vocabulary 0 sentinels: .* data.num_sentinels 3"):
+    with pytest.raises(DataError, match=r"0 sentinels: .*data.num_sentinels 3"):
         made().train_split(tokenizer.base, (), 0)
 
 
 def test_documents_of_one_token(made, tokenizer):
-    with pytest.raises(DataError, match="no document has two tokens"):
+    with pytest.raises(DataError, match="two tokens"):
         made().whole_source(Documents.of(["a"]), tokenizer, ())
 
 
@@ -109,7 +109,7 @@ def test_sentinels_count_in_the_size_of_a_vocabulary(made):
     few = made(num_sentinels=7, tokenizer=TokenizerConfig("sentencepiece-bpe", 300))
     tokenizer = few.make_tokenizer()
     assert (tokenizer.vocab_size, len(tokenizer.sentinels)) == (300, 7)
-    with pytest.raises(UserError, match=r"vocab_size 100 leaves no token besides .*sentinels 100"):
+    with pytest.raises(UserError, match=r"vocab_size 100 .*sentinels 100"):
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 100))
-    with pytest.raises(DataError, match=r"at least \d+, not counting 100 sentinels"):
+    with pytest.raises(DataError, match=r"at least \d+.* 100 sentinels"):
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 120)).make_tokenizer()

@@ -56,7 +56,7 @@ def test_columns(config, train, tokenizer):
 
 @pytest.mark.parametrize("column", ["0", "1", "-1", "tag"])
 def test_a_column_that_cannot_have_tags_is_refused(config, column):
-    with pytest.raises(DataError, match=f"must be a number from 2, got '{column}'"):
+    with pytest.raises(DataError, match=f"from 2, got '{column}'"):
         config(COLUMNS, f"#{column}", length=32).labels()
 
 
@@ -99,7 +99,7 @@ def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
     assert split.examples.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
     assert "1 tags I- that continue no span read as B- (" in split.summary
     assert split.summary.endswith("v line 4)")
-    with pytest.raises(DataError, match="v line 4 has the tag 'I-X'"):  # not trained on
+    with pytest.raises(DataError, match=r"v line 4 .*tag 'I-X'"):  # not trained on
         TokenClassificationData(
             source=f"conll:{tmp_path}/v", tokenizer=TokenizerConfig(), length=10
         ).labels()
@@ -123,7 +123,7 @@ def test_documents_stay_together(config, train, tokenizer):
 def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
     data = config("a B-X\n")
     (tmp_path / "v").write_text("-DOCSTART- O\n\na O\nb B-Y\n")
-    with pytest.raises(DataError, match=r"v line 4 has the label 'B-Y', which the training data"):
+    with pytest.raises(DataError, match=r"v line 4 .*label 'B-Y'"):
         data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
 
 

@@ -116,10 +116,10 @@ def test_empty_and_over_long_pairs_are_counted_and_shift_nothing(pair_files):
 def test_no_remaining_pair_is_an_error(pair_files):
     config = data(pair_files(("abc" * 9, "d")), length=4, validation_fraction=0.0)
     tokenizer = train_tokenizer(config.texts(), CHARACTERS)
-    with pytest.raises(DataError, match=r"no pair fits a sequence: data.length is 4, .* has 28 "):
+    with pytest.raises(DataError, match=r"data.length .*4, .* 28 "):
         config.train_split(tokenizer, (), 0)
     empty = data(pair_files(("", "d"), ("a", " ")), validation_fraction=0.0)
-    with pytest.raises(DataError, match=r"none of 2 pairs of 'pairs:.*' has a text on both sides"):
+    with pytest.raises(DataError, match=r"2 pairs .*'pairs:.*both sides"):
         empty.train_split(tokenizer, (), 0)
 
 
@@ -147,7 +147,7 @@ def test_any_texts_with_targets_of_another_length(tmp_path):
     with pytest.raises(UserError, match=r"target_length must .*0"):
         TextToTextData(source=config.source, target_length=0, **settings)
     shorter = TextToTextData(source=config.source, target_length=2, **settings)
-    with pytest.raises(DataError, match=r"data.length is 24 and data.target_length 2, the"):
+    with pytest.raises(DataError, match=r"data.length .*24 .*data.target_length 2,"):
         shorter.train_split(tokenizer, (), 0)
 
 
@@ -180,7 +180,7 @@ def test_vocabulary_has_both_sides_in_order(pair_files, monkeypatch):
 
 def test_vocabularies_without_ends():
     words = train_tokenizer(["some words"], TokenizerConfig(kind="wordpiece", vocab_size=22))
-    with pytest.raises(DataError, match="this wordpiece tokenizer has no token that starts"):
+    with pytest.raises(DataError, match=r"wordpiece .*starts"):
         start_and_end(words)
     characters = train_tokenizer(["abc"], CHARACTERS)
     _, end = start_and_end(characters)
@@ -191,7 +191,7 @@ def test_vocabularies_without_ends():
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match=r"validation_fraction must .*1"):
         data("pairs:a,b", validation_fraction=1)
-    with pytest.raises(DataError, match="has no labels to predict: use the command translate"):
+    with pytest.raises(DataError, match=r"no labels .*translate"):
         data("pairs:a,b").input_split("-", None, ())
 
 
@@ -248,7 +248,7 @@ def test_numbers_to_validate_on(numbers):
     assert held.content.sources[0].startswith("six hundred and ")
     whole = config.whole_source("builtin:numbers-en-fr", tokenizer, ())
     assert whole.fingerprint == held.fingerprint
-    with pytest.raises(DataError, match=r"a number takes up to \d+ tokens on a side, more than"):
+    with pytest.raises(DataError, match=r"number .* \d+ tokens"):
         data(config.source, length=12).train_split(tokenizer, (), 0)
 
 

@@ -81,7 +81,7 @@ def subwords(prose):
 
 def test_text_that_is_not_unicode(subwords):
     for tokenizer in subwords:
-        with pytest.raises(DataError, match=r"lone surrogate '\\udcff' at character 1"):
+        with pytest.raises(DataError, match=r"'\\udcff' .*character 1"):
             tokenizer.encode("a\udcff")
 
 
@@ -181,9 +181,9 @@ def test_vocabulary_and_merges_that_do_not_fit(tmp_path, pieces, merges, message
 
 
 def test_missing_paths_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"no tokenizer at .*nothing"):
+    with pytest.raises(DataError, match=r"no tokenizer .*nothing"):
         load_tokenizer(tmp_path / "nothing")
-    with pytest.raises(DataError, match="no tokenizer in the folder"):
+    with pytest.raises(DataError, match="no tokenizer"):
         load_tokenizer(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_foreign_tokenizer_json_names_its_specials_beside_it(tmp_path, prose):
 
 def test_masks_of_vocabularies_that_write_spaces(prose, tmp_path):
     ours = train_tokenizer(prose, TokenizerConfig("byte-bpe", 400))
-    with pytest.raises(DataError, match="byte-bpe tokenizer has no mask token: use a model"):
+    with pytest.raises(DataError, match=r"byte-bpe .*mask"):
         ours.encode_with_mask("a [MASK]")
     ours.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": ours.token(0)}))
@@ -218,5 +218,5 @@ def test_masks_of_vocabularies_that_write_spaces(prose, tmp_path):
 
 
 def test_one_string_is_not_a_list_of_texts():
-    with pytest.raises(DataError, match="texts is one string: give a list"):
+    with pytest.raises(DataError, match=r"texts .*list"):
         train_tokenizer("the cat sat", TokenizerConfig("byte-bpe", 300))

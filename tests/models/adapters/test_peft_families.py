@@ -274,7 +274,7 @@ def test_modules_of_one_tensor_have_one_value(equal, tmp_path):
         model, params = models.load(tmp_path / "adapter", base=tmp_path / "base")
         check_equal(ours_of(model, params, "Llama"), theirs)
         return
-    with pytest.raises(WeightsError, match=r"two values for .*embed_tokens.* and lm_head"):
+    with pytest.raises(WeightsError, match=r"two values .*embed_tokens.*lm_head"):
         models.load(tmp_path / "adapter", base=tmp_path / "base")
 
 

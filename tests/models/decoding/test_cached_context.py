@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_told_and_the_last_position_is_used():
     keys = sampling_keys(0, 1)
     new = list(generator.cached_context().stream([1] * 75, request, keys))
     assert len(new) == 6  # the last one is written and never read
-    with pytest.raises(data.UserError, match="the context has 81 tokens: the model takes 1 to 80"):
+    with pytest.raises(data.UserError, match=r"context .*81 tokens.* 80"):
         next(generator.cached_context().stream([1] * 81, request, keys))
     assert (
         len(list(itertools.islice(generator.cached_context().stream([1], request, keys), 2))) == 2

@@ -112,7 +112,7 @@ def test_yields_tokens_as_they_come(generator):
     for per_call, expected in ((1, [1] * 7), (4, [1, 4, 2])):
         pieces = generator.stream([[1], [2]], sampled(7), tokens_per_call=per_call)
         assert [piece.shape for piece in pieces] == [(2, n) for n in expected]
-    with pytest.raises(ValueError, match=r"max_new_tokens must be .* got 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens .*got 0"):
         sampled(0)
 
 

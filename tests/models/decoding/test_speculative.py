@@ -264,7 +264,7 @@ def test_drafts_that_cannot_be_are_refused(changes, number, message):
 
 def test_a_beam_search_takes_no_draft(poor):
     generator = models.Generator(*made(FAMILIES["gpt2"]), draft=poor)
-    with pytest.raises(data.UserError, match="no tokens to a beam search"):
+    with pytest.raises(data.UserError, match="beam search"):
         generator.search([[1]], beams(max_new_tokens=3))
     with pytest.raises(data.UserError, match="num_beams 4"):
         next(generator.stream([[1]], beams(max_new_tokens=3)))
@@ -287,10 +287,10 @@ def test_a_continuous_batch_has_rows_and_limits_and_forgets_texts_that_are_stopp
         )
 
     for wrong in (lambda: batch(num_rows=0), lambda: batch(limits=(3, 0))):
-        with pytest.raises(data.UserError, match="must be at least 1"):
+        with pytest.raises(data.UserError, match="at least 1"):
             wrong()
     for wrong in (lambda: batch(keys=1), lambda: batch(limits=(3,))):
-        with pytest.raises(data.UserError, match="give one of each for every prompt"):
+        with pytest.raises(data.UserError, match="every prompt"):
             wrong()
     texts = batch()
     texts.stop(1)  # it waits for the only row

@@ -267,5 +267,5 @@ def test_beams_keep_windows_of_all_beams(assert_close, name, monkeypatch):
 def test_a_mask_for_each_token_needs_windows_for_all():
     model, params = made("all")[2:]
     mask, places = np.ones((2, 3, LENGTH), bool), np.zeros((2, 3), np.int32)
-    with pytest.raises(data.UserError, match=r"T = 3 needs 3 windows of 5, .* has 5 slots: give"):
+    with pytest.raises(data.UserError, match=r"T = 3 .*windows of 5, .* 5 slots"):
         model.apply({"params": params}, IDS[:, :3], mask, position_ids=places, cache=empty("all"))

@@ -248,13 +248,13 @@ def test_a_position_beyond_the_table_gives_nan(tiny, kind):
 
 
 def test_too_long_an_input(tiny):
-    with pytest.raises(ValueError, match="input of 17 tokens exceeds max_length 16: shorten it"):
+    with pytest.raises(ValueError, match=r"17 tokens .*max_length 16"):
         tiny()(input_ids=np.zeros((1, 17), int))
 
 
 def test_a_cache_does_not_continue_packed_sequences(tiny):
     cache = models.init_cache(tiny().config, tiny().execution, 3, 12)
-    with pytest.raises(ValueError, match="a cache cannot continue packed sequences"):
+    with pytest.raises(ValueError, match=r"cache .*packed"):
         tiny()(input_ids=IDS, segment_ids=np.ones((3, 12), int), cache=cache)
 
 

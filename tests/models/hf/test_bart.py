@@ -248,7 +248,7 @@ def test_half_precision_and_older_names_of_the_one_table(tmp_path):
     assert not model.config.output_bias
     assert "output_bias" not in params
     save_file({**tensors, names[0]: table, names[1]: table + 1, "final_logits_bias": bias}, file)
-    with pytest.raises(WeightsError, match=r"encoder.embed_tokens.weight is tied to .* differs"):
+    with pytest.raises(WeightsError, match=r"encoder.embed_tokens.weight .*tied .*differs"):
         models.load(tmp_path)
 
 

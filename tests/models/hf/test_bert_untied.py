@@ -44,5 +44,5 @@ def test_other_heads_have_no_such_matrix(tmp_path):
     config = BertConfig(**sizes, head="masked_lm", tie_output=False)
     assert not config.with_head("pretraining", ()).tie_output
     assert config.with_head("sequence_classification", ("a", "b")).tie_output
-    with pytest.raises(UserError, match="head 'none' predicts no tokens: leave tie_output out"):
+    with pytest.raises(UserError, match=r"head 'none' .*tie_output"):
         BertConfig(**sizes, head="none", tie_output=False)

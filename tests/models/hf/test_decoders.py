@@ -410,7 +410,7 @@ def test_inputs_longer_than_the_trained(kind, tmp_path, assert_close):
 def test_a_scaling_that_only_we_have_is_not_exported():
     scaling = RotaryScaling(kind="dynamic", factor=2.0)
     assert rotary_to_hf(50.0, scaling)["rope_type"] == "dynamic"
-    with pytest.raises(WeightsError, match="dynamic has original_length 8, which is max_position"):
+    with pytest.raises(WeightsError, match=r"dynamic .*original_length 8.*max_position"):
         rotary_to_hf(50.0, scaling.of_length(8))
 
 

@@ -312,7 +312,7 @@ def test_folders_of_before_there_was_another_file(tmp_path):
     assert asked(model_type="pegasus")["decoder_start_token_id"] == 0
     with pytest.raises(WeightsError, match="generation settings"):
         asked(model={})
-    with pytest.raises(WeightsError, match=r"config.json: no_repeat_ngram_size 3 is not supported"):
+    with pytest.raises(WeightsError, match=r"config.json: no_repeat_ngram_size 3 "):
         asked(model_type="gpt2", no_repeat_ngram_size=3)
 
 
@@ -440,11 +440,11 @@ def test_rows_that_are_none(gpt2, ids):
 
 def test_a_model_that_writes_nothing(tiny):
     model = tiny(family="bert", head="masked_lm")
-    with pytest.raises(ValueError, match="the head masked_lm writes no text: give seq2seq_lm or c"):
+    with pytest.raises(ValueError, match=r"masked_lm .*seq2seq_lm"):
         models.generate(model.model, model.params, [[3]])
 
 
 def test_a_mask_for_each_token_needs_positions(tiny):
     for model in (tiny(), tiny(family="bert", head="causal_lm")):
-        with pytest.raises(ValueError, match="does not determine positions: give position_ids"):
+        with pytest.raises(ValueError, match="position_ids"):
             model(input_ids=np.zeros((1, 2), int), attention_mask=np.ones((1, 2, 2), bool))

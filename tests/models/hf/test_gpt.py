@@ -171,14 +171,14 @@ def test_a_classifier_reads_one_sequence_per_row(tiny):
         {"attention_mask": np.ones((3, 7, 7), bool)},
         {"cache": models.init_cache(model.config, model.model.execution, 3, 8)},
     ):
-        with pytest.raises(ValueError, match=r"sequence_classification.* one sequence per row"):
+        with pytest.raises(ValueError, match=r"sequence_classification.* one sequence"):
             model(input_ids=ids, **inputs)
 
 
 def test_labels_are_checked():
     config = models.preset("gpt2")
-    with pytest.raises(ValueError, match="'sequence_classification' has no labels"):
+    with pytest.raises(ValueError, match=r"'sequence_classification' .*labels"):
         config.with_head("sequence_classification", ())
-    with pytest.raises(ValueError, match="head 'masked_lm' is unknown: choose causal_lm, caus"):
+    with pytest.raises(ValueError, match=r"'masked_lm' .*causal_lm"):
         config.with_head("masked_lm", ())
     assert config.with_head("causal_lm", ()) == config

@@ -159,7 +159,7 @@ def test_a_tied_tensor_that_differs_is_refused(tmp_path):
     save_file(load_file(file) | {matrix: tied}, file)
     models.load(tmp_path)
     save_file(load_file(file) | {matrix: tied + 1}, file)
-    with pytest.raises(WeightsError, match=f"{matrix} is tied to {WORDS}, but differs"):
+    with pytest.raises(WeightsError, match=f"{matrix} .*{WORDS}.*differs"):
         models.load(tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_dropout_of_what_a_head_scores_is_honored(architecture, fields, rate):
 
 def test_a_dropout_that_is_none_is_refused():
     theirs = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
-    with pytest.raises(WeightsError, match="here: classifier_dropout 'much' is neither null nor"):
+    with pytest.raises(WeightsError, match="classifier_dropout 'much'"):
         bert.FORM.config_from_hf(theirs | {"classifier_dropout": "much"}, "here")
 
 
@@ -215,7 +215,7 @@ def test_a_decoder_that_is_none_is_refused(architecture, is_decoder):
     theirs = {"model_type": family, "architectures": [architecture]}
     if is_decoder is not None:
         theirs["is_decoder"] = is_decoder
-    with pytest.raises(WeightsError, match=r"here: is_decoder (True|False) is not supported with"):
+    with pytest.raises(WeightsError, match=r"is_decoder (True|False) "):
         mapping_of_type(family, "here").config_from_hf(theirs, "here")
 
 
@@ -263,7 +263,7 @@ def test_what_no_encoder_can_say_is_refused(config):
 def test_a_special_token_that_contradicts_the_model_is_refused(tmp_path):
     config = RobertaConfig(**SMALL, head="question_answering")
     params = models.init_params(models.create(config), jax.random.key(0))
-    with pytest.raises(WeightsError, match=r"pad_token_id is 1 by the model.* and 0 by its"):
+    with pytest.raises(WeightsError, match=r"pad_token_id .*1 .* 0 "):
         write_weights(tmp_path, config, params, fields={"pad_token_id": 0})
     write_weights(tmp_path, config, params, fields={"pad_token_id": None, "eos_token_id": 2})
     fields = json.loads((tmp_path / "config.json").read_text())
@@ -274,7 +274,7 @@ def test_numbers_beyond_float16_are_refused(tmp_path):
     config = models.BertConfig(**SMALL, head="question_answering")
     params = models.init_params(models.create(config), jax.random.key(0))
     params["head"]["span"]["kernel"] = params["head"]["span"]["kernel"] + 1e6
-    with pytest.raises(WeightsError, match=r"qa_outputs\.weight has numbers beyond float16"):
+    with pytest.raises(WeightsError, match=r"qa_outputs\.weight .*float16"):
         write_weights(tmp_path, config, params, dtype="float16")
     write_weights(tmp_path, config, params, dtype="bfloat16")
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644

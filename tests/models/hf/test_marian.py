@@ -60,7 +60,7 @@ def test_tied_copies_and_buffers_are_read_to_be_compared(tmp_path, saved, shape)
     assert equal(models.load(tmp_path)[1], params)
     for name in added:
         rewrite(tmp_path, tensors | {name: tensors[name] + 0.1})
-        with pytest.raises(WeightsError, match=f"{name} (is tied to .*differs|differs from what)"):
+        with pytest.raises(WeightsError, match=f"{name} .*differs"):
             models.load(tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_positions_of_another_layout_are_refused(tmp_path, saved):
     _, tensors = saved()
     positions = models.sinusoidal_positions(marian.P, marian.D, layout="interleaved")
     rewrite(tmp_path, tensors | {"model.encoder.embed_positions.weight": positions})
-    with pytest.raises(WeightsError, match=r"encoder.embed_positions.weight differs from what"):
+    with pytest.raises(WeightsError, match=r"encoder.embed_positions.weight differs"):
         models.load(tmp_path)
 
 

@@ -69,7 +69,7 @@ def test_a_file_may_state_every_field_or_none(family):
     [("pruned_heads", {"0": [1]}), ("add_cross_attention", True), ("tie_encoder_decoder", True)],
 )
 def test_a_field_of_all_families_is_refused_where_it_would_change_something(name, value):
-    with pytest.raises(WeightsError, match=rf"{name} .* is not supported: only"):
+    with pytest.raises(WeightsError, match=rf"{name} .*not supported"):
         config_of({"model_type": "llama", name: value})
 
 
@@ -167,7 +167,7 @@ def test_the_authors_fields_are_those_of_transformers(model_type):
 )
 def test_other_networks_of_the_authors_are_refused(fields):
     name = list(fields)[-1].replace("activation_function", "hidden_act")
-    with pytest.raises(WeightsError, match=rf"{name}.* is not supported: only"):
+    with pytest.raises(WeightsError, match=rf"{name}.*not supported"):
         config_of(fields)
 
 

@@ -88,6 +88,6 @@ def test_the_ids_of_generation_come_before_those_of_the_tokenizer(gpt, tmp_path)
 
 def test_a_folder_that_holds_something_is_left_alone(gpt, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and is not an empty folder"):
+    with pytest.raises(UserError, match=r"exists .*empty"):
         models.save(tmp_path, *gpt)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

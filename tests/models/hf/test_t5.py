@@ -190,7 +190,7 @@ def test_half_precision_and_older_names_of_the_one_table(tmp_path):
         assert model.config == expected[0].config
         assert jax.tree.all(jax.tree.map(np.array_equal, params, expected[1]))
     save_file({**tensors, "shared.weight": table, names[1]: table + 1}, file)
-    with pytest.raises(WeightsError, match=r"encoder.embed_tokens.weight is tied to shared.weight"):
+    with pytest.raises(WeightsError, match=r"encoder.embed_tokens.weight .*shared.weight"):
         models.load(tmp_path)
 
 
@@ -262,7 +262,7 @@ def test_published_configurations(name, tmp_path):
 def test_what_transformers_lacks_is_refused_by_name(fields):
     config = models.preset("t5-small")
     config = type(config)(**{**config.__dict__, **fields})
-    with pytest.raises(WeightsError, match=f"t5 has no {next(iter(fields))}"):
+    with pytest.raises(WeightsError, match=f"t5 .*{next(iter(fields))}"):
         t5.config_to_hf(config)
 
 

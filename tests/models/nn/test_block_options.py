@@ -194,9 +194,9 @@ def test_without_the_causal_mask_a_gpt_sees_what_it_is_to_predict():
     assert (np.abs(logits[0] - logits[1]).max((0, 2)) > 1e-3).all()
     with pytest.raises(ValueError, match="causal=False"):
         models.Generator(model, params)
-    with pytest.raises(ValueError, match=r"causal=False .* cannot continue a cache"):
+    with pytest.raises(ValueError, match=r"causal=False .*cache"):
         apply(params, cache=models.init_cache(model.config, model.execution, 2, 8))
-    with pytest.raises(ValueError, match="local_window 3 is a band of earlier tokens"):
+    with pytest.raises(ValueError, match="local_window 3"):
         models.GPTConfig(**SIZES, causal=False, local_window=3)
 
 
@@ -262,7 +262,7 @@ def test_sizes_that_are_none(name):
 
 
 def test_an_odd_size_cannot_be_rotated():
-    with pytest.raises(ValueError, match=r"size 3 .* choose an even d_k"):
+    with pytest.raises(ValueError, match=r"size 3 .*d_k"):
         LlamaConfig(**SIZES, d_k=3)
 
 
@@ -286,7 +286,7 @@ def test_what_transformers_does_not_have_is_refused_by_name(family, to_hf):
     if family == "transformer":
         options["encoder_causal"] = True
     for name, value in options.items():
-        with pytest.raises(WeightsError, match=rf"has no (.*; )?{name} {value}: only"):
+        with pytest.raises(WeightsError, match=rf"{name} {value}"):
             to_hf(FAMILIES[family](**SIZES, **{name: value}))
     if family != "transformer":
         written = to_hf(FAMILIES[family](**SIZES, activation="relu_squared"))

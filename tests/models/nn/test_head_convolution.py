@@ -79,7 +79,7 @@ def test_beams_follow_each_their_own_history(assert_close):
     y, after = module.apply({"params": {"taps": taps}}, x, earlier, history)
     assert_close(y[0, :, 0, 0], [5 + 20 + 100, 6 + 40 + 300])
     assert_close(after[0, :, :, 0, 0], [[2, 5], [4, 6]])
-    with pytest.raises(ValueError, match="T = 2 continues a cache of 1 beams"):
+    with pytest.raises(ValueError, match=r"T = 2 .*1 beams"):
         module.apply({"params": {"taps": taps}}, x, earlier, history[:, :1])
 
 

@@ -123,7 +123,7 @@ def test_laws_of_every_combination(tiny, assert_close, family, kind, place):
     assert_close(packed[1, 5:], full[1, :3])
 
     if run.config.longest_input is not None:
-        with pytest.raises(ValueError, match="input of 16 tokens exceeds max_length 8"):
+        with pytest.raises(ValueError, match=r"16 .*max_length 8"):
             run.logits(LONG)
         with pytest.raises(ValueError, match=f"max_length 16 .* 8 rows .* .{kind}"):
             run.config.with_max_length(16)
@@ -341,13 +341,13 @@ def test_kinds_that_do_not_exist(name, value, similar):
 
 
 def test_options_that_a_family_does_not_have():
-    with pytest.raises(ValueError, match=r"position_offset 2 .* positions are 'sinusoidal'"):
+    with pytest.raises(ValueError, match=r"position_offset 2 .*'sinusoidal'"):
         RobertaConfig(**TINY_SIZES, positions="sinusoidal")
-    with pytest.raises(ValueError, match=r"'projections' cuts 4 dimensions .* keys have size 1"):
+    with pytest.raises(ValueError, match=r"'projections' .*4 dimensions .*size 1"):
         models.LectureTransformerConfig(**TINY_SIZES, positions_at="projections", d_k=1)
     with pytest.raises(ValueError, match=r"positions 'learned'"):
         LlamaConfig(**TINY_SIZES, positions="learned")
-    with pytest.raises(ValueError, match=r"position_base 7.0 is named rope_base"):
+    with pytest.raises(ValueError, match=r"position_base 7.0 .*rope_base"):
         LlamaConfig(**TINY_SIZES, position_base=7.0)
 
 

@@ -60,13 +60,13 @@ def test_words_of_several_tokens_look_with_the_mean_and_are_looked_at_with_the_s
     np.testing.assert_allclose(found.mean(head=1), expected[:, 0].mean(0), atol=1e-6)
     np.testing.assert_allclose(found.mean(2, 1), expected[1, 0], atol=1e-6)
     assert found.places("IT") == [6]
-    with pytest.raises(UserError, match=r"has no word 'restaurants': .*restaurant"):
+    with pytest.raises(UserError, match=r"word 'restaurants': .*restaurant"):
         found.places("restaurants")
-    with pytest.raises(UserError, match="layer 3 must be from 1 to 2"):
+    with pytest.raises(UserError, match=r"layer 3 .*1 to 2"):
         found.mean(3)
-    with pytest.raises(UserError, match="for an encoder-decoder: leave them out"):
+    with pytest.raises(UserError, match="encoder-decoder"):
         attend(TEXT, part="cross")
-    with pytest.raises(UserError, match="give one of 1 to 32"):
+    with pytest.raises(UserError, match="1 to 32"):
         attend("the " * 40)
 
 

@@ -155,7 +155,7 @@ def test_an_empty_prompt_begins_a_document(say):
     assert script.prompts == [[0]]
     bare = CharacterTokenizer("abc")
     bare.special_ids = SpecialIds()
-    with pytest.raises(ValueError, match="the prompt is empty and this tokenizer has no token"):
+    with pytest.raises(ValueError, match=r"prompt .*empty"):
         say(bare, "abc", prompt="")
 
 

@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_package(tmp_path, form, assert_close):
     longest = 20 if form == "version 6" else 32
     assert lines == [f"1 of 5 pairs truncated: longer than {longest} tokens"]
     if form == "three labels":
-        with pytest.raises(UserError, match="the model has 3 labels"):
+        with pytest.raises(UserError, match="3 labels"):
             scorer.rank("who", DOCUMENTS)
         return
     ranked = scorer.rank(PAIRS[0][0], DOCUMENTS, top_k=3, log=silent)
@@ -144,7 +144,7 @@ def test_wrong_pairs_and_models_are_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             scorer.score(pairs)
-    with pytest.raises(UserError, match="activation 'Sigmoit' is unknown: did you mean"):
+    with pytest.raises(UserError, match="activation 'Sigmoit' "):
         PairScoring(activation="Sigmoit")
 
 
@@ -219,5 +219,5 @@ def test_the_command_line_scores_by_yes_and_no(tmp_path, capsys):
 def test_answers_are_single_tokens(tmp_path):
     language_model(tmp_path, True)
     scorer = models.YesNoScorer.of_run(tmp_path)
-    with pytest.raises(UserError, match="answer 'yes, it does' must be one token"):
+    with pytest.raises(UserError, match=r"answer 'yes, it does' .*one token"):
         scorer.with_prompt(models.YesNoPrompt(yes="yes, it does"))

@@ -177,7 +177,7 @@ def test_a_text_that_comes_to_the_context_is_mentioned(options, said, tmp_path, 
 
 @pytest.mark.slow
 def test_json_has_neither_nan_nor_infinity(tmp_path):
-    with pytest.raises(UserError, match="a number to write as JSON is NaN or infinite"):
+    with pytest.raises(UserError, match=r"JSON .*NaN"):
         to_json({"x": [1.0, float("nan")]})
     with MetricsLog(tmp_path, first_step=0, wandb_project=None) as log:
         log.write(1, "train", {"loss": float("inf"), "x": 1.0})

@@ -126,7 +126,7 @@ def test_one_space_before_a_word_and_none_after_a_line_feed(scorer):
 
 def test_a_model_that_sees_later_tokens_scores_nothing(sizes, tokenizer):
     config = models.GPTConfig(**{**sizes, "vocab_size": tokenizer.vocab_size}, causal=False)
-    with pytest.raises(ValueError, match=r"sees later tokens \(causal is false\)"):
+    with pytest.raises(ValueError, match=r"later tokens \(causal"):
         scorer_of(config, tokenizer)
 
 
@@ -179,11 +179,11 @@ def test_a_translation_is_scored_after_its_source(sizes):
     ).logits[0]
     expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(labels)), labels]
     np.testing.assert_allclose([t.log_probability for t in score.tokens], expected, atol=1e-5)
-    with pytest.raises(ValueError, match="0 sources for 1 texts"):
+    with pytest.raises(ValueError, match=r"0 sources .*1 texts"):
         scorer(["weak"])
     with pytest.raises(ValueError, match="seq2seq_lm"):
         scorer.next_tokens("weak")
-    with pytest.raises(ValueError, match=f"the model reads {LENGTH}: shorten it"):
+    with pytest.raises(ValueError, match=f"reads {LENGTH}"):
         scorer(["weak"], sources=[SENTENCE * 9])
 
 

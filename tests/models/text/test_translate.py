@@ -230,6 +230,6 @@ def test_what_is_refused(run, tmp_path, capsys):
           "predict", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     model = dataclasses.replace(run[1].run.config.model, max_length=128)
     config = dataclasses.replace(train.recipe("quickstart"), model=model)
-    with pytest.raises(train.RunError, match="transformer has no head for causal"):
+    with pytest.raises(train.RunError, match=r"transformer .*causal"):
         train.train(config, tmp_path / "causal", quiet=True)
     assert not (tmp_path / "causal").exists()

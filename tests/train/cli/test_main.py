@@ -521,7 +521,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, capsys, body, is_bug):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(cli.COMMANDS, "broken", ("broken", ""))
     if is_bug:
-        with pytest.raises(ValueError, match="not enough values to unpack"):
+        with pytest.raises(ValueError, match="unpack"):
             cli.main(["broken", "alone"])
     else:
         assert cli.main(["broken", "alone"]) == 2

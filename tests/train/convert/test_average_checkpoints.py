@@ -61,7 +61,7 @@ def test_the_mean_of_one_is_itself_and_scores_alike(ended, tmp_path):
 def test_averaged_checkpoints_are_begun_with_and_not_gone_on_with(ended, tmp_path):
     config, folder = ended
     average_checkpoints(folder, tmp_path / "mean", last=2)
-    with pytest.raises(train.RunError, match="initialize it with --init-from"):
+    with pytest.raises(train.RunError, match="--init-from"):
         prepare_run(config, tmp_path / "mean", lambda line: None)
     begun = dataclasses.replace(config, init_from=str(tmp_path / "mean"), steps=2)
     assert train.train(begun, tmp_path / "next", quiet=True).finished

@@ -337,7 +337,7 @@ def test_plain_arrays(pretrained, tmp_path):
     assert same(jax.tree.map(lambda x: x.astype("bfloat16"), params), stored)
     with pytest.raises(train.RunError, match="float32, not float16"):
         export_model(pretrained, tmp_path / "b", form="stablehlo", dtype="float16")
-    with pytest.raises(train.RunError, match="npz has no bfloat16"):
+    with pytest.raises(train.RunError, match=r"npz .*bfloat16"):
         export_model(pretrained, tmp_path / "b.npz", form="npz", dtype="bfloat16")
 
 

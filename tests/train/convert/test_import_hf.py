@@ -74,7 +74,7 @@ def test_others_begin_with_it_and_it_is_not_trained_on(tmp_path, theirs, params)
     model, tuned = models.load(tmp_path / "tuned")
     assert (model.config.head, model.config.labels) == ("sequence_classification", ("bad", "good"))
     assert jax.tree.all(jax.tree.map(np.array_equal, tuned["layers"], params["layers"]))
-    with pytest.raises(train.RunError, match=r"an imported model.* initialize it with --init-from"):
+    with pytest.raises(train.RunError, match=r"imported model.*--init-from"):
         train.train(config, tmp_path / "run")
 
 
@@ -99,7 +99,7 @@ def test_a_body_without_a_pooler_is_fine_tuned_from_its_folder_and_exported(tmp_
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, theirs):
     wordpiece([*WORDS, *"abcdefgh"], lowercase=True).save(theirs)
-    with pytest.raises(train.RunError, match="has 19 tokens, more than the 16 of its model"):
+    with pytest.raises(train.RunError, match=r"19 tokens.* 16 "):
         import_model(theirs, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -132,7 +132,7 @@ def test_of_a_broken_folder_there_is_a_line_and_nothing_else(
 
 def test_a_place_that_is_taken_is_refused(tmp_path, theirs):
     (tmp_path / "run").mkdir()
-    with pytest.raises(train.RunError, match="run exists: give a folder that does not"):
+    with pytest.raises(train.RunError, match="run exists"):
         import_model(theirs, tmp_path / "run")
 
 

@@ -382,10 +382,10 @@ def test_whole_bytes(dtype, number, expected):
 
 
 def test_gather_step_is_refused_where_it_cannot_work():
-    with pytest.raises(UserError, match=r"gather step .* mesh.tensor is 2"):
+    with pytest.raises(UserError, match=r"gather step .*mesh.tensor .*2"):
         sharded_step("gpt", mesh_of(fsdp=4, tensor=2), gather="step")
     objective = dataclasses.replace(train.CAUSAL, whole_batch=True)
-    with pytest.raises(UserError, match=r"gather step .* whole batch"):
+    with pytest.raises(UserError, match=r"gather step .*batch"):
         train.make_sharded_step(
             models.create(GPT), objective, optax.sgd(0.1), mesh_of(fsdp=8), gather="step"
         )

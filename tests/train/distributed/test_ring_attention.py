@@ -254,7 +254,7 @@ def test_a_call_that_a_ring_cannot_divide_is_refused():
     mesh = sharding.make_mesh(train.MeshConfig(data=1, **odd.mesh))
     fused = FusedAttention("blocks", causal=False, window=None)
     on_ring = activations.shard_map_attention(functools.partial(fused.apply, {}), mesh)
-    with pytest.raises(ValueError, match=r"rows have 32 and 24 tokens, and mesh\.context 8 cuts"):
+    with pytest.raises(ValueError, match=r"32 and 24 tokens.*mesh\.context 8 "):
         on_ring(*arrays(24)[:3], segments=None, use_window=None)
 
 

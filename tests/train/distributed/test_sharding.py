@@ -141,7 +141,7 @@ def test_a_parameter_without_a_rule_is_refused():
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("head/kernel", (3, 4), mesh())
     # No pattern fits a part of a name only.
-    with pytest.raises(ValueError, match="matches 0 rules"):
+    with pytest.raises(ValueError, match="0 rules"):
         sharding.parameter_spec("other/final_norm/scale", (4,), mesh())
 
 
@@ -195,7 +195,7 @@ def test_mesh(sizes, shape):
     ],
 )
 def test_a_mesh_that_does_not_cover_all_devices_is_refused(sizes):
-    with pytest.raises(ValueError, match="do not multiply to the 8 devices: give sizes") as e:
+    with pytest.raises(ValueError, match="8 devices") as e:
         mesh(**sizes)
     for axis, size in sizes.items():
         if size != getattr(train.MeshConfig(), axis):
@@ -214,7 +214,7 @@ def test_batches(shape, part):
 
 def test_batches_that_cannot_be_divided_are_refused():
     sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
-    with pytest.raises(ValueError, match="batch_size 6 cannot be divided over 4 devices"):
+    with pytest.raises(ValueError, match=r"batch_size 6 .*4 devices"):
         sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)
     message = (
         "data.length 18 cannot be sharded over mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"

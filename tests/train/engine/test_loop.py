@@ -214,7 +214,7 @@ def test_keeps_the_newest_and_the_best(config, tmp_path, monkeypatch):
 def test_no_resume(config, tmp_path):
     go(config, tmp_path / "run", stop=6, resume=False)  # nothing to take up: begins
     before = lines(tmp_path / "run")
-    with pytest.raises(train.RunError, match=r"has checkpoints up to step 6: leave out --no-res"):
+    with pytest.raises(train.RunError, match=r"step 6: .*--no-res"):
         go(config, tmp_path / "run", resume=False)
     assert lines(tmp_path / "run") == before
     assert go(config, tmp_path / "run").finished
@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(
 
 
 def test_the_name_of_a_recipe_is_refused_as_a_configuration(tmp_path):
-    with pytest.raises(UserError, match=r"'quickstart' is not a TrainConfig: give one"):
+    with pytest.raises(UserError, match=r"'quickstart' .*TrainConfig"):
         inspect.unwrap(train.train)("quickstart", tmp_path / "run")  # without the check of types
     assert not (tmp_path / "run").exists()
 

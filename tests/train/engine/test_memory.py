@@ -126,7 +126,7 @@ def test_a_started_run_keeps_its_folder_and_its_batch_size(
     train.train(config, tmp_path / "run", quiet=True)
     available(100_000)
     monkeypatch.setattr(start, "check_state_fits", lambda *_, **__: None)
-    with pytest.raises(UserError, match=r"are available: choose execution\.remat full$"):
+    with pytest.raises(UserError, match=r"execution\.remat full$"):
         train.train(config, tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
 
@@ -154,7 +154,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
 )
 def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, told):
     config = dataclasses.replace(config, batch_size=batch_size)
-    with pytest.raises(UserError, match=f"{told} memory, and .* GB are available: raise micro_b"):
+    with pytest.raises(UserError, match=f"{told} .* GB .*micro_b"):
         train.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -179,7 +179,7 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
     available(8 * each)
     memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
     available(8 * each - 1)
-    with pytest.raises(UserError, match="parameters and optimizer state need"):
+    with pytest.raises(UserError, match="optimizer state"):
         memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
 
 

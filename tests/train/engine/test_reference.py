@@ -103,12 +103,12 @@ def test_a_checkpoint_without_frozen_parameters_is_refused(tmp_path, one_device)
     with Checkpoints(tmp_path, keep_last=1, keep_best=0) as checkpoints:
         checkpoints.save(dataclasses.replace(trainer.init(), frozen=None), {}, None)
         checkpoints.wait()
-        with pytest.raises(train.RunError, match=r"checkpoint 0 .* has no frozen parameters"):
+        with pytest.raises(train.RunError, match=r"checkpoint 0 .*frozen parameters"):
             checkpoints.restore(0, trainer.shapes)
 
 
 def test_a_state_without_frozen_parameters_is_refused(batches):
-    with pytest.raises(ValueError, match="the state has no frozen parameters"):
+    with pytest.raises(ValueError, match=r"state .*frozen parameters"):
         OBJECTIVE.apply(lambda *_, **__: None, {}, jax.tree.map(jnp.asarray, batches[0]))
 
 

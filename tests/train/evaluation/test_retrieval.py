@@ -120,7 +120,7 @@ def test_scores_in_tasks_of_mteb_are_those_of_sentence_transformers(folder, tmp_
 
 def test_a_missing_package_mteb_is_reported(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(data.UserError, match="mteb is not installed: pip install"):
+    with pytest.raises(data.UserError, match=r"mteb .*pip install"):
         train.MTEBEncoder(folder)
 
 
@@ -180,5 +180,5 @@ def test_bm25_is_its_formula():
     best = np.take_along_axis(scores, right, 1)
     np.testing.assert_allclose(found, best, atol=1e-5)
     assert (indices == np.where(best > 0, right, -1)).all()
-    with pytest.raises(data.UserError, match="at least one word"):
+    with pytest.raises(data.UserError, match="one word"):
         train.bm25(["a"], ["…"])

@@ -304,7 +304,7 @@ def test_rouge_by_hand():
 def test_without_rouge_the_other_scores_are_there(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert text_scores(["a"], ["a"]) == translation_scores(["a"], ["a"])
-    with pytest.raises(ValueError, match=r"rouge-score is not installed: pip install 'flaxzoo"):
+    with pytest.raises(ValueError, match=r"rouge-score .*pip install 'flaxzoo"):
         rouge_scores(["a"], ["a"])
 
 

@@ -112,7 +112,7 @@ def test_the_form_of_transformers(tmp_path, assert_close):
     batch = {name: jnp.asarray(x[LENGTHS > 0]) for name, x in BATCH.items()}
     _, terms = jax.jit(lambda params: objective.apply(model.apply, params, batch))(params)
     assert_close(terms["router_balance"], expected.aux_loss.detach().numpy())
-    with pytest.raises(UserError, match="micro_batches 2 each of its outputs must be floats"):
+    with pytest.raises(UserError, match=r"micro_batches 2 .*floats"):
         stepped(own, objective, num_micro_batches=2)
 
 
@@ -139,5 +139,5 @@ def test_a_model_without_experts_has_none():
 
 def test_an_objective_with_further_models_has_no_router_losses():
     objective = dataclasses.replace(train.CAUSAL, forward=lambda run, batch: run["model"]())
-    with pytest.raises(UserError, match=r"num_experts 4 .* without forward"):
+    with pytest.raises(UserError, match=r"num_experts 4 .*forward"):
         train.with_router(objective, CONFIG)

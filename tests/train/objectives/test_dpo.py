@@ -199,5 +199,5 @@ def test_validation_pairs_that_do_not_fit_are_refused_before_the_reference_score
         batch_size=1,
         steps=1,
     )
-    with pytest.raises(UserError, match=r"none of 1 pair .*data\.length"):
+    with pytest.raises(UserError, match=r"1 pair .*data\.length"):
         run_folder.prepare_run(config, tmp_path / "run", lambda line: None, Custom())

@@ -262,7 +262,7 @@ def test_gist_needs_a_guide():
 @pytest.mark.parametrize("objective", [train.CosineConfig(), train.ContrastiveConfig()])
 def test_scores_that_no_pair_can_reach_are_refused(objective):
     assert objective.of_data(KINDS["cosent"], is_default=False) is objective
-    with pytest.raises(UserError, match=rf"the score 5, and objective {objective.kind} needs"):
+    with pytest.raises(UserError, match=rf"score 5, .*{objective.kind} "):
         objective.of_data(examples(score=5), is_default=False)
 
 
@@ -297,6 +297,6 @@ def test_scores_that_look_like_classes_are_noted_and_a_margin_is_of_one_negative
     assert "bert-classify" in (train.CoSENTConfig().loss_note(given) or "")
     assert train.CoSENTConfig().loss_note(KINDS["cosent"]) is None
     margins = examples(negatives=["c", "d"], score=0.5)
-    with pytest.raises(UserError, match="2 negatives and a single score"):
+    with pytest.raises(UserError, match=r"2 negatives .*score"):
         train.MarginMSEConfig().of_data(margins, is_default=False)
     assert train.MarginMSEConfig().of_data(examples(negative="c", score=0.5), is_default=False)

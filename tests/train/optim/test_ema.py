@@ -90,7 +90,7 @@ def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys)
     _, exported = models.load(tmp_path / "exported")
     jax.tree.map(np.testing.assert_array_equal, exported, average)
     # An older run has none.
-    with pytest.raises(UserError, match="has no moving average"):
+    with pytest.raises(UserError, match="moving average"):
         models.load(tmp_path / "exported", ema=True)
 
 
@@ -108,7 +108,7 @@ def test_the_average_is_sharded_like_the_parameters():
 @pytest.mark.slow
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
     config = small_run(tmp_path, steps=1, best_metric="max:f1")
-    with pytest.raises(UserError, match=r"the metric of best_metric must be one of loss, .*'f1'"):
+    with pytest.raises(UserError, match=r"best_metric .*loss, .*'f1'"):
         train.train(config, tmp_path / "run", quiet=True)
-    with pytest.raises(UserError, match="best_metric must be min: or max:"):
+    with pytest.raises(UserError, match=r"best_metric .*min: .*max:"):
         dataclasses.replace(config, best_metric="f1")

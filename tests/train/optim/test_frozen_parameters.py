@@ -115,5 +115,5 @@ def test_a_pattern_that_matches_nothing_is_refused_with_similar_paths(pattern, h
 
 def test_a_model_without_trained_parameters_is_refused():
     tx = make_optimizer(dataclasses.replace(CONFIG, frozen=("layers", "[^l].*")), 10)
-    with pytest.raises(ValueError, match=r"optimizer.frozen layers \[\^l\].\* freezes every"):
+    with pytest.raises(ValueError, match=r"optimizer.frozen layers \[\^l\].\* .*every"):
         tx.init(PARAMS)

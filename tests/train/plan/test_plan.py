@@ -209,7 +209,7 @@ def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):
 @pytest.mark.slow
 def test_a_compiler_that_breaks_off_is_quoted(monkeypatch, train_config):
     monkeypatch.setattr(Topology, "environment", lambda self: {"JAX_PLATFORMS": "nothing"})
-    with pytest.raises(train.RunError, match="compiler for cpu:8 ended with status 1 and printed"):
+    with pytest.raises(train.RunError, match=r"cpu:8 .*status 1 "):
         plan.make_plan(train_config(), CPUS)
 
 

@@ -89,5 +89,5 @@ def test_text_to_text_begins_with_it_and_prints_all_scores(quickstart, tmp_path)
 
 def test_text_to_text_of_a_published_size():
     assert train.recipe("text-to-text", "bart-base").model.num_layers == 6
-    with pytest.raises(UserError, match="gpt has no head seq2seq_lm"):
+    with pytest.raises(UserError, match=r"gpt .*seq2seq_lm"):
         train.recipe("text-to-text", "gpt2")

@@ -59,7 +59,7 @@ def test_unknown_names_are_refused(change, message):
 
 def test_a_field_that_must_be_there_is_named():
     fields = {name: value for name, value in VALID.items() if name != "batch_size"}
-    with pytest.raises(UserError, match="the field batch_size is missing"):
+    with pytest.raises(UserError, match=r"batch_size .*missing"):
         from_dict(fields)
 
 

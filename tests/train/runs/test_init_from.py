@@ -65,7 +65,7 @@ def test_the_head_of_other_labels_is_new(tuned):
 
 def test_a_body_of_another_shape_is_refused(pretrained):
     source = train.open_run(pretrained)[0].model
-    with pytest.raises(train.RunError, match=r"token_embedding/embedding .* where this run has"):
+    with pytest.raises(train.RunError, match=r"token_embedding/embedding .*this run"):
         begun(pretrained, dataclasses.replace(source, vocab_size=source.vocab_size + 1))
 
 
@@ -93,7 +93,7 @@ def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
     too_long = dataclasses.replace(
         config, data=dataclasses.replace(config.data, length=40), epochs=1.0
     )
-    with pytest.raises(ValueError, match=r"data.length 40 exceeds model.max_length 32"):
+    with pytest.raises(ValueError, match=r"data.length 40 .*model.max_length 32"):
         train.train(too_long, place / "too long", quiet=True)
     assert not (place / "too long").exists()
 
@@ -102,10 +102,10 @@ def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
     unborn = place / "unborn"
     shutil.copytree(pretrained, unborn, ignore=shutil.ignore_patterns("checkpoints"))
     config = fine_tuning(place, "one", init_from=str(unborn))
-    with pytest.raises(FileNotFoundError, match="unborn has no checkpoint yet"):
+    with pytest.raises(FileNotFoundError, match=r"unborn .*checkpoint"):
         train.train(config, place / "from nothing", quiet=True)
     config = fine_tuning(place, "one", init_from=str(pretrained), init_step=3)
-    with pytest.raises(FileNotFoundError, match="no checkpoint of step 3: it has 4"):
+    with pytest.raises(FileNotFoundError, match=r"step 3: .* 4"):
         train.train(config, place / "from nothing", quiet=True)
     assert not (place / "from nothing").exists()
 
@@ -137,7 +137,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
     with pytest.raises(train.RunError, match=message):
         train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
     config = fine_tuning(place, "one", sample_prompt="the")
-    with pytest.raises(train.RunError, match=r"sample_prompt .* head sequence_classification"):
+    with pytest.raises(train.RunError, match=r"sample_prompt .*sequence_classification"):
         train.train(config, place / "prompt", quiet=True)
     assert not (place / "prompt").exists()
 
@@ -145,7 +145,7 @@ def test_a_prompt_that_would_fail_after_training(place, prompt, message):
 def test_an_encoder_decoder_has_no_head_for_labels(place):
     config = fine_tuning(place, "one")
     config = dataclasses.replace(config, model=models.EncoderDecoderConfig(**SIZES))
-    with pytest.raises(train.RunError, match="transformer has no head for"):
+    with pytest.raises(train.RunError, match=r"transformer .*head"):
         train.train(config, place / "gpt", quiet=True)
 
 

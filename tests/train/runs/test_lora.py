@@ -109,7 +109,7 @@ def test_both_folders_may_move_and_a_base_that_is_gone_or_has_changed_is_named(r
     params = next((tmp_path / "base/checkpoints/4/params").rglob("manifest.ocdbt"))
     params.write_bytes(params.read_bytes() + b"0")
     named = "has adapters of step 4 of /nowhere/base"
-    with pytest.raises(ValueError, match=f"{named}, whose parameters have changed since"):
+    with pytest.raises(ValueError, match=f"{named}, .*changed"):
         models.load(tmp_path / "run")
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match=f"{named}"):
@@ -133,9 +133,9 @@ def test_its_adapters_are_exported_and_imported_and_its_checkpoints_averaged(run
     for path, x in ours.items():  # the frozen ones of the run were rounded to bfloat16
         np.testing.assert_allclose(imported[path], x, rtol=2**-8, atol=1e-3, err_msg=path)
     assert models.load(tmp_path / "imported")[0].config.labels == ("LABEL_0", "LABEL_1")
-    with pytest.raises(ValueError, match="is an adapter of peft: make a run of it"):
+    with pytest.raises(ValueError, match="adapter of peft"):
         train.open_run(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="trained no adapters"):
+    with pytest.raises(ValueError, match="no adapters"):
         train.export_model(folder / "base", tmp_path / "other", form="peft")
     train.average_checkpoints(folder / "run", tmp_path / "averaged", last=2)
     both = [leaves(folder / "run", step=step) for step in (2, 4)]

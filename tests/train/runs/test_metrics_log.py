@@ -73,7 +73,7 @@ def test_weights_and_biases_is_told_too(tmp_path, monkeypatch):
 
 def test_weights_and_biases_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"wandb_project 'zoo' needs .*pip install 'flaxzoo\[wan"):
+    with pytest.raises(ValueError, match=r"wandb_project 'zoo' .*pip install 'flaxzoo\[wan"):
         MetricsLog(tmp_path, first_step=0, wandb_project="zoo")
 
 

@@ -69,6 +69,6 @@ def test_a_shard_that_is_gone_ends_a_run_before_it_begins(configs, tmp_path):
     next(rows.rglob("train.array_record")).unlink()
     asked = dataclasses.replace(configs[1].data, source=f"prepared:{rows}")
     config = dataclasses.replace(configs[1], data=asked)
-    with pytest.raises(data.DataError, match=r"train\.array_record is missing"):
+    with pytest.raises(data.DataError, match=r"train\.array_record .*missing"):
         train.train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

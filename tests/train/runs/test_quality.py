@@ -93,11 +93,11 @@ def test_a_run_that_does_not_select_is_refused(place):
     shutil.copytree(place / "quality", place / "other")
     named["model"]["labels"] = ["web"]
     (place / "other" / "config.json").write_text(json.dumps(named))
-    with pytest.raises(train.RunError, match="other has the labels web"):
+    with pytest.raises(train.RunError, match=r"other .*labels web"):
         train.QualityClassifier(str(place / "other"))(["a"])
     named["train"]["data"]["target"] = "regression"
     (place / "other" / "config.json").write_text(json.dumps(named))
-    with pytest.raises(train.RunError, match="other does not classify"):
+    with pytest.raises(train.RunError, match=r"other .*classify"):
         train.QualityClassifier(str(place / "other"))(["a"])
-    with pytest.raises(data.UserError, match=r"threshold must .* got 2\.0"):
+    with pytest.raises(data.UserError, match=r"threshold .*got 2\.0"):
         train.QualityClassifier(str(place / "quality"), threshold=2.0)

@@ -113,7 +113,7 @@ def test_micro_batches_on_one_device_equal_eight_devices(published, tmp_path, lo
 
 
 def test_settings_of_another_loss_are_refused():
-    with pytest.raises(data.UserError, match=r"sigma 2\.0 is for the loss lambda or rank_net"):
+    with pytest.raises(data.UserError, match=r"sigma 2\.0 .*lambda .*rank_net"):
         dataclasses.replace(config_of(None), objective=train.RerankConfig(sigma=2.0))
 
 

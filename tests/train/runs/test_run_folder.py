@@ -146,14 +146,14 @@ def test_load_gives_the_model_that_was_trained(ended, monkeypatch, tmp_path):
 
 def test_load_names_what_is_missing(config, ended, tmp_path):
     _, run = ended
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 3: it has 2, 4"):
+    with pytest.raises(FileNotFoundError, match=r"step 3: .* 2, 4"):
         models.load(run, step=3)
-    with pytest.raises(FileNotFoundError, match=r"nothing does not exist: give a run folder"):
+    with pytest.raises(FileNotFoundError, match=r"nothing .*exist"):
         models.load(tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"has no config\.json: give a run folder"):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         models.load(tmp_path)
     create_folder(prepare_run(config, tmp_path / "begun", say))
-    with pytest.raises(FileNotFoundError, match=r"begun has no checkpoint yet"):
+    with pytest.raises(FileNotFoundError, match=r"begun .*checkpoint"):
         models.load(tmp_path / "begun")
 
 
@@ -223,7 +223,7 @@ def test_another_text_is_refused(config, tmp_path, trained):
     else:
         create_folder(prepare_run(config, tmp_path / "run", say))
     write_text(tmp_path / "text.txt", seed=1)
-    with pytest.raises(train.RunError, match=r"text\.txt#block have changed since .*run"):
+    with pytest.raises(train.RunError, match=r"text\.txt#block .*changed"):
         train.train(config, tmp_path / "run", quiet=True)
     write_text(tmp_path / "text.txt")
     assert train.train(config, tmp_path / "run", quiet=True).finished
@@ -233,7 +233,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for workdir in (tmp_path / "mine", tmp_path / "text.txt"):
-        with pytest.raises(train.RunError, match="exists and is not a run folder: give another"):
+        with pytest.raises(train.RunError, match=r"exists .*run folder"):
             train.train(config, workdir, quiet=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     (tmp_path / "empty").mkdir()
@@ -261,7 +261,7 @@ def test_what_cannot_be_trained_leaves_nothing_behind(config, tmp_path, changes,
 
 
 def test_separate_layers_are_not_for_training(config):
-    with pytest.raises(ValueError, match=r"execution\.layers separate is for decoding"):
+    with pytest.raises(ValueError, match=r"execution\.layers separate "):
         replaced(config, execution__layers="separate")
 
 

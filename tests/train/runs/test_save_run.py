@@ -101,7 +101,7 @@ def test_a_run_is_initialized_from_it_and_cannot_resume_it(gpt, tmp_path, train_
     plan = prepare_run(config, tmp_path / "next", lambda line: None).init_from
     assert plan is not None
     assert len(plan.copied) == len(jax.tree.leaves(gpt[1]))
-    with pytest.raises(train.RunError, match="a model saved from Python"):
+    with pytest.raises(train.RunError, match="saved from Python"):
         train.train(config, tmp_path / "mine")
 
 
@@ -204,7 +204,7 @@ def test_parameters_that_do_not_fit_are_named(gpt, tmp_path, change, message):
 def test_parameters_that_are_not_finite_are_refused(gpt, tmp_path):
     model, params, tokenizer = gpt
     bad = params | {"token_embedding": {"embedding": np.full((290, 16), np.nan, np.float32)}}
-    with pytest.raises(UserError, match=r"NaN or infinity in 1 of .* token_embedding/embedding"):
+    with pytest.raises(UserError, match=r"NaN .*1 .*token_embedding/embedding"):
         train.save_run(tmp_path / "mine", model, bad, tokenizer)
     assert not any(tmp_path.iterdir())
 
@@ -226,12 +226,12 @@ def test_layers_for_decoding_are_refused(gpt, tmp_path):
 @pytest.mark.slow
 def test_a_tokenizer_of_another_size_is_refused(gpt, wordpiece, tmp_path):
     small = made(models.GPTConfig(vocab_size=48, **SIZES))
-    with pytest.raises(UserError, match="290 tokens, more than the 48 of its model"):
+    with pytest.raises(UserError, match=r"290 tokens.* 48 "):
         train.save_run(tmp_path / "mine", *small, gpt[2])
-    with pytest.raises(UserError, match="290 tokens, more than the 48 of its model"):
+    with pytest.raises(UserError, match=r"290 tokens.* 48 "):
         models.save(tmp_path / "mine", *small, gpt[2])
 
 
 def test_data_of_another_head_are_refused(gpt, place, tmp_path):
-    with pytest.raises(train.RunError, match="head sequence_classification, not causal_lm"):
+    with pytest.raises(train.RunError, match=r"sequence_classification, .*causal_lm"):
         train.save_run(tmp_path / "mine", *gpt, data=fine_tuning(place, "one").data)

@@ -126,5 +126,5 @@ def test_micro_batches_on_one_device_equal_eight_devices_and_weights_grow(publis
 
 
 def test_settings_of_dense_vectors_are_refused():
-    with pytest.raises(data.UserError, match="pooling is for dense vectors"):
+    with pytest.raises(data.UserError, match=r"pooling .*dense"):
         train.SpladeConfig(pooling=("cls",))

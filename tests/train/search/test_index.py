@@ -94,14 +94,14 @@ def test_another_model_and_damage_are_refused(tmp_path, folder, index, capsys):
     assert main(["search", str(moved), "cat", "--run", str(tmp_path / "gone")]) == 2
     assert "name its folder with --run" in capsys.readouterr().err
     (moved / "texts.jsonl").write_text("{}\n")
-    with pytest.raises(data.UserError, match=r"is damaged .texts.jsonl does not have 30 texts"):
+    with pytest.raises(data.UserError, match=r"damaged .texts.jsonl .*30 texts"):
         train.SearchIndex.open(moved)
     (moved / "vectors.npy").write_bytes(b"x")
-    with pytest.raises(data.UserError, match=r"is damaged .* build the index again"):
+    with pytest.raises(data.UserError, match=r"damaged .*index"):
         train.SearchIndex.open(moved)
-    with pytest.raises(FileNotFoundError, match="other/x is not an index"):
+    with pytest.raises(FileNotFoundError, match=r"other/x .*index"):
         train.SearchIndex.open(other / "x")
-    with pytest.raises(data.UserError, match="is not an index"):
+    with pytest.raises(data.UserError, match="not an index"):
         train.SearchIndex.open(other)
 
 
@@ -111,9 +111,9 @@ def test_candidates_without_a_reranker_are_refused(index, capsys):
 
 
 def test_a_folder_appears_complete_or_not_at_all(tmp_path, folder, monkeypatch):
-    with pytest.raises(data.UserError, match="exists and is not an empty folder"):
+    with pytest.raises(data.UserError, match=r"exists .*empty"):
         train.SearchIndex.build(TEXTS, folder, folder, log=lambda _: None)
-    with pytest.raises(data.UserError, match="documents must not be empty"):
+    with pytest.raises(data.UserError, match=r"documents .*empty"):
         train.SearchIndex.build([], tmp_path / "index", folder)
     monkeypatch.setattr(np.lib.format, "open_memmap", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

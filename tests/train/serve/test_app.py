@@ -220,12 +220,12 @@ def test_a_key_is_required():
 def test_an_address_of_other_machines_needs_a_key(tmp_path, monkeypatch):
     monkeypatch.delenv("FLAXZOO_API_KEY", raising=False)
     assert Address().key() is None
-    with pytest.raises(UserError, match=r"host '0\.0\.0\.0' .* needs a key"):
+    with pytest.raises(UserError, match=r"host '0\.0\.0\.0' .*key"):
         Address("0.0.0.0").key()
     (tmp_path / "key").write_text("secret\n")
     assert Address("0.0.0.0", api_key_file=tmp_path / "key").key() == "secret"
     monkeypatch.setenv("FLAXZOO_API_KEY", "")
-    with pytest.raises(UserError, match="must be printable ASCII"):
+    with pytest.raises(UserError, match="printable ASCII"):
         Address().key()
 
 

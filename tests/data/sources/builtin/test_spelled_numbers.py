@@ -54,5 +54,5 @@ def test_language_that_is_unfinished(monkeypatch):
             raise TypeError("no such thing")
 
     monkeypatch.setitem(num2words.CONVERTER_CLASSES, "zz", Broken())
-    with pytest.raises(DataError, match=r"num2words cannot spell 7 in 'zz' \(TypeError\): choose"):
+    with pytest.raises(DataError, match=r"num2words .*7 .*'zz' \(TypeError\)"):
         spell(7, "zz")

@@ -82,10 +82,10 @@ def test_the_oldest_exchanges_fall_out_and_the_instructions_stay(scripted):
     prompt = chat.prompt("now")
     assert prompt.startswith("Rule.\nuser: 3333")  # two exchanges and an answer fill the window
     assert prompt.endswith("user: now\nbot:")
-    with pytest.raises(data.UserError, match=r"the message and the instructions have .* tokens"):
+    with pytest.raises(data.UserError, match=r"instructions .*tokens"):
         chat.reply("x" * 160)
     assert len(chat.turns) == 10
-    with pytest.raises(data.UserError, match="the message is empty"):
+    with pytest.raises(data.UserError, match="empty"):
         chat.reply("  ")
 
 
@@ -111,7 +111,7 @@ def test_transcripts_say_who_wrote_what_and_are_taken_up(scripted, tmp_path):
     other.load(tmp_path / "t.jsonl")
     assert other.prompt("Twice?") == chat.prompt("Twice?")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(data.UserError, match=r"bad.jsonl line 1 has the fields text"):
+    with pytest.raises(data.UserError, match=r"bad.jsonl line 1 .*text"):
         other.load(tmp_path / "bad.jsonl")
 
 

@@ -209,7 +209,7 @@ def test_bad_requests_are_refused(scorer, request_, message):
 
 def test_a_model_that_sees_later_tokens_is_refused():
     model = models.create(models.GPTConfig(**SIZES, causal=False))
-    with pytest.raises(UserError, match="sees later tokens"):
+    with pytest.raises(UserError, match="later tokens"):
         models.ContinuationScorer(model, {}, Numbers()).score([([2], [3])])
 
 

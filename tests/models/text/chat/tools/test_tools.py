@@ -72,9 +72,9 @@ def test_search_finds_paragraphs_and_never_leaves_its_folder(tmp_path):
     assert tool({"query": "keys"}).startswith("sub/b.txt: ") or os.sep != "/"
     assert tool({"query": "secret password"}) == "nothing found"
     assert tool({"query": "../../secret.txt"}) == "nothing found"
-    with pytest.raises(data.UserError, match="is not a folder"):
+    with pytest.raises(data.UserError, match="not a folder"):
         named_tool("search:/no/such")
-    with pytest.raises(data.UserError, match="there is no tool 'calculator'"):
+    with pytest.raises(data.UserError, match="tool 'calculator'"):
         named_tool("calculator")
 
 
@@ -101,7 +101,7 @@ def test_search_reads_all_files_or_says_which_it_left_out(tmp_path, monkeypatch)
         named_tool(f"search:{folder}")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in (tmp_path / "loop", "~nobody-has-this-name/docs"):
-        with pytest.raises(data.UserError, match="is not a folder"):
+        with pytest.raises(data.UserError, match="not a folder"):
             named_tool(f"search:{name}")
 
 
@@ -221,11 +221,11 @@ def test_a_program_computes_and_writes_in_its_own_folder():
 
 def test_a_program_does_not_run_where_it_cannot_be_confined(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(data.UserError, match="cannot be confined on darwin"):
+    with pytest.raises(data.UserError, match=r"confined .*darwin"):
         sandbox.run_python("print(1)")
     monkeypatch.undo()
     monkeypatch.setattr(sandbox, "_folders_of_python", lambda: ["/no/such/folder"])
-    with pytest.raises(data.UserError, match="cannot be confined on this machine, and did not run"):
+    with pytest.raises(data.UserError, match=r"confined .*machine"):
         sandbox.run_python("print(1)")
 
 
@@ -394,6 +394,6 @@ def test_calls_in_the_form_of_hermes(scripted, tmp_path):
 
 
 def test_a_template_without_a_form_of_calls_is_refused(scripted):
-    with pytest.raises(data.UserError, match="format of tool calls"):
+    with pytest.raises(data.UserError, match="tool calls"):
         scripted(template=data.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
     assert CallForm.of(data.ChatTemplate("x <tool_call>")).name == "hermes"
