@@ -70,6 +70,7 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
     if isinstance(checksums, str):
         return checksums
     names = [name for name in checksums if name.startswith(f"{part}/" if part else "")]
+    # A file without a checksum cannot be checked, so it counts as damage.
     unlisted = sorted({*_files(checkpoint, part)} - {*names})
     if unlisted:
         return f"{CHECKSUMS_FILE} lacks {unlisted[0]}"
@@ -84,6 +85,7 @@ def _read(checkpoint: Path) -> Checksums | str:
     file = path_inside(checkpoint, CHECKSUMS_FILE)
     if file is None or not file.is_file():
         return f"{CHECKSUMS_FILE} is missing"
+    # A damaged file may have any size: do not read it if it could fill the memory.
     if file.stat().st_size > LARGEST:
         return f"{CHECKSUMS_FILE} has more than {LARGEST:,} bytes"
     try:

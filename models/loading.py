@@ -256,6 +256,7 @@ def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
     config = model_config(folder)
     model = create(config)
     lora = adapters_of(fields, config, folder)
+    # The checkpoint has only the trained parameters, so the base is not read.
     shapes = _trained_shapes(lora, by_path(target_shapes(model)))
 
     def read(step: int | None) -> Params:

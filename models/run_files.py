@@ -64,6 +64,7 @@ def read_fields(folder: str | Path) -> JsonObject:
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
+        # A PEFT folder has only the adapter, and its base has the config.json.
         if is_peft_folder(Path(folder)):
             raise UserError(
                 f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "

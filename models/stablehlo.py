@@ -49,6 +49,7 @@ def input_names(config: TransformerConfig) -> list[str]:
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of the inputs; each letter is a symbolic size."""
     head = HEADS[config.head]
+    # The letters: b sequences, c choices, t tokens, u target tokens.
     shape = "bct" if head.takes_choices else "bt"
     shapes = {"input_ids": shape, "attention_mask": shape}
     if config.num_token_types:

@@ -142,6 +142,7 @@ class LoRA:
         for m in self.maps:
             leading = () if m.layers is None else (m.layers,)
             limit = 1 / math.sqrt(math.prod(m.inputs))
+            # The key depends on the path alone, so a further target changes no other adapter.
             key = jax.random.fold_in(rng, zlib.crc32(m.path.encode()))
             shape = *leading, *m.inputs, self.config.rank
             flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
@@ -235,7 +236,7 @@ class LoRA:
 
         def apply(variables: PyTree, *args: object, **kwargs: Any) -> object:
             params, rng = variables["params"], kwargs.get("rng")
-            # The keys of dropout reach the maps as variables beside the factors.
+            # Dropout keys reach the maps as variables, like the factors.
             if rate and rng is not None:
                 params = join_params(params, self._keys_of_maps(params, rng))
             with nn.intercept_methods(add):
@@ -251,6 +252,7 @@ class LoRA:
                 continue
             keys = fold_in(rng, zlib.crc32(m.path.encode()))
             if m.layers is not None:
+                # Each layer of a stack needs separate keys: [B] to [L, B].
                 keys = jax.vmap(fold_in, in_axes=(None, 0))(keys, jnp.arange(m.layers))
             flat[f"{m.path}/{KEYS}"] = keys
         return nested(flat)
@@ -295,10 +297,11 @@ def without_adapters(params: Params) -> Params:
 
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
-    """Returns the paths in which a pattern matches whole parts, in order."""
+    """Returns the paths whose parts match a pattern, in order."""
     paths, matches = list(paths), set[str]()
     for pattern in patterns:
         try:
+            # `query` matches `layers/attention/query`, but not `attention/query_norm`.
             parts = re.compile(rf"(.+/)?({pattern})(/.+)?")
         except re.error as error:
             raise UserError(f"{field} {pattern!r} is not a regular expression ({error})") from None

@@ -165,6 +165,7 @@ class PeftAdapter:
 
     def _with_head(self, base: TransformerConfig) -> TransformerConfig:
         """Returns a base's configuration with the head of the adapter's task."""
+        # A task with labels gives the model a new head; other tasks keep the base's head.
         heads = (h for h, x in HEADS.items() if x.peft_task == self.fields.task_type)
         head = next(heads, base.head)
         if not HEADS[head].needs_labels or head == base.head:
@@ -278,6 +279,7 @@ class PeftAdapter:
                     f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
                     "the base that the adapter was trained on, with as many tokens"
                 )
+            # New values replace the tensor or some of its rows; products are added to it.
             if tensor is None or edit.kind == "tensor":
                 tensor = change
             elif edit.kind == "rows":
@@ -345,6 +347,7 @@ class PeftAdapter:
         tied = names | {ignored.hf for ignored in mapping.ignored}
         grouped = {self._written(name) for group in shared for name in group}
         edits = {name: x for name, x in self.edits.items() if name not in grouped}
+        # Combine the edits of all modules that share a tensor in the base.
         for group in shared:
             by_name = zip(group, self._by_module(group), strict=True)
             edits |= {name: own for name, own in by_name if own and name in names}
@@ -428,6 +431,7 @@ def module_mapping(config: TransformerConfig) -> TensorMapping:
         mapping,
         rules=tuple(dataclasses.replace(rule, hf=renamed(rule.hf)) for rule in mapping.rules),
         ignored=tuple(dataclasses.replace(x, hf=renamed(x.hf)) for x in mapping.ignored),
+        # Tensors are also found under their names in files.
         legacy_names=(*mapping.legacy_names, *((module, old) for old, module in MODULES)),
     )
 

@@ -90,6 +90,7 @@ def save_adapter(
             f"{min(unknown)} is trained and transformers has no such tensor: export the model in "
             "another form"
         )
+    # Collect the factors of adapted maps, and the parameters that were fully trained.
     adapters = [
         adapter for rule in mapping.rules if (adapter := _adapter_of(rule, flat, maps)) is not None
     ]
@@ -255,6 +256,7 @@ def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
 def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
     """Raises WeightsError if peft cannot save the fully trained parameters."""
     tied = {ignored.same_as for ignored in mapping.ignored}
+    # Group the parameters by module, because peft saves a module as a whole.
     modules: dict[str, set[str]] = {}
     for rule in mapping.rules:
         modules.setdefault(rule.hf.rpartition(".")[0], set()).update(rule.flax)

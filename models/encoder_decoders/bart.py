@@ -89,6 +89,7 @@ class BartConfig(EncoderDecoderConfig):
             self.tie_output and not self.output_bias,
             f"head {self.head!r} writes no tokens: leave output_bias and tie_output out",
         )
+        # The other heads need these tokens to derive a target, and to find the source's end.
         for name in ("start_id", "end_id"):
             require(
                 getattr(self, name) < self.vocab_size,

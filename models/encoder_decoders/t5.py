@@ -71,7 +71,7 @@ class T5Config(TransformerConfig):
     positions: PositionKind = "buckets"
     """The kind of positions; a T5 supports only buckets."""
     position_distance: Size | None = 128
-    """Distance from which all tokens share a bucket."""
+    """The smallest distance of the last bucket, which all larger distances share."""
     num_decoder_layers: Depth | None = None
     """Number of layers of the decoder, if not `num_layers`."""
     tie_output: bool = True

@@ -280,6 +280,7 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
             causal=self.causal,
             init_std=c.embedding_init_std,
         )
+        # Before the layers: add the positions, normalize (BART only), and apply dropout.
         x = positions.at_input(x)
         context = dataclasses.replace(context, positions=positions)
         if c.embedding_norm:
@@ -320,6 +321,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         def table(size: int) -> Embedding:
             return Embedding(size, c.d_model, c.embedding_init_std, e)
 
+        # A table for the target; the source and the output share it or have a separate one.
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:
             self.source_embedding = table(c.source_vocab_size or c.vocab_size)

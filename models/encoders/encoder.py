@@ -423,6 +423,7 @@ class Encoder(nn.Module):
         if c.num_token_types > 0:
             types = Embedding(c.num_token_types, width, execution=e, name="token_type_embedding")
             x += types(np.zeros((1, 1), np.int32) if token_type_ids is None else token_type_ids)
+        # Map narrow embeddings [B, T, W] to [B, T, D], before or after norm and dropout.
         if c.projects_before_norm:
             x = self._to_width(x)
         x = LayerNorm(c, e, name="embedding_norm")(x)
@@ -444,6 +445,7 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B D"] | None:
         """Returns the pooled vector that the head reads, or None without a pooler."""
         c, e = self.config, self.execution
+        # Heads with a transform, and all modes except cls, pool hidden states without a pooler.
         reads_tokens = c.head_transform and c.head_spec.needs_pooler and c.head != "none"
         if c.pooling != "cls" or reads_tokens:
             # Without a mask every token is real.

@@ -159,6 +159,7 @@ def _with_nearest(name: str, known: Collection[str]) -> str:
 def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> JsonObject:
     """Returns all fields under their full dotted names, with nesting and aliases resolved."""
     names = {field.hf for field in mapping.fields} | mapping.ignored | set(mapping.aliases)
+    # A known name with a dot is a field of a nested object.
     parents = {name.split(".")[0] for name in names if "." in name}
     parents |= {alias for alias, name in mapping.aliases.items() if name in parents}
     written: list[tuple[str, JsonValue]] = []
@@ -292,7 +293,7 @@ def check_exportable(
 
     Args:
       config: The configuration to export.
-      allowed: The values that the family supports, by setting; an empty tuple stands for all.
+      allowed: The values that the family supports, by setting; an empty tuple allows every value.
       family: Its name, for messages.
 
     Raises:
@@ -305,6 +306,7 @@ def check_exportable(
         "d_v": (None, config.head_dim),
         **allowed,
     }
+    # An empty tuple of choices allows every value.
     differing = {
         f"{name} {value!r}": choices
         for name, choices in own.items()
@@ -326,6 +328,7 @@ def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
     """
     number = hf_config.get("num_labels", 2)
     names = hf_config.get("id2label")
+    # Without names, transformers numbers the labels.
     if not names and isinstance(number, int) and not isinstance(number, bool):
         return tuple(f"LABEL_{i}" for i in range(number))
     if not isinstance(names, dict) or {str(key) for key in names} != {

@@ -210,6 +210,7 @@ def _read(
         if ragged or not causal or not isinstance(pad, int) or pad in ends:
             return given
         return [[token for token in row if token != pad] for row in given]
+    # A given mask decides which tokens are padding.
     mask = _plain(attention_mask)
     rows = mask if isinstance(mask, list) else []
     lengths = [len(row) if isinstance(row, list) else None for row in rows]
@@ -255,6 +256,7 @@ def _sample(
         num_rows=len(prompts),
         scored=False,
     )
+    # Stop a text at its end token; the batch continues with the other texts.
     for new in batch:
         written[new.text] += new.tokens
         if request.end(new.tokens) is not None:

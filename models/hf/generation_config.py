@@ -173,6 +173,7 @@ def _token_settings(fields: HFSettings, causal: bool) -> Settings:
             f"forced_bos_token_id {first} is not supported with a model that continues prompts: "
             "put it into the prompts"
         )
+    # If no start token is stated, a decoder begins with `bos_token_id`.
     start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
     start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
     if start is None and not causal:
@@ -300,6 +301,7 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
     number: Any = fields.get("max_new_tokens")
     if number is not None:
         return number
+    # `max_length` includes the prompt. Its default is limited by the model's positions.
     default = NEW_TOKENS + prompt_length
     total: Any = fields.get("max_length", min(default, longest or default))
     if total <= prompt_length:
@@ -335,6 +337,7 @@ def _banned(fields: HFSettings, eos_ids: Sequence[int]) -> tuple[tuple[int, ...]
             f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "
             "tokens' ids"
         )
+    # A suppressed token is a banned sequence of one token.
     tokens = _ids(fields.get("suppress_tokens", []))
     if tokens is None or set(eos_ids) & set(tokens):
         raise UserError(

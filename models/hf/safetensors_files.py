@@ -100,6 +100,7 @@ class _File:
                 f"{name} in {self.path} holds {entry['dtype']}, which is not read: only {known}"
             )
         dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
+        # The offsets of a tensor count from the end of the header.
         content = memoryview(self.memory)[self._start + start : self._start + end]
         return np.frombuffer(content, dtype).reshape(entry["shape"])
 

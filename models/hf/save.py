@@ -225,6 +225,7 @@ def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) ->
         "pad_token_id": special.pad,
     }
     if translates:
+        # A decoder starts and ends with tokens of the target's vocabulary.
         target = tokenizer.target.special_ids
         ids |= {"decoder_start_token_id": target.bos, "eos_token_id": target.eos}
     if generates and ids["pad_token_id"] is None:

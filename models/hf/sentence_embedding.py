@@ -277,6 +277,7 @@ def _read_dense(folder: Path) -> Dense:
         raise WeightsError(
             f"{folder / WHOLE} has {', '.join(names)}: only linear.weight, and linear.bias"
         )
+    # torch stores the matrix as [outputs, inputs].
     kernel = np.array(tensors.read("linear.weight").T, np.float32)
     bias = np.array(tensors.read("linear.bias"), np.float32) if "linear.bias" in names else None
     return Dense(kernel, bias, activation)
@@ -314,6 +315,7 @@ def write_embedding_settings(
     else:  # an order that only version 6 can express
         pooled["pooling_mode"] = list(settings.pooling)
     pooled["include_prompt"] = settings.pool_prompt
+    # The first of these modules is the pooling (None here), and the layers follow.
     for path, layer in zip(paths[1:], (None, *settings.layers), strict=True):
         (folder / path).mkdir()
         if layer is None:

@@ -69,7 +69,7 @@ class SparseSettings:
     """The length, the lowercasing and the prompts of texts; its pooling and layers are not used."""
 
     def __call__(self, greatest: Float[Array, "B V"]) -> Float[Array, "B V"]:
-        """Returns the weights, given the greatest logit of each token over all positions."""
+        """Returns the weights, given the maximum logit of each token over all positions."""
         weights = jnp.log1p(jax.nn.relu(greatest))
         return weights if self.activation == "relu" else jnp.log1p(weights)
 

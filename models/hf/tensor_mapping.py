@@ -407,6 +407,7 @@ def _check_ignored(
     """Yields the names of ignored tensors, and records those that are not redundant."""
     names = tensors.shapes().keys()
     for ignored in mapping.ignored:
+        # A file of the body alone omits the prefix.
         bare = ignored.hf.removeprefix(mapping.prefix)
         patterns = bare, mapping.prefix + bare
         for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
@@ -471,6 +472,7 @@ class _Mismatches:
                 if layers:
                     first, past = min(layers), max(layers) + 1
                     candidates.append((past, first) if more else (first, past))
+        # A field with the expected size is the suspect, as the files have another size.
         for there, expected in candidates:
             names = [
                 name for name, value in stored.items() if value is not True and value == expected
@@ -590,6 +592,7 @@ def export_tensors(
 
     for rule in mapping.rules:
         yield from rule_tensors(rule, params)
+    # Some redundant tensors must be in the files, because transformers expects them.
     for ignored in mapping.ignored:
         if ignored.exported and ignored.value is not None:
             yield ExportedTensor(ignored.hf, ignored.value().shape, ignored.value)
@@ -601,6 +604,7 @@ def rule_tensors(
     """Yields the tensors of a rule, given the parameters by their paths."""
 
     def make(index: tuple[int, ...]) -> np.ndarray:
+        # Copy one layer, or one expert of a layer, from the device at a time.
         arrays = [np.asarray(params[path][index]) for path in rule.flax]
         return np.ascontiguousarray(rule.layout.join(arrays))
 

@@ -87,6 +87,7 @@ class LectureOptions(_Base):
             f"positions_at {self.positions_at!r} does not suit positions {kind!r}, which are not "
             "added to anything: leave positions_at out",
         )
+        # A vector of size D is cut into heads, so all keys, and all values, must have D dimensions.
         sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
         require(
             self.positions_at != "projections" or sizes == {self.d_model},
@@ -99,6 +100,7 @@ class LectureOptions(_Base):
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
         )
+        # Only the kind "table" has given vectors, one for each position.
         rows = self.max_length * self.position_dim if kind == "table" else 0
         given = len(self.position_table or ())
         require(

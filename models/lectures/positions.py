@@ -50,6 +50,7 @@ def clipped_distances(
     """
     distance = key_positions[:, None, :] - query_positions[:, :, None]
     latest = 0 if causal else farthest
+    # Shift the distances -k … k, or -k … 0 if causal, to indices from 0.
     place = jnp.clip(distance, -farthest, latest) + farthest
     return jax.nn.one_hot(place, farthest + latest + 1)
 
@@ -133,6 +134,7 @@ def make_lecture_positions(
     init_std: float = 0.02,
 ) -> LecturePositions:
     """Returns the positions of tokens, of any kind; see `make_positions` for the arguments."""
+    # These distances enter the scores and the values of every layer.
     if config.positions == "relative":
         queries, keys, written = query_and_key_positions(position_ids, length, cache)
         farthest = config.position_distance or 16

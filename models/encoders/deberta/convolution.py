@@ -55,6 +55,7 @@ class Convolution(nn.Module):
         # Each diagonal of the mask says whether tokens see the token at one offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
+        # For each offset, shift the tokens by it, and set tokens that are not seen to 0.
         taps: list[Array] = []
         for offset in range(-half, half + 1):
             seen = jnp.diagonal(visible, offset, axis1=1, axis2=2)  # [B, T - |offset|]

@@ -128,9 +128,11 @@ def make_distance_positions(
     table = Embedding(2 * rows, c.d_model, execution=e, name="distance_embedding").embedding
     if c.norm_distances:
         table = LayerNorm(c, e, name="distance_norm")(table)
+    # Query minus key, from -(T - 1) to T - 1; each distance selects a row of the table.
     distance = jnp.arange(1 - length, length)
     if c.position_buckets is not None:
         distance = logarithmic_buckets(distance, c.position_buckets, c.farthest)
+    # Distance 0 is in the middle of the table, and far distances share its first and last row.
     row = jnp.clip(distance + rows, 0, 2 * rows - 1)
     return DistancePositions(**vars(shared), distances=table.astype(e.dtype)[row])
 
@@ -146,6 +148,7 @@ class DisentangledAttention(MultiHeadAttention):
         c = self.config
         maps = {name: self._map(name) for name in ("query", "key", "value")}
         positions = cast(DistancePositions, context.positions)
+        # Project the vectors of distances as keys (c2p) and queries (p2c): [R, D] to [R, N, H].
         projected: dict[str, Array] = {}
         for term in c.distance_terms:
             name, vectors = PROJECTIONS[term], positions.distances

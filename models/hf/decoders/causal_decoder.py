@@ -270,6 +270,7 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
             )
         return
     if windowed is None:
+        # Files without `layer_types` state the first layer with a window.
         windowed = [i >= first for i in range(num_layers)]
     set_windows(settings, window, windowed, source)
 

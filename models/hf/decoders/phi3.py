@@ -15,6 +15,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the trained length, a separate field, and older names of the scaling."""
     del settings, source
     length = fields.pop("original_max_position_embeddings", 4096)
+    # Older files name the scaling "su" or "yarn"; the trained length is a separate field.
     for name in ("rope_scaling", "rope_parameters"):
         given = fields.get(name)
         if not isinstance(given, dict):

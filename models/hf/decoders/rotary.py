@@ -76,6 +76,7 @@ def take_windowed_base(
       WeightsError: The windowed layers have another kind of rotation, or fields contradict.
     """
     given = fields.get("rope_parameters")
+    # Newer files have one object for each kind of layer.
     if isinstance(given, dict) and given.keys() & KINDS_OF_LAYERS:
         if unknown := sorted(given.keys() - KINDS_OF_LAYERS):
             raise WeightsError(
@@ -115,6 +116,7 @@ def rotary_settings(
         raise WeightsError(
             f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
         )
+    # The base and the rotated fraction are separate from the scaling.
     settings: Settings = {"rope_base": rotary.pop("rope_theta")}
     if (fraction := rotary.pop("partial_rotary_factor", None)) is not None:
         settings["rope_fraction"] = fraction
@@ -197,6 +199,7 @@ def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
             "which is max_position_embeddings in transformers: export the model with that "
             "max_length and without original_length"
         )
+    # Write the fields that differ from their defaults; "llama3" always needs both factors.
     rotary["rope_type"] = scaling.kind
     for name, field in _SCALING.items():
         value = getattr(scaling, field)

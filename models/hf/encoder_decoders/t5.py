@@ -188,6 +188,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
             f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
             "activation, or gated- and that name"
         )
+    # In transformers, this name stands for the approximation of GELU by tanh.
     if written == "gated-gelu":
         activation = "gelu_new"
     # transformers also writes both values as separate fields, which take precedence.
@@ -231,6 +232,7 @@ def config_to_hf(config: T5Config) -> JsonObject:
     check_exportable(
         config, {"scale_scores": (False,), "d_k": (None, d_head), "d_v": (None, d_head)}, "t5"
     )
+    # Write sizes that are None here as numbers.
     explicit = dataclasses.replace(
         config,
         d_head=d_head,

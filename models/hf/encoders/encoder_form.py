@@ -128,6 +128,7 @@ class EncoderForm(Form[Config]):
         own = self.read_own_settings(fields, source)
         settings = settings_from_hf(self.fields, fields, source) | own
         settings["head"] = head = self.read_head(hf_config, settings, source)
+        # `is_decoder` makes attention causal, which only the head causal_lm has here.
         is_decoder = bool(hf_config.get("is_decoder"))
         if is_decoder != (head == "causal_lm"):
             raise WeightsError(

@@ -81,6 +81,7 @@ def _own_fields(config: FalconConfig) -> JsonObject:
             f"falcon has no residual 'sequential' with num_kv_heads {config.kv_heads}: only 1 or "
             f"num_heads, {config.num_heads}"
         )
+    # Two norms, or several groups of heads, exist in the newer form only.
     return {
         "alibi": config.positions == "alibi",
         "new_decoder_architecture": is_grouped or config.residual == "two_norms",

@@ -104,7 +104,7 @@ GPT2 = GPTForm(
             Field("scale_attn_by_inverse_layer_idx", "scale_scores_by_layer", False),
             FixedField("add_cross_attention", (False,)),
         ),
-        # This field only changes the precision and the order in which scores are computed.
+        # This field only changes the precision and the order of the computation of scores.
         IGNORED | NAMES | {"reorder_and_upcast_attn"},
         ALIASES,
     ),

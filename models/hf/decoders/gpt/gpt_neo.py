@@ -33,6 +33,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         settings["local_window"] = None
         return
     settings["local_window"] = window
+    # By default every second layer has the window, beginning with the second layer.
     if local != tuple(range(1, len(kinds), 2)):
         settings["local_layers"] = local
 

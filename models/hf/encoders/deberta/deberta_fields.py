@@ -34,7 +34,7 @@ V2_ONLY = {
     "position_buckets": ("position_buckets", -1),
     "conv_kernel_size": ("convolution_size", 0),
 }
-"""Fields whose value is a positive number → the name here, and the number that stands for None."""
+"""Fields whose value is a positive number → the name here, and the number that means None."""
 NORMS = {"none": False, "layer_norm": True}
 
 
@@ -135,6 +135,7 @@ def write_own(config: DebertaConfig) -> JsonObject:
     }
     if config.d_embedding is not None:
         fields["embedding_size"] = config.d_embedding
+    # Version 2, whose keys have biases, also states the norm of the distance vectors.
     if config.key_bias:
         fields["norm_rel_ebd"] = "layer_norm" if config.norm_distances else "none"
     return fields
