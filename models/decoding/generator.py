@@ -394,6 +394,7 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
     for row, beam in np.argwhere(found.scores > -np.inf):
         tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
         score, log_prob = float(found.scores[row, beam]), float(found.log_probs[row, beam])
+        # A hypothesis that reached its maximum length has no end token.
         end = tokens.pop() if tokens[-1] in ends else None
         hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))
     return hypotheses

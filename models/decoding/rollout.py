@@ -89,6 +89,7 @@ def sample_answers(
         ended = state.ended | (is_end & writes)
         return _Progress(state.count + 1, context, tokens, ended, past, answers)
 
+    # The state before the first token, with slots for the prompts and all new tokens.
     nothing = jnp.zeros((rows,), jnp.int32)
     padding = length - jnp.sum(prompt_mask, axis=1)
     tokens = jnp.zeros((rows, max_new_tokens), jnp.int32)

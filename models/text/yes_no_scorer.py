@@ -114,7 +114,9 @@ class YesNoScorer(PairScorer):
             )
         matrix = params["token_embedding" if config.tie_output else "output_embedding"]
         yes, no = (matrix["embedding"][self._id(word)] for word in self._answers)
+        # [D, 1]: the logit of "yes" minus the logit of "no" is linear in the hidden state.
         kernel = (jnp.asarray(yes, jnp.float32) - jnp.asarray(no, jnp.float32))[:, None]
+        # The difference replaces the projection to the vocabulary.
         body = {name: x for name, x in params.items() if name != "output_embedding"}
         classifier = create(
             config.with_head("sequence_classification", self._answers[:1]), model.execution

@@ -94,6 +94,7 @@ class Predictor:
         """Returns an example of a number of tokens, to compile programs with."""
         spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
         row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
+        # The mask gives the row its length. The result is not used, so the tokens may be 0.
         row["attention_mask"][..., :length] = 1
         return row
 

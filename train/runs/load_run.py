@@ -75,6 +75,7 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
+    # Without a stated type, transformers treats a single label as a regression.
     by_count = "regression" if len(model.labels) == 1 else None
     data = data.of_imported_model(TARGETS.get(str(problem_type or by_count), "single_label"))
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)

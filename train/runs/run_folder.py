@@ -117,6 +117,7 @@ def prepare_run(
         f"{folder} has no run to extend: give the folder of a run",
         error=RunError,
     )
+    # A run in the folder must match the configuration. Otherwise the folder must be empty.
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
@@ -128,6 +129,7 @@ def prepare_run(
     else:
         _check_empty(folder)
         given = config.model.vocab_size
+        # The vocabulary decides the shapes of the parameters, so plan their source after it.
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
         config = _with_new_parameters(config, plan)

@@ -1,7 +1,7 @@
 """Stages of a run: `train(…, extend=True)` adds steps, with settings that may differ.
 
-The configuration in `config.json` is the one of the last stage. Its entry `stages` lists the
-earlier stages: steps, configuration and fingerprints of the data.
+The file `config.json` has the configuration of the last stage. Its entry `stages` lists the earlier
+stages: their steps, their configurations and the fingerprints of their data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -123,7 +123,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
 
 
 def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
-    """Returns a row for each stage of a run with several, for its report."""
+    """Returns a row of the report for each stage, or nothing for a run of one stage."""
     finished = earlier_stages(folder)
     last = to_dict(config)
     del last["model"]

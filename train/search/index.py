@@ -165,6 +165,7 @@ class SearchIndex:
         is_index = config.get("form") == FORM and {"model", "step", "fingerprint"} <= config.keys()
         problem = f"{folder} is not an index ({CONFIG} describes another thing)"
         require(is_index, f"{problem}: build it with flaxzoo index", RunError)
+        # The stored step belongs to the stored model, so another model has its newest checkpoint.
         stored = config["step"] if run is None and step is None else step
         step = stored if isinstance(stored, int) else None
         name = config["model"] if run is None else run

@@ -126,7 +126,7 @@ def _form(generator: TextGenerator, fields: ChatFields) -> CallForm | None:
 
 
 def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) -> list[TextWork]:
-    """Returns the answers that will grow."""
+    """Returns the texts to generate, one for each choice."""
     tokenizer = generator.tokenizer
     template, tools = tokenizer.chat_template, _tools(fields.tools)
     # The template lists the tools, or else the instructions do.
@@ -219,7 +219,7 @@ def _bracketed(call: ToolCall) -> str:
 
 
 def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Returns messages whose first one, of the system, ends with a text."""
+    """Returns the messages with a text at the end of the system message, which comes first."""
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages
@@ -258,7 +258,7 @@ class _Answer:
         return content, calls
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
-        """Returns a choice of the answer that is not a stream."""
+        """Returns a choice of an answer that is not streamed."""
         content, calls = self.parsed(piece.text)
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reason: str | None = FINISH[piece.reason]
@@ -294,7 +294,7 @@ class _Answer:
 
 
 class _Shown:
-    """What a stream has shown of one text: white space around an answer is left out."""
+    """The part of one text that a stream has sent, without white space around the answer."""
 
     def __init__(self, form: CallForm | None) -> None:
         self._form, self._text, self._shown = form, "", 0

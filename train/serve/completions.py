@@ -33,7 +33,7 @@ MOST_PROMPTS = 32
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
 SHORT = 4000
-"""Shorter prompts, in characters, are tokenized without another thread."""
+"""Prompts of fewer characters are tokenized in the thread of the event loop."""
 
 Alternatives = Annotated[int, Range(least=0, most=5)]
 Prompts = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -94,8 +94,8 @@ def usage(works: Sequence[TextWork], written: Mapping[int, int], prompts: int) -
 
     Args:
         works: its texts.
-        written: number of a text → its tokens.
-        prompts: the tokens of the prompts.
+        written: index of a text → the number of its new tokens.
+        prompts: the number of tokens of all prompts.
     """
     new = sum(written.get(i, 0) for i in range(len(works)))
     return {
@@ -186,7 +186,7 @@ class _Answer:
         return sum(len(work.ids) for work in self.works[:: self.fields.n])
 
     def whole(self, pieces: Mapping[int, Piece]) -> JsonObject:
-        """Returns the answer that is not a stream."""
+        """Returns the whole answer, for a request without streaming."""
         written = {i: piece.num_tokens for i, piece in pieces.items()}
         choices: list[Any] = [self.choice(i, pieces.get(i), 0) for i in range(len(self.works))]
         return {

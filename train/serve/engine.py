@@ -44,7 +44,7 @@ class Worker(Protocol):
 
     @property
     def wait(self) -> float | None:
-        """Seconds until `step` has work: 0 at once, None without a task."""
+        """Seconds until `step` has work: 0 if it has work now, None if there is no task."""
         ...
 
     def add(self, task: "Task") -> None:
@@ -52,7 +52,7 @@ class Worker(Protocol):
         ...
 
     def cancel(self, task: "Task") -> None:
-        """Drops a task, whose client has gone. The task may have ended."""
+        """Drops a task whose client has gone. The task may have ended."""
         ...
 
     def step(self) -> None:
@@ -76,7 +76,7 @@ class Task:
 
         Args:
             job: the job.
-            index: the number of the task in its job.
+            index: the index of the task in its job.
             work: what the worker reads.
         """
         self.job, self.index, self.work = job, index, work
@@ -104,8 +104,8 @@ class Job:
             async for index, event in job:
                 ...
 
-    It yields the number of a task and its event, until all tasks have ended. A job that is left
-    earlier is canceled.
+    The iterator yields the index of a task and its event, until all tasks have ended. Leaving the
+    context earlier cancels the job.
     """
 
     def __init__(self, engine: "Engine", worker: Worker, works: Sequence[Any], tokens: int) -> None:

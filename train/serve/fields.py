@@ -1,8 +1,8 @@
 """The fields of requests, and the errors of the server.
 
-The body of an endpoint is a dataclass that derives from `Checked`: the type of a field declares its
-range, its default the value without it. A field that an endpoint accepts only with one value
-declares `Literal[value]`, so that any other value is refused by name.
+The body of an endpoint is a dataclass that derives from `Checked`. The type of a field declares its
+range, and the default is its value in a request without the field. A field that an endpoint accepts
+only with one value declares `Literal[value]`, so that an error about another value names the field.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-"""HTTP status → type of an error, as OpenAI's clients know it; others follow from the range."""
+"""HTTP status → type of an error, as OpenAI's clients know it. Others follow from the range."""
 
 
 class ApiError(Exception):
@@ -69,11 +69,11 @@ def read_json(body: bytes) -> dict[str, Any]:
     """Returns the object in the body of a request.
 
     Raises:
-        ApiError: the body is not a JSON object in UTF-8, or a text in it has no UTF-8.
+        ApiError: the body is not a JSON object in UTF-8, or a text in it cannot be encoded.
     """
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
-        # Half of a surrogate pair is valid JSON, but no text.
+        # Half of a surrogate pair is valid JSON, but it cannot be encoded as text.
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

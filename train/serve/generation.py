@@ -160,11 +160,11 @@ class TextWork:
     sampling: TextSampling
     seed: int
     number: int
-    """The number of the choice for the same seed."""
+    """The index of the text among the texts with the same seed."""
     streamed: bool
     """Whether pieces are sent while the text grows."""
     ends: Callable[[str], int | None] | None = None
-    """Returns where the text ends in addition, such as after a call of a tool."""
+    """Returns the index where the text ends for another reason, such as a tool call, or None."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
@@ -215,11 +215,11 @@ class GenerationWorker:
 
     @property
     def wait(self) -> float | None:
-        """0 while a text waits or grows."""
+        """Seconds until the next step: 0 while a text waits or grows, else None."""
         return 0.0 if self.batch.is_busy else None
 
     def add(self, task: Task) -> None:
-        """Lets a text enter the batch."""
+        """Adds a text to the batch."""
         work: TextWork = task.work
         number, self._next = self._next, self._next + 1
         self._tasks[number], self._numbers[task] = task, number
@@ -287,7 +287,7 @@ class ScoringWorker:
 
     @property
     def wait(self) -> float | None:
-        """0 if a prompt waits."""
+        """Seconds until the next step: 0 if a prompt waits, else None."""
         return 0.0 if self._waiting else None
 
     def add(self, task: Task) -> None:
@@ -324,7 +324,7 @@ def make_works(
     param: str,
     limit: int | None,
 ) -> list[TextWork]:
-    """Returns the texts of one prompt.
+    """Returns the texts to generate for one prompt.
 
     Args:
         generator: the model.

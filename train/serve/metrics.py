@@ -20,7 +20,7 @@ class Metrics:
         """Creates the counters.
 
         Args:
-            engine: its queue is shown.
+            engine: the engine whose queue is shown.
         """
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -71,7 +71,7 @@ class Metrics:
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 
     def watch_rows(self, model: str, read: Callable[[], float]) -> None:
-        """Adds the figure of a model's texts that grow, which is read at each request."""
+        """Adds the number of a model's growing texts, which `read` returns at present."""
         self._rows.labels(model).set_function(read)
 
     def text(self) -> bytes:

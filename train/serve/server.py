@@ -44,7 +44,7 @@ class Address:
         """Returns the key of the environment or the file.
 
         Raises:
-            UserError: there is none, and the host is not this machine; or the key is empty.
+            UserError: there is no key and the host is not this machine, or the key is not valid.
         """
         key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         # A file that is given as an option takes precedence over the environment.

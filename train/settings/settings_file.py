@@ -24,7 +24,7 @@ def read_settings(file: Path) -> list[str]:
     """Returns the recipe and the options of a file, as words of the command line.
 
     The file has the names of the options: `steps = 10`, and `peak-learning-rate` in the
-    section `[optimizer]`. Underscores are as good as hyphens.
+    section `[optimizer]`. A name may have underscores instead of hyphens.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -83,7 +83,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
 
 def _recipes_like(config: TrainConfig) -> Iterator[dict[str, Any]]:
     """Yields recipes with the same kinds of model and data, as settings."""
-    # A run that starts from a model has its sizes, whatever the recipe's are.
+    # A run that starts from a model has the sizes of that model, not of the recipe.
     start = {} if config.init_from is None else {"init_from": config.init_from}
     for name, named in RECIPES.items():
         if type(named.config.data) is not type(config.data):
@@ -102,7 +102,7 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
         config: The configuration.
     """
     name, kind = choice[RECIPE], config.objective.kind
-    # Some published sizes, and some fields of another family, are errors.
+    # A recipe may reject a preset, or a field of another family, with a UserError.
     with contextlib.suppress(UserError):
         if starting_config(name, choice).objective.kind != kind:
             choice = {**choice, OBJECTIVE: kind}
@@ -131,8 +131,8 @@ def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    """Returns a value as TOML; it has no null, so that None is the word that an option takes."""
+    """Returns a value as TOML. TOML has no null, so None becomes the word that an option takes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    # A text of JSON is one of TOML.
+    # A JSON string is also a TOML string.
     return json.dumps("None" if value is None else value, ensure_ascii=False)

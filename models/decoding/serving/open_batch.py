@@ -292,7 +292,7 @@ class OpenBatch(ContinuousBatch):
             self._has_changed = False
 
     def _leave_full(self) -> None:
-        """Lets texts whose context must be read again wait for that."""
+        """Moves texts whose context must be read again from their rows to the waiting texts."""
         for row, text in enumerate(self._texts):
             if text is not None and text.room == 0:
                 self._texts[row], self._has_changed = None, True

@@ -106,6 +106,7 @@ class Conversation:
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
         self._stop = (*own_stops(self._template, tools=bool(tools)), *stop_strings)
+        # A quarter of the window for the answer leaves most of it for the earlier turns.
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
         self._max_calls = max_calls

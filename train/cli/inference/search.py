@@ -84,6 +84,7 @@ def search_command(arguments: list[str]) -> None:
         if parsed.json:
             print(to_json({"rank": rank, **dataclasses.asdict(hit)}))
             continue
+        # Show one line for each text, and the whole text only as JSON.
         text = " ".join(hit.text.split())
         shown = text if len(text) <= 200 else f"{text[:200]}…"
         print(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {shown}")

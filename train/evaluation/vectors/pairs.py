@@ -91,6 +91,7 @@ def pair_classification_scores(
     # For the accuracy, the first threshold is above all scores, so that no pair counts as similar.
     correct = np.append(0, 2 * hits - taken) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
+    # F1 = 2 · hits / (predicted positives + true positives), at each threshold.
     f1 = 2 * hits / (taken + positive.sum())
     best = int(f1.argmax())
     predicted = scores >= thresholds[best]

@@ -13,7 +13,7 @@ def as_list(given: Sequence[Any], name: str, most: int) -> list[Any]:
     Args:
         given: the texts, or one text.
         name: the field.
-        most: the most texts of a request.
+        most: the maximum number of texts of a request.
 
     Raises:
         ApiError: there is no text, or there are too many.
@@ -36,7 +36,7 @@ def check_not_truncated(
         truncate: whether the client wants that.
         number: the number of truncated texts.
         total: the number of all texts.
-        longest: the most tokens that the model reads.
+        longest: the maximum number of tokens that the model reads.
         name: the field of the texts.
 
     Raises:

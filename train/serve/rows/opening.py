@@ -1,4 +1,4 @@
-"""Opens the work on single texts that a model does."""
+"""Opens the kinds of work on single texts that a model does, such as embedding."""
 
 import dataclasses
 from collections.abc import Callable
@@ -70,8 +70,8 @@ def row_workers(
     """Opens all work on single texts that a model does.
 
     Args:
-        name: its name in requests.
-        folder: its folder.
+        name: the name of the model in requests.
+        folder: the folder of the model.
         loaded: the model and its parameters.
         settings: how rows are put together.
         log: called with a line about each kind of work that the folder refuses.

@@ -44,7 +44,7 @@ class RowFunction:
     Attributes:
         front: the model, which encodes the texts of requests.
         compute: returns a result for each of some items, in their order.
-        longest: the most tokens of a row.
+        longest: the maximum number of tokens of a row.
         filler: returns an item of a number of tokens, to compile programs with.
     """
 
@@ -84,7 +84,7 @@ class RowWorker:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the oldest row has waited for long enough, or a full batch waits."""
+        """Seconds until the next step: 0 if a full batch waits, and None if no row waits."""
         oldest = next(iter(self._arrivals), None)
         if oldest is None:
             return None
@@ -121,7 +121,7 @@ class RowWorker:
             self._log(f"{self._name}: {shape} compiled in {time.perf_counter() - start:.1f} s")
 
     def _window(self) -> Iterator[tuple[Task, int]]:
-        """Yields the oldest tasks of a group with their padded lengths, up to a sum."""
+        """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`."""
         room = self.settings.batch_tokens
         group = next(iter(self._arrivals)).work.group
         for task in self._arrivals:
