@@ -51,10 +51,12 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         )
     check_not_existing(output)
     taken = kept[-last:]
+    # Compute and check the mean before anything is written.
     mean = _mean(folder, taken, model_config(folder))
     check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
+        # Only a model that computes vectors has these settings.
         if (folder / IN_RUN).is_dir():
             shutil.copytree(folder / IN_RUN, run / IN_RUN)
 

@@ -105,6 +105,7 @@ def export_model(
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
+    # Adapters are exported without the parameters of their base.
     if form == "peft":
         return _write_peft(folder, output, step, dtype)
     config, tokenizer = open_run(folder)
@@ -143,6 +144,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
+    # The class of sentence-transformers that loads the export, if there is one.
     library = "SentenceTransformer" if is_embedder else None
     library = library if scoring is None else "CrossEncoder"
     library = library if settings.sparse is None else "SparseEncoder"
@@ -200,6 +202,7 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     )
 
     def fill(folder: Path) -> None:
+        # The parameters are an argument of the program, so they have a separate file.
         (folder / "forward.stablehlo").write_bytes(program)
         _write_safetensors(exported, folder / "params.safetensors")
         (folder / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")

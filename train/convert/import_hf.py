@@ -83,6 +83,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     model = config.model
     sparse = read_sparse_settings(folder)
     scoring = read_pair_scoring(folder) if model.head == "sequence_classification" else None
+    # Load and check the parameters before the folder is made.
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)
 

@@ -139,6 +139,7 @@ def _data(config: TrainConfig) -> str:
     data = to_dict(config)["data"]
     # The tokenizer is exported with the model.
     left_out = {"num_workers", "tokenizer"}
+    # With a separate validation source, the fraction has no effect.
     if data["validation"] is not None:
         left_out.add("validation_fraction")
     return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in left_out})
@@ -168,6 +169,7 @@ def _table(rows: Mapping[str, object]) -> str:
     for name, value in rows.items():
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
         shown = "" if value is None else _without_folders(shown)
+        # A cell of a Markdown table must contain neither a pipe nor a line break.
         shown = shown.replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {shown} |")
     return "\n".join(lines) + "\n"

@@ -118,6 +118,7 @@ def _around_ring(mesh: Mesh) -> Around:
         # Dropout keys have heads and no tokens, so they are sharded separately from the other
         # arrays.
         head_keys: HeadKeys | None = kwargs.pop("keys", None)
+        # The sizes of a call are known only while it is traced, so check the kernel here.
         call = AttentionCall(
             num_queries=query.shape[1],
             num_keys=key.shape[1],

@@ -74,6 +74,7 @@ def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) 
         rows, slot = mixture.dispatch(x, choice)
         rows = jax.lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)  # [n · B, E / n, C, D]
         outputs = mixture.by_capacity(rows, kernels)
+        # [n · B, E / n, C, D] back to [B, E, C, D].
         outputs = jax.lax.all_to_all(outputs, EXPERT, 0, 1, tiled=True)
         y = combine(outputs, slot, choice.weight)
     # Each device of `tensor` has a slice of the hidden units, whose outputs add up.

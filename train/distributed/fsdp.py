@@ -112,6 +112,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         params: Params, frozen: Params | None, scales: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         gradients, sums = gathering(function, specs, wire)(params, frozen, scales, rows)
+        # These gradients are sums over the device's rows. Add them up over the devices.
         return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
@@ -180,10 +181,10 @@ class Wire:
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     """Returns the device groups of a two-stage reduce-scatter.
 
-    Of `a · b` devices in order, number `i · b + j` is device (i, j). The first stage sums over the
-    devices with the same j, and leaves device (i, j) the i-th of `a` equal parts. The second stage
-    sums such parts over the devices with the same i, and leaves device (i, j) the j-th of `b` equal
-    parts. The result is the device's shard of the full sum.
+    With a · b devices in order, device (i, j) has the number i · b + j. The first stage sums over
+    the devices with the same j, and leaves device (i, j) the i-th of `a` equal parts. The second
+    stage sums such parts over the devices with the same i, and leaves device (i, j) the j-th of `b`
+    equal parts. The result is the device's shard of the full sum.
 
     Args:
         num_devices: the number of devices along the mesh axis.
@@ -195,6 +196,7 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
         return ()
+    # Row i has the devices (i, 0) to (i, b - 1). The first stage uses the columns.
     indices = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
     return [list(group) for group in zip(*indices, strict=True)], indices
 
@@ -214,6 +216,7 @@ def _scattered_in_stages(
     x = x.reshape(num_shards, x.shape[0] // num_shards, math.prod(others))
     for groups in stages:
         x = jax.lax.psum_scatter(x, over, tiled=True, axis_index_groups=groups)
+    # Restore the order of the dimensions: [rows of a shard, others] with the rows at `dimension`.
     return jnp.moveaxis(x.reshape(-1, *others), 0, dimension)
 
 
@@ -235,7 +238,7 @@ def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> Gradien
 
 def _gathering_per_layer(function: GradientFn, specs: PyTree, wire: Wire) -> GradientFn:
     """Returns `function` of shards: each layer gathers its parameters when it is computed."""
-    # Models find the reader in the context in which they are traced; see `reading`.
+    # `reading` looks up the reader in the context that traces the model.
     context = copy_context()
     context.run(_reader.set, _ShardReader(specs, wire))
 

@@ -101,6 +101,7 @@ def visible_gpus() -> list[str]:
     """Returns the names of the NVIDIA GPUs that jax would use here."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
+    # An empty variable hides all GPUs, so it differs from a missing one.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name for name in named.split(",") if name]
@@ -143,6 +144,7 @@ def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
     while None in statuses and time.monotonic() < deadline:
         time.sleep(0.05)
         statuses = [process.poll() for process in started]
+        # A status of None means that the process still runs, and 0 that it succeeded.
         if failed is None and any(statuses):
             failed = next(i for i, status in enumerate(statuses) if status)
             deadline = time.monotonic() + ENDING_SECONDS

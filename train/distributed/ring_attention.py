@@ -122,6 +122,7 @@ def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
     """
     # Steps to the farthest visible key, rounded up.
     seen = min(-(-(window - 1) // length), num_devices - 1)
+    # Step i sees whole parts if its farthest keys, (i + 1) · length - 1 tokens away, are visible.
     return min(max(window // length - 1, 0), seen), seen
 
 
@@ -258,6 +259,7 @@ class Ring:
             total = self._join(total, query, of_queries, add)
             return total, self._join(sums, (key, value), of_keys, add)
 
+        # Start with the device's own keys. The gradients of keys travel around the ring with them.
         query, key, value = self._backward(mine, keys, self._own_band)
         query, (key, value) = self._go_round(visit, (query, (key, value)), keys)
         return Gradients(query, key, value)
@@ -401,6 +403,7 @@ def _half(tree: T, half: Half) -> T:
 def _halves(tree: T, halves: tuple[Half, Half]) -> T:
     """Stacks two halves of the tokens along the batch."""
     a, b = (_half(tree, half) for half in halves)
+    # Two arrays [B, T / 2, …] to [2B, T / 2, …].
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 

@@ -184,6 +184,7 @@ def moment_spec(
     if field != "scales":
         return whole
     *leading, last = whole
+    # A block must not be divided over several shards.
     shards = math.prod(mesh.shape[axis] for axis in axes_of(last))
     return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
 
@@ -224,6 +225,7 @@ def state_shardings(
         return replicated
 
     opt_state = map_named(sharding, state.opt_state)
+    # Further models may be of any family, so they are replicated.
     further = jax.tree.map(lambda _: replicated, state.further)
     return TrainState(replicated, params, opt_state, frozen, further)
 
@@ -264,6 +266,7 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
     Its last axis, tokens, is sharded over `CONTEXT` if its size is divisible.
     """
+    # Axes between rows and tokens, such as choices, are not sharded.
     tokens = (None,) * (len(shape) - 2)
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)
@@ -281,6 +284,7 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    # Find the parts of a batch that the devices of each process hold.
     shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])

@@ -247,7 +247,7 @@ class Checkpoints:
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
     """Returns the arrays of a checkpoint by folder, without absent ones."""
-    # The average of the parameters is a part of its own, so that it can be read without the rest.
+    # The average of the parameters is a separate part, so that it can be read alone.
     ema, ema_further = split(ema_of(state.opt_state) or {})
     parts = {
         PARAMS: state.params,

@@ -47,6 +47,7 @@ def configured_step(
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
+    # Refuse sizes that the mesh cannot divide before the step is made.
     require(
         mesh.shape["expert"] == 1 or config.model.num_experts,
         f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, and the model has "
@@ -79,7 +80,7 @@ class CompiledTrainer:
     step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
     """Takes one step; it consumes its state."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
-    """Lowers the step for these arguments; after compiling the result `step` does not compile."""
+    """Lowers the step for these arguments. Compiling the result also compiles `step`."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
     """Compiles the step for these batch shapes, without a state, so that `step` does not compile.
     Also returns a description of the changes that made it fit, or an empty string."""

@@ -43,12 +43,14 @@ def cached_gradient(
         UserError: An output is not an array of floats with a row for each example.
     """
     _check_rows(run, params, rows, number=number)
+    # The first run, without a gradient: the outputs of the whole batch.
     outputs = in_parts(lambda part: run(params, part), rows, number)
+    # g, the gradient of the loss with respect to these outputs.
     wanted, means = jax.grad(loss, has_aux=True)(outputs)
 
     def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
         own, wanted = part
-        # The keys are those of the first run, so that dropout is the same.
+        # The second run has the same keys as the first, so that dropout is the same.
         _, transpose = jax.vjp(lambda params: run(params, own), params)
         (gradients,) = transpose(wanted)
         return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, params), {}

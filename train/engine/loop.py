@@ -160,12 +160,12 @@ class Loop:
         self.callbacks(step, lambda callback: callback.on_step(step, numbers))
 
     def _evaluate_before_first_step(self) -> None:
-        """Repeats an interrupted evaluation; evaluates a model to compare the trained one with."""
+        """Repeats an interrupted evaluation, or evaluates the initial model for comparison."""
         if self.evaluation_due:
             validation = self._evaluate()
             self.checkpoints.add_measure(self.step, self._measure(validation))
             return
-        # A policy is compared with its start even if its parameters are random there.
+        # A policy is compared with its start even if the start has random parameters.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
@@ -181,6 +181,7 @@ class Loop:
         self.evaluation_due = True
         with self.stopper.saving_first(f"the evaluation after step {self.step}"):
             evaluation = self._run_model_on_validation_data(self.state)
+            # Score the average of the parameters as well, if the optimizer keeps one.
             average = evaluated_by_ema(self.state)
             averaged = average and self._run_model_on_validation_data(average)
         self.evaluation_due = False

@@ -77,7 +77,7 @@ def memory_of_each() -> int | None:
 
 
 def available_on_machine() -> int | None:
-    """Returns the free memory of the machine with its swap space, or of the container if less."""
+    """Returns the free memory of the machine with its swap space, or of a container with less."""
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
@@ -101,7 +101,7 @@ def _left_in_control_groups() -> Iterator[int]:
         if controllers not in ("", "memory"):  # version 2 names none
             continue
         inner = CONTROL_GROUPS / controllers / path.lstrip("/")
-        # In a container the path may be that of the host, and only the outermost folder exists.
+        # In a container the path may be a path of the host, and only the outermost folder exists.
         for folder in (inner, *inner.parents):
             if folder == CONTROL_GROUPS.parent:
                 break

@@ -223,7 +223,7 @@ def start_or_resume(
 
     Args:
         opened: the run.
-        checkpoints: those in its folder.
+        checkpoints: the checkpoints in its folder.
         batches: set to the position of the checkpoint.
         resume: whether the folder may have checkpoints.
         log: called with a line if the run is resumed.

@@ -198,6 +198,7 @@ def _explained_by(kept: KeptFolder) -> Iterator[None]:
 @contextmanager
 def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
     """Opens the log of a run at `step`; yields None except on the primary process."""
+    # If the log cannot be opened, all processes fail together.
     with barrier():
         log = (
             MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
@@ -235,6 +236,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
+    # Show what training changed: scores first, then answers of both models.
     changes = _changes(run)
     for name, (before, after) in changes.items():
         progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")

@@ -72,4 +72,5 @@ def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S
         f"{rewards.shape[0]} rewards do not make groups of {group_size}: give a multiple of the "
         "number of answers to each prompt, which is at least 2",
     )
+    # The answers to a prompt are consecutive, so each row is one group.
     return rewards.reshape(-1, group_size)

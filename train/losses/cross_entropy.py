@@ -63,6 +63,7 @@ def squared_error(
 ) -> Float[Array, ""]:
     """Sums weight · (prediction - label)² over sequences; weight 0 for sequences to ignore."""
     errors = jnp.square(predictions.astype(jnp.float32) - labels)
+    # 0 · NaN is NaN, so a weight of 0 alone would not drop a prediction.
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
 
 
@@ -76,6 +77,7 @@ def _sums(
     log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))
     # An invalid label, also a negative one, must give NaN and not another label's loss.
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
+    # The logit of each label, [..., L] to [...].
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     # Comparing with the maximum needs no argmax over the vocabulary.
     correct = jnp.sum(weights * (label_logit >= highest))
@@ -139,6 +141,7 @@ def _forward(
         logits = part.logits()  # [B, T / chunks, V]
         total, log_normalizer = _sums(logits, label, weight, smoothing)
         softmax = jnp.exp(logits - log_normalizer[..., None])
+        # One row of the one-hot labels per position, [B, T / chunks, V].
         is_label = label[..., None] == jnp.arange(vocabulary)
         target = is_label
         if smoothing:

@@ -149,7 +149,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
 
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
-    """Returns exact match and F1 of answers, as SQuAD's official scripts.
+    """Returns exact match and F1 of answers, as SQuAD's official scripts compute them.
 
     Both use the best matching gold answer and are averaged over questions. Questions with answers
     are scored as in version 1.1; the answer to one without is "", as in version 2.0. (The versions

@@ -18,6 +18,7 @@ def micro_batches(tree: T, number: int) -> T:
 
     Example i goes to part i mod `number`, so that each part has examples of every device.
     """
+    # [B, …] to [B / number, number, …] to [number, B / number, …].
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
 
 
@@ -35,7 +36,7 @@ def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
     if number == 1:
         return function(tree)
     parts = jax.lax.map(function, micro_batches(tree, number))  # [number, B / number, …]
-    # The inverse of `micro_batches`.
+    # The inverse of `micro_batches`: [number, B / number, …] to [B, …].
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
 
 

@@ -49,9 +49,10 @@ class FurtherModel:
     """The top-level names of the parameters that it takes from the model of the run, such as
     `token_embedding`. `init` leaves them out, and both models' gradients add up in them."""
     followed: tuple[str, ...] = ()
-    """The top-level names of the parameters whose updates are added to the model of the run too.
-    There such a parameter is the sum of this model's, without its gradient, and a difference, which
-    is learned and begins at 0 (gradient-disentangled embedding sharing, He et al. 2021)."""
+    """The top-level names of the parameters whose updates are also added to the model of the run.
+    In the model of the run, such a parameter is the sum of this model's parameter, without its
+    gradient, and of a learned difference, which begins at 0 (gradient-disentangled embedding
+    sharing, He et al. 2021)."""
 
 
 RunModel = Callable[..., Outputs]
@@ -76,7 +77,7 @@ class Objective:
     `terms(outputs, batch, reference_outputs)`."""
     ramps: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """For terms whose weight grows: the number of steps n until it is the coefficient. In step t,
-    from 0, the weight is min(1, t / n)² of it."""
+    counted from 0, the weight is min(1, t / n)² times the coefficient."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """The arrays `[B, …]` that an evaluation keeps from the outputs for a batch."""
     reference: bool = False
@@ -115,14 +116,14 @@ class Objective:
         return self.reference or self.keeps_initial
 
     def differences(self, params: Params) -> Params:
-        """Returns the parameters with differences in place of those that follow another model's.
+        """Returns the parameters, where differences replace parameters that follow another model.
 
-        Weight decay applies to them.
+        Weight decay applies to the differences.
         """
         return self._add_followed(params, -1)
 
     def followed(self, updates: Params) -> Params:
-        """Returns updates where the model of the run follows its further models."""
+        """Returns the updates, where the model of the run also gets the updates that it follows."""
         return self._add_followed(updates, 1)
 
     def _add_followed(self, tree: Params, sign: int) -> Params:
@@ -151,6 +152,7 @@ class Objective:
             made = trained if model.trained else frozen
             made[name] = model.init(jax.random.fold_in(rng, number))
             if params is not None:
+                # Both models start with equal followed parameters, so their difference is 0.
                 followed = {part: params[part] for part in model.followed}
                 made[name] |= jax.tree.map(jnp.copy, followed)
         return trained or None, {FURTHER: frozen} if frozen else None
@@ -189,6 +191,7 @@ class Objective:
             run[name] = _bound(model.apply_fn, {**chosen[name], **shared}, keys)
         if not self.samples:
             return self.forward(run, batch)
+        # Without keys, as in an evaluation, every batch gets the same ones.
         number = next(iter(batch.values())).shape[0]
         given = row_keys(jax.random.key(0), number) if rng is None else rng
         return self.forward(run, batch, fold_in(given, zlib.crc32(b"samples")))
@@ -239,9 +242,9 @@ class Objective:
         frozen: Params | None = None,
         rng: Array | None = None,
     ) -> tuple[Outputs, ...]:
-        """Returns the outputs for a batch, and those of the reference if there is one.
+        """Returns the outputs for a batch, and the outputs of the reference if there is one.
 
-        Args and exceptions are those of `apply`.
+        `apply` describes the arguments and the exceptions.
         """
         outputs = self.outputs(apply_fn, params, batch, frozen=frozen, rng=rng)
         if not self.reference:
@@ -276,6 +279,7 @@ class Objective:
             f"{function} of the objective returned {type(values).__name__}: return a dict of a "
             "scalar for each term",
         )
+        # The shape of None or of a string is () as well, so check the type first.
         for name, value in values.items():
             is_number = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
             found = f"shape {np.shape(value)}" if is_number else f"type {type(value).__name__}"
@@ -346,6 +350,7 @@ def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
         return keys
     # An example has several consecutive rows, each with another key.
     of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
+    # [B, rows of an example] to [B · rows of an example].
     return jnp.stack(of_each, axis=1).reshape(rows)
 
 

@@ -38,6 +38,7 @@ def list_net(
     scores: Float[Array, "B C"], labels: Float[Array, "B C"], real: Bool[Array, "B C"]
 ) -> Float[Array, " B"]:
     """Returns -Σ softmax(labels) log softmax(scores) (Cao et al. 2007, "ListNet", equation 6)."""
+    # A missing document has the probability 0 in both distributions.
     wanted = jax.nn.softmax(jnp.where(real, labels, MASKED), axis=1)
     log_probs = jax.nn.log_softmax(jnp.where(real, scores, MASKED), axis=1)
     return -jnp.sum(jnp.where(real, wanted * log_probs, 0.0), axis=1)
@@ -45,6 +46,7 @@ def list_net(
 
 def ordered_pairs(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, "B C C"]:
     """Returns whether the first of two documents has the larger label."""
+    # [B, C, 1] and [B, 1, C] to [B, C, C]: the first document is along axis 1.
     return (labels[:, :, None] > labels[:, None]) & real[:, :, None] & real[:, None]
 
 
@@ -65,7 +67,7 @@ def lambda_loss(
     - `lambda_rank`: |1 / D_i - 1 / D_j| · |G_i - G_j| (Burges et al. 2006);
     - `ndcg_loss_2`: |1 / D_|i-j| - 1 / D_(|i-j|+1)| · |G_i - G_j| (Wang et al. 2018, "LambdaLoss",
       equation 16);
-    - `ndcg_loss_2pp`: 10 times the second plus the first of them (section 4.4.2).
+    - `ndcg_loss_2pp`: 10 times `ndcg_loss_2` plus `lambda_rank` (section 4.4.2).
 
     Args:
         scores: the score of each document.
@@ -78,6 +80,7 @@ def lambda_loss(
         The sum over the pairs of each query. `ordered_pairs` counts the pairs.
     """
     number = scores.shape[1]
+    # Sort the documents by their scores, with missing documents last.
     order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
     s, y, is_real = (jnp.take_along_axis(x, order, axis=1) for x in (scores, labels, real))
     # Gains, divided by the gains of the ideal order, [B, C].
@@ -86,6 +89,7 @@ def lambda_loss(
     ideal = jnp.sum(-jnp.sort(-gains, axis=1) * inverse_discount, axis=1, keepdims=True)
     gains = gains / jnp.maximum(ideal, 1e-10)
     weights = WEIGHTINGS[weighting](gains, inverse_discount)
+    # [B, C, C], with document i along axis 1 and document j along axis 2.
     losses = -weights * jax.nn.log_sigmoid(sigma * (s[:, :, None] - s[:, None])) / math.log(2)
     return jnp.sum(jnp.where(ordered_pairs(y, is_real), losses, 0.0), axis=(1, 2))
 
@@ -98,6 +102,7 @@ def _apart(x: Array) -> Array:
 def _ndcg_loss_2(gains: Array, inverse_discount: Array) -> Array:
     number = len(inverse_discount)
     between = jnp.abs(jnp.arange(number)[:, None] - jnp.arange(number))  # |i - j|
+    # Index k has the discount of rank k + 1. The index -1, on the diagonal, is replaced below.
     steps = jnp.abs(inverse_discount[between - 1] - inverse_discount[between])
     return jnp.where(between == 0, 0.0, steps) * _apart(gains)
 
@@ -120,10 +125,10 @@ rank_net = functools.partial(lambda_loss, weighting="none")
 
 
 def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Float[Array, "B N"]:
-    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n, y a teacher's scores (MarginMSE).
+    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n, where y are a teacher's scores.
 
-    Hofstätter et al. 2020, "Improving efficient neural ranking models with cross-architecture
-    knowledge distillation", equation 5.
+    MarginMSE: Hofstätter et al. 2020, "Improving efficient neural ranking models with
+    cross-architecture knowledge distillation", equation 5.
     """
     return jnp.square(scores[:, :1] - scores[:, 1:] - (labels[:, :1] - labels[:, 1:]))
 
@@ -142,10 +147,13 @@ def ranking_measures(
     Documents with equal scores are ranked by index. `can_be_ranked` says which queries count.
     """
     order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
+    # Whether the document at each rank is relevant, [B, C].
     hits = jnp.take_along_axis((labels > 0) & real, order, axis=1)
     ranks = jnp.arange(1, hits.shape[1] + 1)
     discounts = jnp.where(ranks <= CUTOFF, 1 / jnp.log2(1.0 + ranks), 0.0)
+    # The ideal order has all relevant documents first.
     ideal = jnp.sum(-jnp.sort(-hits.astype(jnp.float32), axis=1) * discounts, axis=1)
+    # The rank of the first relevant document, or 1 if there is none, which `found` excludes.
     first = jnp.argmax(hits, axis=1) + 1
     found = jnp.any(hits, axis=1) & (first <= CUTOFF)
     return {

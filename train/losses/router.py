@@ -59,6 +59,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
 
     def terms(outputs: Outputs, batch: Batch, *reference: Outputs) -> Terms:
+        # The model ran once for each entry of a tuple of inputs.
         runs = outputs if isinstance(outputs, tuple) else (outputs,)
         routers: list[RouterStatistics] = [run.router for run in runs]
         balance = batch_balance_loss if over_batch else balance_loss
@@ -83,6 +84,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
 def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
     """Returns the number of sequences that have any tokens."""
     tokens = inputs.get("segment_ids", inputs.get("attention_mask"))
+    # Without a mask, every row has tokens.
     if tokens is None:
         return jnp.float32(inputs["input_ids"].shape[0])
     return jnp.sum(jnp.any(tokens != 0, axis=-1).astype(jnp.float32))

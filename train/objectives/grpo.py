@@ -152,6 +152,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         if settings.importance == "sequence":
             log_ratio = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths  # [B, 1]
         ratio = jnp.exp(log_ratio)
+        # [B] to [B, 1]: all tokens of an answer have one advantage.
         advantages = batch["advantages"][:, None]
         # One ratio per token [B, T], or per answer [B, 1].
         values = clipped_loss(ratio, advantages, low, low if high is None else high)

@@ -33,7 +33,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
         """Returns all means, perplexity, and the numbers of masked tokens and of pairs."""
         del split
-        # Perplexity is of the masked tokens alone, without the loss of next sentences.
+        # Perplexity covers the masked tokens only, not the loss of next sentences.
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
         if data.next_sentence:
@@ -97,7 +97,7 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""What the label of a pair says → the loss of pairs of segments."""
+"""The name of the loss of pairs of segments, by the meaning of their label."""
 
 
 def _of_pairs(term: str) -> Objective:

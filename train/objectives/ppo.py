@@ -231,6 +231,7 @@ def ppo_targets(
     raw = generalized_advantages(
         rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
+    # Only the advantages are scaled. Returns keep the scale of the rewards.
     return {
         "advantages": jnp.where(mask, whitened(raw, mask), 0.0),
         "returns": raw + values,
@@ -244,6 +245,7 @@ def generalized_advantages(
     rewards: Float[Array, "B T"], values: Float[Array, "B T"], *, gamma: float, gae_lambda: float
 ) -> Float[Array, "B T"]:
     """Returns Σ (γ λ)^k δ_(t+k) with δ_t = r_t + γ v_(t+1) - v_t (Schulman et al. 2016)."""
+    # The value after the last token is 0.
     following = jnp.concatenate([values[:, 1:], jnp.zeros_like(values[:, :1])], axis=1)
     # The error of each value's one-step prediction.
     deltas = rewards + gamma * following - values
@@ -252,6 +254,7 @@ def generalized_advantages(
         advantage = delta + gamma * gae_lambda * later
         return advantage, advantage
 
+    # Scan over the tokens from the last to the first, as arrays [T, B].
     _, advantages = jax.lax.scan(before, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
     return advantages.T
 

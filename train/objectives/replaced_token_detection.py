@@ -5,11 +5,11 @@ section 2. The generator learns masked tokens. Its samples replace the masked to
 of the run, the discriminator, learns which tokens differ from the text. A sample that equals the
 original token counts as original. No gradient flows through the samples.
 
-Embeddings may also be shared as He et al. 2021, "DeBERTaV3", section 3.2 describe.
+Embeddings may also be shared as described by He et al. 2021, "DeBERTaV3", section 3.2.
 
-As in the paper, the loss is that of masked tokens plus 50 times the binary cross-entropy, averaged
-over all real tokens. Difference from the authors' code: the generator reads BERT's masks (80 %
-[MASK], 10 % random tokens, 10 % unchanged).
+As in the paper, the loss is the loss of masked tokens plus 50 times the binary cross-entropy,
+averaged over all real tokens. Difference from the authors' code: the generator reads BERT's masks
+(80 % [MASK], 10 % random tokens, 10 % unchanged).
 """
 
 import dataclasses
@@ -83,6 +83,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         """Returns the objective with its generator."""
         generator = create(generator_config(model, self.generator_size), execution)
         shapes = jax.eval_shape(lambda: init_params(generator, jax.random.key(0)))
+        # A family may lack some tables, such as token types.
         tables = tuple(name for name in EMBEDDINGS if name in shapes)
         shared = tables if self.embeddings == "shared" else ()
         followed = tables if self.embeddings == "disentangled" else ()
@@ -140,6 +141,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
     Raises:
         UserError: the family cannot have embeddings of another width than its layers.
     """
+    # The heads keep their size, so the width follows from their number.
     heads = max(1, round(model.num_heads * size))
     width, embedded = heads * model.head_dim, model.position_dim
     narrow = "d_embedding" in {field.name for field in dataclasses.fields(model)}
@@ -153,6 +155,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
         "d_model": width,
         "d_ff": max(1, round(model.feed_forward_dim * size)),
     }
+    # The embeddings keep the discriminator's width, so that both models can share them.
     if narrow:
         changes["d_embedding"] = None if width == embedded else embedded
     return dataclasses.replace(model, **changes).with_head("masked_lm", ())
@@ -174,6 +177,7 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
     """Returns the `forward` of the objective, with or without token types."""
 
     def forward(run: Mapping[str, RunModel], batch: Batch, keys: Array) -> DetectionOutputs:
+        # The generator reads the masked text and predicts the masked tokens.
         given = {name: x for name, x in batch.items() if types or name != "token_type_ids"}
         projection = run[GENERATOR](**MASKED.inputs(given)).projection  # pyright: ignore[reportCallIssue]
         samples = sampled_tokens(jax.lax.stop_gradient(projection), keys)
@@ -204,6 +208,7 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 
     hidden = jnp.moveaxis(projection.hidden, 1, 0)  # [M, B, W]
     found = jax.lax.map(lambda each: one(*each), (jnp.arange(hidden.shape[0]), hidden))
+    # [M, B] to [B, M].
     return jnp.moveaxis(found, 0, 1)
 
 

@@ -59,6 +59,7 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:
+            # Only the shapes of the moments are needed, because they start at 0.
             kept = jax.ShapeDtypeStruct(param.shape, jnp.float32)
             if is_factored(name, param):
                 kept = jax.eval_shape(functools.partial(_means, name), kept)
@@ -109,6 +110,7 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
+    # One `vmap` for each leading axis, of layers and of experts.
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 

@@ -29,11 +29,13 @@ def parameter_ema(decay: float) -> optax.GradientTransformation:
     """
 
     def init(params: PyTree) -> ParameterEma:
+        # Copy the parameters: a step donates its state, which must not have a buffer twice.
         return ParameterEma(jax.tree.map(jnp.array, params))
 
     def update(
         updates: PyTree, state: ParameterEma, params: PyTree | None = None
     ) -> tuple[PyTree, ParameterEma]:
+        # As the last part of an optimizer, it gets the final updates.
         new = optax.apply_updates(params, updates)  # pyright: ignore[reportArgumentType]
         ema = jax.tree.map(lambda old, x: decay * old + (1 - decay) * x, state.ema, new)
         return updates, ParameterEma(ema)
@@ -59,6 +61,7 @@ def evaluated_by_ema(state: TrainState) -> TrainState | None:
     ema = ema_of(state.opt_state)
     if ema is None:
         return None
+    # The average is one tree of all trained models, like the parameters that the optimizer gets.
     further = ema.get("further")
     params = {name: x for name, x in ema.items() if name != "further"}
     return dataclasses.replace(state, params=params, further=further)

@@ -34,7 +34,7 @@ from .parameters import Leaf, is_decayed, map_named
 SEED = 0x5EED
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 SPLIT_ABOVE = 128
-"""The size from which a block is halved if possible."""
+"""The smallest size of a block that is halved if possible."""
 SMALLEST_QUANTIZED = 4096
 """Smaller arrays keep float32 (Dettmers et al. 2022, section 2)."""
 
@@ -138,6 +138,7 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
         signed: whether codes have a sign, and a zero.
     """
+    # [..., last] to [..., blocks, numbers of a block].
     parts = x.reshape(*x.shape[:-1], num_blocks(x.shape[-1]), -1)
     size = jnp.abs(parts)
     scales = jnp.max(size, -1)
@@ -159,6 +160,7 @@ def dequantize(moment: Blocks) -> Float[Array, "..."]:
     """Returns the numbers that codes represent, as float32."""
     codes, scales = moment
     signed = codes.dtype == jnp.int8
+    # [..., last] to [..., blocks, numbers of a block], as in `quantize`.
     parts = codes.astype(jnp.float32).reshape(*scales.shape, -1)
     return (_share(parts, signed=signed) * scales[..., None]).reshape(codes.shape)
 
@@ -184,4 +186,5 @@ def round_stochastically(x: Float[Array, "*shape"], bits: Array) -> Float[Array,
     # Adding random low bits carries into the upper 16 with the probability of rounding up.
     words = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = jax.lax.bitcast_convert_type((words + bits) & np.uint32(0xFFFF0000), jnp.float32)
+    # Infinity and NaN keep their bits, which the addition could change.
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)

@@ -261,6 +261,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 def _check_matches(pattern: str, params: PyTree) -> None:
     """Raises UserError, with the most similar paths, if a pattern matches nothing."""
+    # A pattern may match a stored path or the path of a single layer.
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
     if any(_matches(pattern, name) for name in names):
         return

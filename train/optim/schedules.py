@@ -30,6 +30,7 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     Raises:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
     """
+    # Delay the schedule of the remaining steps.
     if start:
         before = start - (config.warmup_steps == 0)
         begun = make_schedule(config, steps - before)

@@ -144,6 +144,7 @@ def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> 
     stats = [device.memory_stats() or {} for device in devices]
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
+    # Without statistics of the devices, as on a CPU, use the compiler's analysis.
     memory = executable.memory_analysis()
     assert memory is not None
     return peak_bytes(memory), "by the compiler's analysis"

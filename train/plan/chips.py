@@ -130,6 +130,7 @@ class Tpu(Chip):
         for axis, length in enumerate(shape):
             if len({device.coords[axis] for device in group}) > 1:
                 total += self.link_bandwidth * (1 if length % self.ring_multiple else 2)
+        # A group of a single device sends nothing, but its rate must not be 0.
         return total or self.link_bandwidth
 
 
@@ -186,6 +187,7 @@ class Gpu(Chip):
         """
         if not self.crosses(group):
             return self.link_bandwidth
+        # The host with the fewest GPUs of the group limits the number of rings.
         on_one_host = min(Counter(map(self.unit_of, group)).values())
         return min(self.link_bandwidth, on_one_host * self.network_bandwidth)
 

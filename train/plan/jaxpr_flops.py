@@ -34,6 +34,7 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         left, result = equation.invars[0].aval, equation.outvars[0].aval
         assert isinstance(left, ShapedArray)
         assert isinstance(result, ShapedArray)
+        # [M, K] times a matrix [K, N] for each row: 2 · M · K · N.
         return 2 * math.prod(left.shape) * result.shape[-1]
     inner = [matmul_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
     if equation.primitive.name == "cond":

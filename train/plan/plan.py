@@ -169,11 +169,13 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
         RunError: The compiler is not installed, or ended its process.
     """
     chip = topology.chip
+    # Look for the compiler here, because without it the worker would end with a traceback.
     if chip is not None and importlib.util.find_spec(chip.package) is None:
         raise RunError(
             f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', "
             f"or do the arithmetic alone with --topology cpu:{topology.num_devices}"
         )
+    # The worker reads the request from standard input, and prints one JSON object.
     request = {"topology": topology.name, "config": to_dict(config)}
     started = time.monotonic()
     done = subprocess.run(

@@ -41,6 +41,7 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
     yield plan.attention
     if plan.exchange:
         yield plan.exchange
+    # The verdict comes before the figures that explain it.
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
     yield ""
@@ -130,6 +131,7 @@ def _uncompiled(plan: Plan) -> str:
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield "bytes on each device"
     trained = f"{plan.num_parameters:,} are trained"
+    # Without frozen parameters, all parameters of the model are trained.
     if not plan.frozen_parameters:
         trained = f"the model has {plan.num_parameters:,}"
     yield f"  parameters    {format_bytes(plan.param_bytes)} ({trained})"
@@ -160,6 +162,7 @@ def _work(plan: Plan) -> Iterator[str]:
         "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
+        # Above 1, work is repeated. Below 1, kernels or frozen parameters save work.
         ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
         why = ": recomputed or done on several" if ratio > 1 else ""
         if ratio < 1:
@@ -177,6 +180,7 @@ def _work(plan: Plan) -> Iterator[str]:
 
 def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
     estimate = Estimate.from_plan(plan, topology)
+    # Without overlap the utilization is lower than with full overlap.
     low, high = estimate.utilization(plan, topology)
     yield "estimate, not a measurement: the work above at the chip's peak rates"
     yield f"  matmuls       {format_seconds(estimate.matmuls)}"

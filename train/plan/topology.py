@@ -63,6 +63,7 @@ class Topology:
         return jax.devices("cpu")
 
     def _tpus(self, chip: Tpu) -> list[Device]:
+        # libtpu takes the name of one slice. The number of slices is an option.
         name = self.name.rsplit("*", 1)[-1]
         options: dict[str, str | int | tuple[int, ...]] = {}
         if chip.megacore:

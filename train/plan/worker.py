@@ -124,6 +124,7 @@ def _with_rollout(
         end_ids=(0,),
         adapter=None if config.lora is None else make_lora(config.lora, model),
     )
+    # Shapes are enough to compile, so no array is made.
     group = objective.num_generations
     shape = rows // group, config.data.length - answer_length
     sharding = batch_sharding(mesh, shape)
@@ -199,6 +200,7 @@ def sum_by_kind(
         group = [devices[index] for index in op.group]
         bytes_sent = op.count * op.bytes_sent
         kind, seconds = op.kind, None
+        # Collectives between units use the slower network, so they are listed separately.
         if chip is not None:
             seconds = bytes_sent / chip.bandwidth(group, topology.shape)
             if chip.crosses(group):

@@ -46,7 +46,7 @@ EMBED = TrainConfig(
 
 
 def _rate(rate: float, model: TransformerConfig) -> float:
-    """Returns the learning rate of a model; narrower models need a larger one than 768 does."""
+    """Returns a learning rate that is `rate` for a width of 768 and larger for narrower models."""
     return round(rate * 768 / model.d_model, 6)
 
 
@@ -56,7 +56,7 @@ def of_model(model: TransformerConfig) -> TrainConfig:
         EMBED,
         model=dataclasses.replace(model, dropout_rate=0.0),
         data=dataclasses.replace(EMBED.data, length=min(model.max_length, 128), query_length=None),
-        # MiniLM, of a width of 384, learned more from 500 pairs of SQuAD at 1e-4 than at 2e-5.
+        # MiniLM, whose width is 384, learned more from 500 pairs of SQuAD at 1e-4 than at 2e-5.
         optimizer=dataclasses.replace(EMBED.optimizer, peak_learning_rate=_rate(5e-5, model)),
         epochs=1.0,
         batch_size=64,

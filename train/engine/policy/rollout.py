@@ -65,6 +65,7 @@ def rollout_of(
     ids = jnp.concatenate([prompt_ids, answers.tokens], axis=1)  # [R, T]
     attention_mask = jnp.concatenate([prompt_mask, answers.mask], axis=1)
     is_answer = jnp.concatenate([jnp.zeros_like(prompt_mask), answers.mask], axis=1)
+    # Whether each token of an answer is an end token, [R, N].
     is_end = jnp.any(answers.tokens[..., None] == jnp.asarray(end_ids, jnp.int32), axis=-1)
     last = jnp.zeros_like(ids[:, :1])
     return Rollout(
@@ -207,6 +208,7 @@ def weighted_rewards(
     rewards: Float[Array, "R F"], weights: tuple[float, ...]
 ) -> Float[Array, " R"]:
     """Returns the weighted sum of each answer's rewards; NaN if no function rewards it."""
+    # `nansum` is 0 where all rewards are NaN, so restore the NaN.
     total = jnp.nansum(rewards * jnp.asarray(weights), axis=1)
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
 
@@ -252,6 +254,7 @@ def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array
     # A group of one answer has no spread, so use the spread of the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}
+    # [R] to [prompts, G]: one standard deviation for each group.
     spread = jnp.nanstd(total.reshape(-1, group_size), axis=1, ddof=1)
     return {
         "reward_std": jnp.nanmean(spread),

@@ -150,7 +150,7 @@ class PolicyTrainer:
                 values[judged] = self.rewards(prompts, [texts[i] for i in judged])
         except Exception as error:
             raise StepNotTaken from error
-        # Discard the reward of such a row.
+        # Discard the reward of a filler row.
         values[~np.asarray(real)] = np.nan
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 

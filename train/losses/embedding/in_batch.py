@@ -62,6 +62,7 @@ def multiple_negatives(
     """
     anchors, positives = vectors.anchors, vectors.documents[:, 0]
     batch, num_documents = real.documents.shape
+    # [B, C, D] to [B · C, D]: each document of the batch is a candidate.
     documents = vectors.documents.reshape(batch * num_documents, -1)
     real_documents = real.documents.reshape(1, -1)
     same = jnp.eye(batch, dtype=bool)
@@ -73,7 +74,9 @@ def multiple_negatives(
         "doc_to_query": (positives, anchors, real.anchors[None]),
         "doc_to_doc": (positives, documents, real_documents & ~same_example),
     }
+    # The positive is the first document of each example.
     is_positive = jnp.arange(batch * num_documents) % num_documents == 0
+    # The negatives whose logits are raised, [B, B · C].
     harder = {
         "none": False,
         "in_batch_negatives": ~same_example,
@@ -93,6 +96,7 @@ def multiple_negatives(
     # One softmax over all candidates, or one for each direction.
     softmaxes = [jnp.concatenate(every, axis=1)] if partition == "joint" else every
     normalizer = sum(jax.nn.logsumexp(x, axis=1) for x in softmaxes) / len(softmaxes)
+    # The positive has the same logit in each softmax, so subtract it once from the mean.
     return normalizer - scale * to_own(vectors, similarity)[:, 0]
 
 
@@ -108,8 +112,9 @@ def gist(
 ) -> Float[Array, " B"]:
     """Returns the loss of each pair among the texts that a guide considers to be negatives.
 
-    The candidates of anchor q_i are all documents by sim(q_i, d), the other anchors by
-    sim(q_i, q_j), and the other positives by sim(d_i, d_j), all cosines divided by the temperature.
+    The candidates of anchor q_i are all documents with the similarity sim(q_i, d), the other
+    anchors with sim(q_i, q_j), and the other positives with sim(d_i, d_j). All similarities are
+    cosines divided by the temperature.
     A candidate is left out if the guide's similarity exceeds the guide's sim(q_i, d_i) - margin,
     because it is probably another positive (Solatorio 2024, "GISTEmbed", section 3).
 
@@ -130,6 +135,7 @@ def gist(
     batch, num_documents = real.documents.shape
     same = jnp.eye(batch, dtype=bool)
     is_positive = jnp.arange(batch * num_documents) % num_documents == 0
+    # Whether a document is the positive of an anchor, [B, B · C].
     is_own = jnp.repeat(same, num_documents, axis=1) & is_positive
     # The largest similarity that the guide may find between an anchor and its negative.
     pair = to_own(guide, "cosine")[:, :1]
@@ -153,6 +159,7 @@ def gist(
         similar, guided = (each_to_each(*texts(x), "cosine") for x in (vectors, guide))
         kept = always | (counted & (guided <= largest))
         logits.append(jnp.where(kept, similar / temperature, MASKED))
+    # One softmax over the candidates of all pools.
     normalizer = jax.nn.logsumexp(jnp.concatenate(logits, axis=1), axis=1)
     return normalizer - to_own(vectors, "cosine")[:, 0] / temperature
 
@@ -162,4 +169,5 @@ def is_nearest(vectors: Vectors, real: Real) -> Bool[Array, " B"]:
     size = vectors.documents.shape[-1]
     similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), "cosine")
     best = jnp.max(jnp.where(real.documents.reshape(1, -1), similar, MASKED), axis=1)
+    # Both cosines of the positive are rounded differently, so allow a small difference.
     return to_own(vectors, "cosine")[:, 0] >= best - 1e-6

@@ -20,7 +20,7 @@ def batch_all_triplet(
     *,
     margin: float = 5.0,
 ) -> Float[Array, ""]:
-    """Returns the mean of d(a, p) - d(a, n) + margin over all triplets in which it is above 0.
+    """Returns the mean of d(a, p) - d(a, n) + margin over all triplets with a value above 0.
 
     The anchor a and the positive p are different texts with one label, and the negative n has
     another label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch all").
@@ -28,7 +28,7 @@ def batch_all_triplet(
     Args:
         distances: d of each text to each.
         labels: the label of each text.
-        real: other texts have no triplets.
+        real: whether each text counts; a text that does not count has no triplets.
         margin: how much farther than the positive a negative must be.
     """
     positive, negative = _relations(labels, real)
@@ -36,10 +36,12 @@ def batch_all_triplet(
     @jax.checkpoint  # else the backward pass would keep [B, B, B]
     def of_anchor(row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         d, is_positive, is_negative = row
+        # [B, B]: positives along the rows, negatives along the columns.
         losses = d[:, None] - d[None] + margin
         counted = is_positive[:, None] & is_negative[None] & (losses > 0)
         return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted)
 
+    # One anchor at a time, so that only [B, B] numbers are in memory.
     sums, numbers = jax.lax.map(of_anchor, (distances, positive, negative))
     return jnp.sum(sums) / jnp.maximum(jnp.sum(numbers), 1)
 
@@ -55,9 +57,10 @@ def batch_hard_soft_margin(
     Args:
         distances: d of each text to each.
         labels: the label of each text.
-        real: other texts are neither positives nor negatives.
+        real: whether each text may be a positive or a negative.
     """
     positive, negative = _relations(labels, real)
+    # An anchor without negatives has loss 0, because its nearest negative is at `FAR`.
     farthest = jnp.max(jnp.where(positive, distances, 0.0), axis=1)
     nearest = jnp.min(jnp.where(negative, distances, FAR), axis=1)
     return jax.nn.softplus(farthest - nearest)
@@ -70,6 +73,7 @@ def _relations(labels: Array, real: Array) -> tuple[Bool[Array, "B B"], Bool[Arr
 
 
 def _euclidean(x: Float[Array, "B D"]) -> Distances:
+    # |a - b|² = |a|² + |b|² - 2 a · b needs no array [B, B, D].
     norms = jnp.sum(jnp.square(x), axis=-1)
     squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
     # Avoid 0, where the root has no gradient, as between equal texts.
@@ -78,6 +82,7 @@ def _euclidean(x: Float[Array, "B D"]) -> Distances:
 
 
 def _manhattan(x: Float[Array, "B D"]) -> Distances:
+    # The differences of all pairs are an array [B, B, D].
     return jnp.sum(jnp.abs(x[:, None] - x), axis=-1)
 
 
@@ -86,4 +91,4 @@ TO_EACH: Mapping[Distance, Callable[[Float[Array, "B D"]], Distances]] = {
     "euclidean": _euclidean,
     "manhattan": _manhattan,
 }
-"""The distances of each vector to each."""
+"""Functions from vectors to the distance of each vector to every vector."""

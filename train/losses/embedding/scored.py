@@ -16,7 +16,7 @@ def cosent(
 ) -> Float[Array, ""]:
     """Returns log(1 + Σ exp(s · (c_k - c_i))) over all i and k with y_i > y_k.
 
-    c are the similarities of the pairs, y their scores, s the scale (Su 2022, "CoSENT"). Only the
+    c_i is the similarity of pair i, y_i its score, and s the scale (Su 2022, "CoSENT"). Only the
     order of the scores counts.
 
     Args:
@@ -48,12 +48,16 @@ def angle(vectors: Vectors) -> Float[Array, " B"]:
     # [B, D] each
     x, y = unit(vectors.anchors), unit(vectors.documents[:, 0])
     x, y = (jnp.pad(v, ((0, 0), (0, v.shape[-1] % 2))) for v in (x, y))
+    # The first half of a vector is the real part, the second half the imaginary part, [B, D / 2].
     (x1, x2), (y1, y2) = (jnp.split(v, 2, axis=-1) for v in (x, y))
     return jnp.abs(jnp.sum(x * y, axis=-1) + jnp.sum(x2 * y1 - x1 * y2, axis=-1))
 
 
 def cosine_error(vectors: Vectors, scores: Float[Array, " B"]) -> Float[Array, " B"]:
-    """Returns (cos - y)², y the score (Reimers and Gurevych 2019, "Sentence-BERT", section 3)."""
+    """Returns (cos - y)², where y is the score.
+
+    Reimers and Gurevych 2019, "Sentence-BERT", section 3.
+    """
     return jnp.square(cosine(vectors) - scores)
 
 
@@ -64,7 +68,7 @@ def contrastive(
     distance: Distance = "cosine",
     margin: float = 0.5,
 ) -> Float[Array, " B"]:
-    """Returns ½ (y d² + (1 - y) max(0, margin - d)²), y 1 for similar and 0 for other texts.
+    """Returns ½ (y d² + (1 - y) max(0, margin - d)²), where y is 1 for similar texts, else 0.
 
     Hadsell et al. 2006, "Dimensionality reduction by learning an invariant mapping", equation 4.
 
@@ -84,13 +88,14 @@ def triplet(
 ) -> Float[Array, "B N"]:
     """Returns max(0, d(a, p) - d(a, n) + margin) for each negative n.
 
-    Schroff et al. 2015, "FaceNet", equation 1, without squares, as Reimers and Gurevych 2019.
+    Schroff et al. 2015, "FaceNet", equation 1, without squares, as in Reimers and Gurevych 2019.
 
     Args:
         vectors: the vectors of the batch.
         distance: d.
         margin: how much farther than the positive p a negative must be from the anchor a.
     """
+    # [B, 1, D] and [B, C, D] to [B, C].
     d = DISTANCES[distance](vectors.anchors[:, None], vectors.documents)
     return jax.nn.relu(d[:, :1] - d[:, 1:] + margin)
 
@@ -113,6 +118,7 @@ def margin_error(
         similarity: sim.
     """
     similar = to_own(vectors, similarity)
+    # y of each negative: [B, 1], or [B, N] from the scores of the documents.
     wanted = scores[:, None] if scores.ndim == 1 else scores[:, :1] - scores[:, 1:]
     return jnp.square(similar[:, :1] - similar[:, 1:] - wanted)
 

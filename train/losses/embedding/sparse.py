@@ -13,8 +13,9 @@ def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array,
 
     Args:
         vectors: w, the weights of each text, at least 0.
-        real: other texts do not count.
+        real: whether each text counts.
     """
     number = jnp.maximum(jnp.sum(real), 1)
+    # The mean weight of each token over the real texts, [V].
     means = jnp.sum(jnp.where(real[:, None], vectors, 0.0), axis=0) / number
     return jnp.sum(jnp.square(means))

@@ -26,7 +26,7 @@ class Vectors:
     """The vectors of a second, frozen model for the same texts, if the objective has one."""
 
     def first(self, num_dimensions: int) -> "Vectors":
-        """Returns the first dimensions, as vectors of norm 1; those of the guide are unchanged."""
+        """Returns the first dimensions, as vectors of norm 1, and the unchanged guide."""
         anchors, documents = (unit(x[..., :num_dimensions]) for x in (self.anchors, self.documents))
         return Vectors(anchors, documents, self.guide)
 
@@ -42,6 +42,7 @@ class Real:
     def of(cls, batch: Batch) -> "Real":
         """Returns which texts have any token, by `anchor_mask` and `attention_mask`, if present."""
         anchors = batch["anchor_mask"]
+        # Texts with labels have no documents: an empty mask [B, 0, 1] gives [B, 0].
         masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
         return cls(*(jnp.any(mask != 0, axis=-1) for mask in masks))
 
@@ -75,6 +76,7 @@ def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N 
 def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
     """Returns the similarity of each anchor to its documents."""
     a, b = map(_BEFORE_DOT[similarity], (vectors.anchors, vectors.documents))
+    # [B, 1, D] and [B, C, D] to [B, C].
     return jnp.sum(a[:, None] * b, axis=-1)
 
 

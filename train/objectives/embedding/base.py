@@ -85,7 +85,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @abstractmethod
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the loss of each item; the shape is that of `items`."""
+        """Returns the loss of each item, in the shape of `items`."""
 
     def items(self, real: Real) -> Bool[Array, "..."]:
         """Returns which items count; by default each pair is an item."""
@@ -182,6 +182,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> "ObjectiveConfig[EmbeddingData]":
         """See `ObjectiveConfig`; the scores of the data determine the objective."""
+        # Several data sets need a loss for each of them, which `several` has.
         if is_default and data.sets:
             return self._as("several").of_data(data, is_default=True)
         names = list(data.sets)
@@ -191,6 +192,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"{len(names)}: give --objective.kind several --objective.kinds "
             + " ".join(f"{name}={self.kind}" for name in names),
         )
+        # The form of the scores decides the default objective of a single data set.
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
             return self._as(DEFAULTS[form])
@@ -306,8 +308,10 @@ def embedding_inputs(batch: Batch) -> tuple[Inputs, ...]:
 def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
     """Returns the vectors of a batch, given a function to the vectors of texts `[R, D]`."""
     anchors, *documents = map(embed, embedding_inputs(batch))
+    # Texts with labels have an empty array of documents, [B, 0, D].
     if not documents:
         return Vectors(anchors, anchors[:, None][:, :0])
+    # [B · C, D] to [B, C, D].
     return Vectors(anchors, documents[0].reshape(len(anchors), -1, anchors.shape[-1]))
 
 

@@ -25,7 +25,7 @@ class LabelledTextsConfig(EmbeddingObjective):
     """The distance of two vectors; cosine is 1 - cos."""
 
     def distances(self, vectors: Vectors) -> Float[Array, "B B"]:
-        """Returns the distance of each text to each."""
+        """Returns the distance of each text to every text."""
         return labelled.TO_EACH[self.distance](vectors.anchors)
 
 

@@ -17,6 +17,7 @@ from .in_batch import MultipleNegativesConfig
 
 def _is_nearer(vectors: Vectors, real: Real) -> Array:
     """Returns whether the positive of each pair has a larger cosine than all its negatives."""
+    # A missing negative counts as farther than the positive.
     similar = to_own(vectors, "cosine")
     return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
 
@@ -89,7 +90,7 @@ class TaughtConfig(EmbeddingObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarginMSEConfig(TaughtConfig):
-    """The settings of MarginMSE: differences of similarities equal those of a teacher."""
+    """The settings of MarginMSE, which learns the differences of a teacher's similarities."""
 
     kind = "margin_mse"
     score_forms = ("documents", "pairs")

@@ -62,12 +62,14 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
         """See `ObjectiveConfig`; data that the loss would not learn from are refused."""
         del is_default
+        # The loss of single pairs needs only scores from 0 to 1.
         if self.loss == "binary":
             remedy = "scale them, or train flaxzoo train bert-classify on classes"
             data.require_scores(0.0, 1.0, "the loss binary", remedy=remedy)
             return self
         if self.loss == "margin_mse":
             data.require_one_negative("the loss margin_mse")
+        # The other losses compare documents. Sampled negatives give each query further documents.
         examples = data.train_examples()
         scores = [example.score for example in examples]
         samples = scores[0] is None and data.sampled_negatives != 0
@@ -114,7 +116,7 @@ class _Loss:
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
     """The sum over items."""
     number: Callable[[Array, Array], Float[Array, ""]]
-    """The number of items, from the labels and from which documents are real."""
+    """The number of items, given the labels and whether each document is real."""
 
 
 def _num_queries(labels: Array, real: Array) -> Array:
@@ -124,6 +126,7 @@ def _num_queries(labels: Array, real: Array) -> Array:
 
 def _binary(settings: RerankConfig, scores: Array, labels: Array, real: Array) -> Array:
     del settings
+    # Each pair is an item with a single label, [B, C] to [B · C, 1].
     flat, wanted = scores.reshape(-1, 1), labels.reshape(-1, 1)
     return sigmoid_cross_entropy(flat, wanted, real.reshape(-1).astype(jnp.float32))
 
@@ -197,6 +200,7 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         labels, real = batch["scores"], real_documents(batch)
+        # The single logit of each pair, [B · C, 1] to [B, C].
         scores = outputs.logits[:, 0].reshape(labels.shape)
         counted = ranking.can_be_ranked(labels, real)
         values = ranking.ranking_measures(scores, labels, real)

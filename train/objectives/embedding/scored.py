@@ -23,7 +23,7 @@ class ScoredPairsConfig(EmbeddingObjective):
     score_forms = ("pairs",)
     num_documents = (1, 1)
     score_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    """The least and the largest score that the loss can reach."""
+    """The smallest and the largest score that the loss can reach."""
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
         """See `ObjectiveConfig`; scores that no pair can reach are refused."""
@@ -35,6 +35,7 @@ class ScoredPairsConfig(EmbeddingObjective):
         """Returns a line if the scores look like classes, as the labels of NLI do."""
         scores = {example.score for example in data.train_examples()}
         numbers = sorted(x for x in scores if isinstance(x, float))
+        # Two values may mean similar and different texts. Three or more look like classes.
         if len(numbers) < 3 or not all(x.is_integer() for x in numbers):
             return None
         shown = ", ".join(f"{x:g}" for x in numbers[:4])

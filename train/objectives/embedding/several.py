@@ -1,4 +1,4 @@
-"""Several data sets, each with its own loss."""
+"""The objective of several data sets, which has a loss for each data set."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ class SeveralConfig(EmbeddingObjective):
     By default the scores of a data set determine its loss, as for a single one."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Raises an error, because each data set has its own loss."""
+        """Raises NotImplementedError, because `build` uses the losses of the data sets instead."""
         raise NotImplementedError
 
     def build(self, data: EmbeddingData) -> Objective:
@@ -55,6 +55,7 @@ class SeveralConfig(EmbeddingObjective):
             for number, (name, made, objective) in enumerate(chosen):
                 yield name, made, objective, _of_set(batch, number, made)
 
+        # The measures of the single objectives are left out.
         def counts(batch: Batch) -> Terms:
             return {
                 name: objective.counts(own)[made.kind]
@@ -96,9 +97,11 @@ class SeveralConfig(EmbeddingObjective):
         given = dict(map(_named, self.kinds))
         for name in given:
             require_one_of("the data set of objective.kinds", name, list(data.sets))
+        # The kinds that are given override the defaults.
         kinds = {name: DEFAULTS[own.score_form()] for name, own in data.sets.items()} | given
         # The order of the data sets numbers them in a batch.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
+        # Check that each objective learns from its data set.
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)
         return complete
@@ -124,11 +127,12 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
     require_one_of("the objective of a data set in objective.kinds", kind, LOSSES)
     settings = {name: x for name, _, x in (option.partition("=") for option in options)}
     made = objective_class(kind)
+    # Settings of vectors, such as the pooling, belong to the run and not to one data set.
     known = {field.name for field in dataclasses.fields(made)} - shared.keys()
     for name in settings:
         require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
     values = {name: _value(x) for name, x in settings.items()}
-    # A whole number of the text is a float where the field is one.
+    # JSON reads `1` as an int, but the numbers among the options are floats.
     numbers = {n: float(x) if isinstance(x, int) else x for n, x in values.items()}
     objective = made(**shared, **numbers)
     if not isinstance(objective, EmbeddingObjective) or objective.second_model is not None:
@@ -140,18 +144,21 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
+        # A word such as `cosine` is not JSON.
         return text
 
 
 def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
     """Returns the vectors of the documents that an objective reads."""
+    # All examples of a batch have the same number of documents. An objective of pairs reads one.
     most = objective.num_documents[1]
     number = vectors.documents.shape[1] if math.isinf(most) else int(most)
     return Vectors(vectors.anchors, vectors.documents[:, :number])
 
 
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
-    """Returns the batch in which the examples of other data sets count as filler."""
+    """Returns the batch, with the examples of other data sets masked out as filler."""
+    # An example whose masks are 0 is filler.
     own = batch["data_set"] == number
     found = {**batch, "anchor_mask": jnp.where(own[:, None], batch["anchor_mask"], 0)}
     most = objective.num_documents[1]

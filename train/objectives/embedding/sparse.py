@@ -25,8 +25,9 @@ S = TypeVar("S", bound="SpladeConfig")
 class SpladeConfig(MultipleNegativesConfig):
     """Multiple negatives ranking of sparse vectors by dot product, with a regularizer.
 
-    The weight of token v is log(1 + max(0, z_v)), z_v the greatest logit of v over all positions of
-    a text. The regularizer makes few weights positive (Formal et al. 2021, "SPLADE v2", section 3).
+    The weight of token v is log(1 + max(0, z_v)), where z_v is the maximum of the logits of v over
+    all positions of a text. The regularizer makes few weights positive (Formal et al. 2021,
+    "SPLADE v2", section 3).
     """
 
     kind = "splade"
@@ -47,7 +48,7 @@ class SpladeConfig(MultipleNegativesConfig):
     query_weight: NonNegative = 5e-5
     """The weight of the regularizer of anchors in the loss."""
     ramp_fraction: Fraction = 1 / 3
-    """The part of the run in which these weights grow quadratically from 0."""
+    """The part of the run during which these weights grow quadratically from 0."""
     ramp_steps: NonNegativeInt = 0
     """Number of steps until the weights are full; 0: derived from `ramp_fraction`."""
 
@@ -76,6 +77,7 @@ class SpladeConfig(MultipleNegativesConfig):
             return {
                 **ranking.terms(vectors, batch),
                 "query_flops": flops(vectors.anchors, real.anchors),
+                # Each document is one text, [B, C, V] to [B · C, V].
                 "document_flops": flops(
                     vectors.documents.reshape(-1, size), real.documents.reshape(-1)
                 ),
@@ -87,6 +89,7 @@ class SpladeConfig(MultipleNegativesConfig):
             counts=counts,
             terms=terms,
             regularizers=tuple(weights),
+            # Only the regularizers grow. The ranking loss has its full weight from the first step.
             ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
         )
 

@@ -50,7 +50,7 @@ def kernel_flops(call: Instruction, computation: Computation) -> int:
 def _gpu_flops(
     call: Instruction, computation: Computation, phase: str, *, causal: bool, window: int | None
 ) -> int:
-    """Returns the FLOPs of a kernel of [B, T, N, H], [B, S, K, H] and [B, S, K, V]."""
+    """Returns a kernel's FLOPs for queries [B, T, N, H], keys [B, S, K, H], values [B, S, K, V]."""
     arrays = [computation[name].arrays[0].shape for name in call.operands[:3]]
     (batch, num_queries, heads, key_dim), (_, num_keys, *_), (*_, value_dim) = arrays
     num_pairs = num_queries * num_keys

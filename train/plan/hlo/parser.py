@@ -145,6 +145,7 @@ class HloProgram:
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
+            # A conditional on an index lists its branches. A conditional on a predicate names two.
             if listed := _BRANCHES.search(instruction.attributes):
                 names = [name.strip(" %") for name in listed[1].split(",")]
             else:
