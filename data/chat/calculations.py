@@ -32,6 +32,7 @@ def calculations() -> Iterator[tuple[str, Mapping[str, object]]]:
         )
         sign = "*" if draw.integers(2) else "+"
         expression, result = f"{a} {sign} {b}", str(a * b if sign == "*" else a + b)
+        # The assistant calls the tool first, and then gives its result to the user.
         messages = [
             ("system", INSTRUCTIONS),
             ("user", f"What is {expression}?"),

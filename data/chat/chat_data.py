@@ -90,6 +90,7 @@ class Unusable:
                 if self.strict:
                     raise DataError(message) from None
                 self.messages.append(message)
+        # If every record is unusable, the first reason is the error.
         if self.messages and not used:
             number = counted(len(self.messages), self.noun)
             raise DataError(f"none of {number} can be used; the first: {self.messages[0]}")

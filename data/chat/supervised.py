@@ -50,7 +50,8 @@ class SupervisedExamples(PickledByFields):
     def num_learned(self) -> int:
         """The number of tokens that are learned in an epoch."""
         first = np.zeros(len(self.tokens), bool)
-        first[self.starts[:-1]] = True  # the first token of a demonstration is never a label
+        # The first token of a demonstration is never a label.
+        first[self.starts[:-1]] = True
         return int(np.sum(self.learned & ~first))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:

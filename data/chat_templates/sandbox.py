@@ -161,10 +161,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
-            optimized=False,  # constant folding would run outside of the bounds
+            # Constant folding would run outside of the bounds.
+            optimized=False,
             finalize=_written,
         )
         self.literals: list[Traced] = []
+        # These filters replace the filters of Jinja, and every filter is traced.
         own = {
             "tojson": as_json,
             "string": as_text,
@@ -176,7 +178,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
         }
-        del self.filters["urlize"], self.globals["lipsum"]  # not needed, and their results grow
+        # Neither is needed, and their results grow.
+        del self.filters["urlize"], self.globals["lipsum"]
         self.globals.update(
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
         )
@@ -323,12 +326,14 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
     def traced(self, pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
         """Returns a pattern with its fields filled in, with origins."""
+        # Literal text has the origin of the pattern, and a field has the origin of its value.
         parts: list[str] = []
         number = 0
         for literal, name, form, conversion in self.parse(str.__str__(pattern)):
             parts.append(Traced(literal, origin(pattern)))
             if name is None:
                 continue
+            # A field without a name takes the next positional argument.
             if name == "" or name[0] in ".[":
                 name, number = f"{number}{name}", number + 1
             value, _ = self.get_field(name, args, kwargs)

@@ -130,8 +130,7 @@ class Traced(str):
 
     def splitlines(self, keepends: bool = False) -> list[Any]:
         """See ``str``; the origins are kept."""
-        # If lines keep their ends, there are no gaps between them, so their sizes give their
-        # positions.
+        # Lines with their ends follow each other without gaps, so their sizes give their positions.
         whole = self._divided(str.splitlines(self, True), "")
         if keepends:
             return whole

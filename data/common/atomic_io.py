@@ -34,7 +34,8 @@ def write_file(path: Path, content: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from the group
+            # The mode 0600 of mkstemp would hide the file from the group.
+            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
             # If the clean-up fails too, report the first error.
@@ -98,7 +99,8 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
       DataError: The path cannot be written.
     """
-    final = path.resolve()  # keep a symbolic link
+    # Resolve the path, so that a symbolic link is kept.
+    final = path.resolve()
     if _holds_something(final):
         return path
     # An empty folder is replaced, if it is not a mounted disk.

@@ -107,7 +107,8 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
                 f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
                 f"{error.start + 1}; convert the file to UTF-8, or correct the line"
             ) from None
-        if "\0" in line:  # valid UTF-8, and half of the bytes of Latin letters in UTF-16
+        # A zero byte is valid UTF-8, and half of the bytes of Latin letters in UTF-16.
+        if "\0" in line:
             raise DataError(
                 f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, as a "
                 "file in UTF-16 does: convert the file to UTF-8, or remove the character"
@@ -200,7 +201,8 @@ def matching_files(pattern: str, name: str) -> list[File]:
     path = Path(pattern).expanduser()
     remedy = f"name its files, for example by {pattern.rstrip('/')}/**/*"
     require(not path.is_dir(), f"{pattern!r} is a folder: {remedy}", DataError)
-    if path.is_file():  # the name of a file may contain [ ] * ?
+    # A file may have [ ] * ? in its name, so look for this exact name before the pattern.
+    if path.is_file():
         return [path]
     # Sort, because the order of glob depends on the file system.
     matching = map(Path, glob.glob(str(path), recursive=True))

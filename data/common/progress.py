@@ -78,7 +78,8 @@ class Progress:
 
         def advance(number: int, new_tokens: int) -> None:
             nonlocal tokens
-            bar.start()  # not earlier, so that a refused input prints only one line
+            # Start the bar only now, so that a refused input prints a single line.
+            bar.start()
             tokens += new_tokens
             elapsed = bar.tasks[0].elapsed or 0.0
             speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
@@ -102,7 +103,8 @@ class Progress:
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
         left = self._console.width - text
         columns: list[ProgressColumn] = [TextColumn(what), MofNCompleteColumn()]
-        if left >= 4:  # a shorter bar says nothing
+        # Fewer than four characters are too few for a bar.
+        if left >= 4:
             columns.append(BarColumn(min(left, 40)))
         columns += [*more, TextColumn("{task.fields[speed]} tokens/s")]
         # Show the elapsed time only if the bar keeps at least 10 columns.

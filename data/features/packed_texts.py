@@ -56,8 +56,10 @@ class PackedTexts(PickledByFields):
         """
         del epoch, index
         tokens, added = self.corpus.tokens, self.frame.single.num_added
+        # Begin at a random token, and take texts until the row is full.
         at, room, framed = int(rng.integers(len(tokens))), self.length, []
         while room > added:
+            # The document of token `at` ends at the first end after it.
             end = int(self._ends[np.searchsorted(self._ends, at, "right")])
             size = min(end - at, room - added)
             # Shorten a text that would leave too little room for another one.
@@ -67,6 +69,7 @@ class PackedTexts(PickledByFields):
             framed.append(self.frame.join(tokens[at : at + size].tolist()))
             room -= size + added
             at = (at + size) % len(tokens)
+        # Join the texts to a row [T], and number its texts from 1.
         sizes = [len(text.ids) for text in framed]
         return Example(
             np.concatenate([text.ids for text in framed]).astype(np.int32),

@@ -114,7 +114,7 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
         index = next((i for i, free in enumerate(room) if free >= size), None)
         if index is None:
             if len(sequences) == _OPEN_SEQUENCES:
-                # Close the fullest sequence, which is the least likely to take another piece.
+                # Close the fullest sequence, because another piece rarely fits into it.
                 fullest = min(range(len(room)), key=room.__getitem__)
                 closed.append(sequences.pop(fullest))
                 room.pop(fullest)

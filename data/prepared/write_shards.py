@@ -105,6 +105,7 @@ def prepare(
     folder, parts = Path(folder), input_files(source)
     loaded = load_tokenizer(tokenizer)
     require_bos_eos(loaded)
+    # A later call continues the folder only if these settings are the same.
     settings = Settings(
         source=source,
         tokenizer=loaded.fingerprint,

@@ -42,7 +42,7 @@ class HashSplit:
           name: The source's name, for the message.
 
         Raises:
-          DataError: There are no two different documents, and ``fraction`` is not 0.
+          DataError: All documents are equal, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")

@@ -65,6 +65,7 @@ class Examples(str):
         require(is_list, problem, DataError)
         rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
         require(rows, "the list of examples is empty: give at least one", DataError)
+        # All examples must have the form of the first one.
         kinds = [type(row).__name__ for row in rows]
         other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
         problem = f"examples[{other}] is a {kinds[other]}, examples[0] a {kinds[0]}"

@@ -52,8 +52,8 @@ def load_documents(
       cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
-      The documents. Those of local text have an order that depends only on the texts; all others
-      keep the order of the source.
+      The documents. Local documents have an order that depends only on the texts; all others keep
+      the order of the source.
 
     Raises:
       DataError: The source has an error (see ``read_documents``), has only one document and

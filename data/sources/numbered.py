@@ -157,6 +157,7 @@ def _cached(
         reason = left_out_note(left_out) or "it is empty or only white space"
         require(found, f"no text in {source.name!r}: {reason}", DataError)
         numbers, digests = zip(*found, strict=True)
+        # The file has only arrays, so the counts of omissions are stored as the bytes of JSON.
         content = io.BytesIO()
         np.savez(
             content,

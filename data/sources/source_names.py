@@ -167,6 +167,7 @@ def split_mixture(name: str) -> tuple[Term, ...]:
     form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE"
     problem = f"{name!r} has a mixture in a mixture: multiply the weights, and {form}"
     require(_NESTED.search(name) is None, problem, DataError)
+    # Divide the name into terms, and each term into its weight and its source.
     found = [(_WEIGHT.fullmatch(part.strip()), part) for part in _NEXT_TERM.split(name)]
     terms: list[Term] = []
     for match, part in found:

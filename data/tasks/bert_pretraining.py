@@ -190,6 +190,7 @@ class PretrainingData(DocumentsData):
                 jitter=jitter,
                 swap=self.pair_label == "order",
             )
+        # Segments choose the tokens of an example, and masking chooses which of them are predicted.
         masking = Masking.of(
             tokenizer,
             self.length,

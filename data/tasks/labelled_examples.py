@@ -171,6 +171,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     Raises:
       DataError: All examples are in one group.
     """
+    # Examples of a group have the same digest, so they are in the same split.
     digests = [text_digest(example.group) for example in whole.examples]
     require(
         len(set(digests)) > 1,

@@ -190,6 +190,7 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
 def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
     label, context, *question, choices = record.values
     location = record.location
+    # If the choices are not a list, None makes the next check fail.
     texts = (context, *question, *(choices if isinstance(choices, list) else (None,)))
     require(
         all(isinstance(text, str) for text in texts),

@@ -345,6 +345,7 @@ class TranslationData(DataConfig):
                     f"{('length', 'target_length')[which]} {length}: give longer sequences or a "
                     "larger vocabulary"
                 )
+        # The examples are computed, so the sample and the tokenizer identify the data.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
             f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "

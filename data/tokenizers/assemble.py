@@ -79,7 +79,8 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
     if len(files) == 1 and files[0].suffix == ".json":
         return _load_json(read_folder(path, files[0]), files[0])
     folder = read_folder(path, None)
-    if folder.class_name in _ANY_CLASS:  # these classes read no older format
+    # These classes read no older format.
+    if folder.class_name in _ANY_CLASS:
         is_stated = folder.model_type is not None
         folder = dataclasses.replace(folder, class_name=None, is_stated=is_stated)
     if files[0].suffix in (".model", ".spm"):
@@ -246,6 +247,7 @@ def _generic(folder: Folder, proto: ModelProto, controls: list[AddedToken]) -> H
             proto, {id: token.content for id, token in folder.added.items()}, legacy=legacy
         )
     if proto.normalizer_spec.add_dummy_prefix:
+        # Find added tokens in a text before the normalizer puts a space in front of it.
         plain = {id: _with_flags(token, normalized=False) for id, token in folder.added.items()}
         folder = dataclasses.replace(folder, added=plain)
     special = [token for token in controls if token.special]
@@ -270,6 +272,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
             f"{folder.settings.file}: tokenizer_class {folder.class_name!r} is not supported with "
             f"{names}: give {TOKENIZER_JSON}, which save_pretrained of transformers writes"
         )
+    # Without a class, the number of files decides between BERT and GPT-2.
     is_wordpiece = len(files) == 1
     family = family or (BERT if is_wordpiece else GPT2)
     _check_files(folder, family, files)
@@ -280,7 +283,8 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
     else:
         ids = read_ids(files[0])
         missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
-        if family.every_byte and missing:  # the library would silently drop such bytes
+        # The library would silently drop bytes that have no piece.
+        if family.every_byte and missing:
             raise DataError(
                 f"{files[0]} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 "
                 "bytes have no piece"
@@ -381,7 +385,8 @@ def _special_ids(
         roles = {role: usual[role][0] for role in unstated} | roles
     ids = {role: backend.token_to_id(name) for role, name in roles.items()}
     if ids.get("pad_token") == ids.get("eos_token"):
-        ids.pop("pad_token", None)  # padding must not mask the end of a text
+        # Padding must not mask the end of a text.
+        ids.pop("pad_token", None)
     return SpecialIds(**{role.removesuffix("_token"): id for role, id in ids.items()})
 
 

@@ -247,7 +247,8 @@ class Tokenizer(ABC):
           text: A part of a text.
           is_first: Whether the part begins the text.
         """
-        del is_first  # vocabularies made here put no space before a text
+        # Vocabularies made here put no space before a text.
+        del is_first
         return encode_around(text, self.find_controls(text), self._encode_typed)
 
     def export(

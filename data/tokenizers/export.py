@@ -155,6 +155,7 @@ class ExportedTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
         }
         config = plain | self.transformers_config()
+        # transformers makes batches only with a padding token; the end of a text can serve as one.
         if "eos_token" in config:
             config.setdefault("pad_token", config["eos_token"])
         if keeps_class:
@@ -200,6 +201,7 @@ def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
     marks = sum(frame.single.marks + frame.pair.marks, ())
     named = {id: str(backend.id_to_token(id)) for id in marks}
 
+    # In the notation of the library, $A and $B are the two texts.
     def written(layout: Layout) -> list[str]:
         before, *after = ([named[id] for id in marks] for marks in layout.marks)
         texts = zip(("$A", "$B"), after, strict=False)

@@ -395,7 +395,8 @@ def _pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer
 
 
 def _with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
-    stated = settings.stated  # these defaults differ from the record's, as in transformers
+    # The defaults of this class differ from the defaults of the record, as in transformers.
+    stated = settings.stated
     names = [stated.get("mask_token", "<mask_1>"), stated.get("mask_token_sent", "<mask_2>")]
     masks = [str(getattr(name, "content", name)) for name in names if name is not None]
     # The reserved tokens come first: padding, end, masks and unused ones.
@@ -413,7 +414,8 @@ def _pegasus_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
 
 
 def _mbart(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    del settings  # transformers does not normalize the text of mBART
+    # transformers does not normalize the text of mBART.
+    del settings
     return _unigrams(vocabulary, 3, [], splits_words=True)
 
 

@@ -341,6 +341,7 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
             raise DataError(
                 f"{file} line {number} is not two pieces separated by a space: {line!r}"
             )
+        # Both pieces and the merged piece need an id.
         if not {*pieces, "".join(pieces)} <= ids.keys():
             raise DataError(
                 f"{file} line {number} merges {line!r}, which is not in the vocabulary with it: "

@@ -65,7 +65,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         backend = _marked(backend, self.sentinels, special=False)
         backend.no_padding()
         backend.no_truncation()
-        backend.encode_special_tokens = True  # "<|endoftext|>" in a text is just text
+        # A name such as "<|endoftext|>" in a text is ordinary text.
+        backend.encode_special_tokens = True
         self._backend = backend
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
         # Ids may have gaps, so the number of pieces is not the size.
@@ -118,6 +119,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}
         names.pop(model.get("unk_token"), None)
         others = {name: f"{secrets.token_hex(16)} {id}" for name, id in names.items()}
+        # The vocabulary of Unigram is a list of pieces with scores; other models have a dict of
+        # ids.
         if isinstance(model["vocab"], dict):
             model["vocab"] = {others.get(name, name): id for name, id in model["vocab"].items()}
         else:
@@ -126,7 +129,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         if "merges" in model:
             made = ((*merge, "".join(merge)) for merge in model["merges"])
             model["merges"] = [one[:2] for one in made if others.keys().isdisjoint(one)]
-        for token in content["added_tokens"]:  # added tokens get their ids from the model
+        # Added tokens get their ids from the model, so they need the same names.
+        for token in content["added_tokens"]:
             token["content"] = others.get(token["content"], token["content"])
         with library_errors(_FAILED):
             backend = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -371,6 +375,7 @@ def wordpiece_backend(
 
 def _is_bert(content: JsonObject, frame: Frame, special: SpecialIds) -> bool:
     """Returns whether transformers' class for BERT makes this tokenizer from its pieces alone."""
+    # BERT makes [CLS] A [SEP] and [CLS] A [SEP] B [SEP], with the token types 0 and 1.
     begin, end = (special.cls,), (special.sep,)
     single = ((begin, end), ((0,), (0,)), (0,))
     pair = ((begin, end, end), ((0,), (0,), (1,)), (0, 1))

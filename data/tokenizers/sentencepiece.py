@@ -83,7 +83,8 @@ class SentencePieceTokenizer(ExportedTokenizer):
         check_unicode(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        start = 0  # offset of the part in the text, in characters
+        # The offset of the part in the text, in characters.
+        start = 0
         for part in self._parts(text):
             mapping = self._processor.encode(part, return_type="offset_mapping")
             ids += mapping["ids"]
@@ -165,7 +166,8 @@ class SentencePieceTokenizer(ExportedTokenizer):
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
     """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
     broken = DataError(f"{source} is not a sentencepiece model: fetch it again")
-    if not model:  # the library accepts an empty file as a model
+    # The library accepts an empty file as a model.
+    if not model:
         raise broken
     processor = sentencepiece.SentencePieceProcessor()
     try:

@@ -202,7 +202,8 @@ def transformers_backend(
     """
     is_bpe = proto.trainer_spec.model_type != _UNIGRAM
     pieces = [piece.piece for piece in proto.pieces]
-    if is_bpe:  # a name stays with the piece that has it, unless that piece is renamed
+    # A name stays with the piece that has it, unless that piece is renamed.
+    if is_bpe:
         kept = {piece for id, piece in enumerate(pieces) if id not in names}
         renamed = {id: name for id, name in names.items() if name not in kept}
         pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
@@ -221,6 +222,7 @@ def transformers_backend(
     backend.normalizer = normalizers.Sequence(_transformers_rules(rules, legacy))
     # User-defined pieces stay whole; the longest one at a position wins.
     pattern = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
+    # A legacy tokenizer puts a space before each part of a text, and others before the first one.
     scheme = "always" if legacy else "first"
     splits: list[pre_tokenizers.PreTokenizer] = [
         *when(

@@ -57,7 +57,8 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     vocabulary = tuple(dict.fromkeys(token for word in words for token in word))
     yield MergeRound(None, words, vocabulary)
     while pairs := Counter(pair for word in words for pair in pairwise(word)):
-        best = max(pairs, key=pairs.__getitem__)  # the first of equals: a Counter keeps order
+        # The first of equally frequent pairs wins, because a Counter keeps its order.
+        best = max(pairs, key=pairs.__getitem__)
         words = tuple(_join(word, best) for word in words)
         vocabulary = tuple(dict.fromkeys((*vocabulary, "".join(best))))
         yield MergeRound(best, words, vocabulary)
@@ -65,7 +66,8 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
 
 def _join(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     joined: list[str] = []
-    last = ""  # the previous token, unless this merge produced it
+    # The previous token, unless this merge produced it.
+    last = ""
     for token in word:
         if (last, token) == pair:
             joined[-1] += token

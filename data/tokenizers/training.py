@@ -181,6 +181,7 @@ def _train_wordpiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     texts = list(corpus)
     backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
     alphabet = _alphabet(backend.normalizer, texts)
+    # Give each character as two pieces: at the start of a word, and inside a word.
     given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
     corpus.check_minimum(len(given))
     trainer = trainers.WordPieceTrainer(

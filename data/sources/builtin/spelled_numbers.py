@@ -87,6 +87,7 @@ class NumberWords:
                 f"another source, got {name!r}"
             )
         languages = found[1], found[2]
+        # Import late, because other sources do not need this package.
         from num2words import CONVERTER_CLASSES
 
         for language in languages:

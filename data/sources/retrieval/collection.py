@@ -123,6 +123,7 @@ def read_retrieval(name: str) -> RetrievalData:
     }
     problem = f"{name!r} has no query with a relevant document: check the identifiers in qrels"
     require(known, problem, DataError)
+    # A query without a relevant document cannot be evaluated.
     asked = {id: queries[id] for id in known}
     return RetrievalData(documents, asked, known, tuple(filter(notes.get, notes)))
 
@@ -175,6 +176,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
         # The first line of BEIR's files has the names of the columns.
         if not line.strip() or (number == 1 and columns[-1] == "score"):
             continue
+        # A relevance that is not a number becomes NaN, which the check below refuses.
         try:
             relevance = float(columns[-1])
         except ValueError:

@@ -102,6 +102,7 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
         remedy = f"did you mean {' or '.join(near)}?" if near else "see the catalogue of TFDS"
         raise DataError(f"TFDS has no data set {name!r} ({source.name!r}): {remedy}") from None
     except (ValueError, AssertionError) as error:
+        # The error does not say what is wrong, so check whether the configuration exists.
         known: list[str] = []
         with contextlib.suppress(ValueError):
             known = list(tfds.builder_cls(name).builder_configs)
