@@ -134,7 +134,7 @@ class RowCaches:
         elif ids.shape[0] > 1:
             logits, cache = jax.vmap(one)(*inputs)
         else:
-            # With vmap over one row, a write is a scatter, for which XLA on CPU copies the caches.
+            # With vmap over one row, a write is a scatter, and XLA on CPU then copies the caches.
             alone = one(*jax.tree.map(lambda x: x[0], inputs))
             logits, cache = jax.tree.map(lambda x: x[None], alone)
         return logits, dataclasses.replace(self, cache=cache)

@@ -87,6 +87,7 @@ class Draft:
             f"the draft model has a vocabulary of {theirs.vocab_size}, the model one of "
             f"{ours.vocab_size}: give a draft model with the same tokens",
         )
+        # Both caches lose the rejected tokens, so both models must be able to remove tokens.
         for name, config in (("model", ours), ("draft model", theirs)):
             require(
                 not config.recent_shapes,

@@ -80,6 +80,7 @@ class TextEmbedder(TextModel):
             if HEADS[model.config.head].takes_choices:  # one choice per row
                 given = {name: x[:, None] for name, x in given.items()}
             hidden = model.apply({"params": params}, **given).last_hidden_state  # [B, T, D]
+            # [B, T, D] to [B, E], followed by the layers that the folder of the model names.
             x = pool(hidden, pooled, settings.pooling)
             for layer in settings.layers:
                 x = layer(x)

@@ -154,7 +154,7 @@ class TextScorer(TextModel):
             log: called with a line if texts are scored in windows.
 
         Raises:
-            UserError: there is no list of texts, a text is empty, `stride` is out of range, sources
+            UserError: `texts` is not a list, a text is empty, `stride` is out of range, sources
               are missing or not wanted, a sequence of an encoder-decoder is too long, or a
               log-probability is NaN.
         """

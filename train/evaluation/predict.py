@@ -174,6 +174,7 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
         error=RunError,
     )
+    # Data without labels have no format for inputs. The error names the command for such a run.
     command = config.objective.next_command.format(run=folder)
     require(
         type(config.data).input_split is not DataConfig.input_split,

@@ -79,6 +79,7 @@ def score_policy(
         "functions on its completions",
         error=RunError,
     )
+    # Open the reward models first, so that a missing one fails before any text is sampled.
     rewards = rewards_of(objective, open_model=RewardModel.of_run)
     number = examples.num_examples
     texts, lengths, ended = _completions(
@@ -87,6 +88,7 @@ def score_policy(
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts)  # [number, F]
     total = weighted(each, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
+    # A completion that no reward function judges is NaN, and does not count.
     reward = float(np.nanmean(total))
     return {
         "loss": -reward,

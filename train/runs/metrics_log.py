@@ -64,6 +64,7 @@ class MetricsLog:
             RunError: they cannot be written.
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
+        # A deleted file that is still open would accept lines, but they would be lost.
         if not self._file.is_file():
             raise RunError(
                 f"{self._file} was deleted during training: restore it; the same command resumes "

@@ -71,6 +71,7 @@ def make_params_only_run(
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
         text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+        # The end of the block waits until all files are written, and checksums need whole files.
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
         write_checksums(folder / CHECKPOINTS / str(step))

@@ -54,6 +54,7 @@ def check_extension(
             f"begin a new run with --init-from {folder}",
             error=RunError,
         )
+    # A stage begins at a checkpoint, and must have at least one step after it.
     kept = steps(folder)
     require(
         kept,
@@ -79,7 +80,7 @@ def next_stage(
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
-        same_data: Whether the training examples are the same. Their order then goes on.
+        same_data: Whether the training examples are the same. Their order then continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
     # With the same data, the order of examples continues after those that were already read.

@@ -159,6 +159,7 @@ class _Handler:
         status = 499  # the client has gone before an answer
         request = Request(scope, receive)
 
+        # Remember the status that the client gets, to count it.
         async def sending(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)

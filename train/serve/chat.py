@@ -252,6 +252,7 @@ class _Answer:
             }
             for call in written.calls
         ]
+        # In the lectures' format the content includes the call, so cut it before the call.
         content = written.content
         if calls and self.form.in_content:
             content = content[: self.form.begins_call(content)].rstrip()

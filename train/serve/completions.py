@@ -149,6 +149,7 @@ def _works(generator: TextGenerator, fields: CompletionFields) -> list[list[Text
         if isinstance(given, str):
             prompt, ids = Prompt(given, stop_strings=fields.stops), generator.encode(given)
         else:
+            # A prompt of tokens has no text, so its completion is decoded without the prompt.
             prompt, ids = Prompt("", stop_strings=fields.stops, ids=given), list(given)
         groups.append(
             make_works(

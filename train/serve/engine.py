@@ -295,7 +295,7 @@ class Engine:
 
     def _receive(self) -> bool:
         """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
-        # The time at which the first worker has work. If all are idle, wait without a limit.
+        # Wait until the first worker has work, or without a limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
         due = None if not waits else time.monotonic() + min(waits)
         while True:

@@ -102,6 +102,7 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     """
     given = {name: value for name, value in body.items() if value is not None}
     known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore
+    # Report unknown fields first, because a misspelled field also seems to be missing.
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         similar = misspelled(unknown, known)
@@ -113,5 +114,6 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     except FieldError as error:
         raise ApiError(400, str(error), error.field, "invalid_value") from None
     except UserError as error:
+        # An error about several fields has only a message, so name the first field in the message.
         name = next((word for word in str(error).split() if word in known), None)
         raise ApiError(400, str(error), name, "invalid_value") from None

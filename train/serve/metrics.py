@@ -51,6 +51,7 @@ class Metrics:
         self._rows = Gauge(
             "flaxzoo_rows", "Texts that grow at present.", ["model"], registry=registry
         )
+        # These figures are read from the engine whenever a client asks for `/metrics`.
         for name, text, read in (
             ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
             ("flaxzoo_job_tokens", "Tokens of these requests.", lambda: engine.num_tokens),

@@ -87,6 +87,7 @@ def named_recipe(name: str) -> Recipe:
         UserError: The name is neither.
     """
     folder = Path(name).expanduser()
+    # A recipe takes precedence over a folder of the same name.
     if name in RECIPES or not is_run(folder):
         named_config(name)  # raises UserError if the name is unknown
         return RECIPES[name]

@@ -40,7 +40,7 @@ def score_tokens(
     labels = jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
 
     def chunk(part: Projection, label: Array) -> tuple[tuple[Array, None, None], tuple[Array, ...]]:
-        # The barrier makes XLA compute one rounded array, from which all scores are taken.
+        # The barrier makes XLA compute one rounded array for all scores.
         every = jax.nn.log_softmax(part.logits().astype(jnp.float32))
         every = jax.lax.optimization_barrier(every)
         scores, best = jax.lax.top_k(every, number)

@@ -314,6 +314,7 @@ class Conversation:
             check_role(role := str(role), location)
             writer = str(row.get("writer", role))
             turn = Turn(role, str(content), writer, calls=_calls(row, location))
+            # A system message in the first line is the instructions. A later one is a turn.
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:

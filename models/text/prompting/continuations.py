@@ -260,6 +260,7 @@ class ContinuationScorer(TextModel):
         config = self._model.config
         sizes = {"context": config.vocab_size, "continuation": config.vocab_size}
         if self.is_encoder_decoder:
+            # The encoder may have a separate vocabulary.
             sizes["context"] = config.source_vocab_size or config.vocab_size
         for (part, size), ids in zip(sizes.items(), (context, continuation), strict=True):
             require(len(ids), f"{name} has no tokens in its {part}: give at least 1")
@@ -389,6 +390,7 @@ class ContinuationScorer(TextModel):
         ids, _ = pad_rows([group.prefix], length=slots)
         prefix = self._read_prefix(self._params, ids, base, slots + length)
         self.counts.computed += slots
+        # All rows have the same numbers of tokens and labels, so that one program scores them.
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
             chosen = layouts[start : start + self._num_shards]
@@ -444,6 +446,7 @@ def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
     def repeated(x: Array, axis: int) -> Array:
         return jnp.broadcast_to(x, (*x.shape[:axis], number, *x.shape[axis + 1 :]))
 
+    # Repeat the single row of the prefix along the batch axis, the fourth from the end.
     cache = dataclasses.replace(
         prefix,
         layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), prefix.layers),

@@ -161,6 +161,7 @@ def _labels(
 
 def _begin_others(labels: Sequence[str]) -> bool:
     """Returns whether any of some sorted labels is a prefix of the next one."""
+    # Labels that begin with another label follow it in the sorted list, so compare neighbors.
     return any(b.startswith(a) for a, b in itertools.pairwise(labels))
 
 

@@ -24,7 +24,7 @@ MOST_BEAMS = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslateFields(Checked):
-    """Texts to translate. Settings that are left out are those of the model."""
+    """Texts to translate. A setting that is left out has the model's value."""
 
     model: str | None = None
     """The name of the model. If the server has only one, it may be left out."""

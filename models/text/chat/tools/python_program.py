@@ -112,6 +112,7 @@ def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, st
                 process.wait()
                 return output, ""
             output += piece
+            # The first line, which confirms the isolation, does not count as output.
             most = limits.bytes_of_output + len(sandbox_child.CONFINED)
             if len(output) > most:
                 return (

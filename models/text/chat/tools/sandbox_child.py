@@ -91,8 +91,10 @@ def enter_namespaces() -> None:
     """Enters new namespaces for users, files, processes and the network."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEW_USER | _NEW_FILES | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_UTS)
+    # The kernel accepts a group map only from a process that has given up setgroups.
     with contextlib.suppress(OSError), open("/proc/self/setgroups", "w") as file:
         file.write("deny")
+    # The process becomes root in its namespace, where it may mount folders, and only there.
     for name, id in (("uid_map", user), ("gid_map", group)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(f"0 {id} 1")
