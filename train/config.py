@@ -251,7 +251,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
         "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
-    # As in runs from before these fields existed.
+    # Leave these fields out if they are None, as in runs from before they existed.
     for name in ("lora", "stage"):
         if fields[name] is None:
             del fields[name]

@@ -1,4 +1,4 @@
-"""The choice of a run's attention kernel: the fastest one that supports devices and sizes."""
+"""The choice of a run's attention kernel: the fastest kernel that supports devices and sizes."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ NAMES: dict[str, str] = {
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """The fastest kernel by platform; XLA elsewhere."""
 DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
-"""The kernel for models with attention dropout by platform, if it is a different one."""
+"""The kernel for models with attention dropout by platform, if it differs from `FASTEST`."""
 FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
@@ -52,7 +52,7 @@ class Device(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """The chosen kernel, and why a faster one was not chosen."""
+    """The chosen kernel, and why a faster kernel was not chosen."""
 
     kernel: Kernel
     instead_of: str = ""

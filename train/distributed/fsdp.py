@@ -64,8 +64,8 @@ class Way:
     dtype: DTypeLike | None
     """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
     micro_batches: int
-    """The number of micro-batches. With one, gradients are exchanged in `dtype`, as they are
-    computed; sums over several have the dtype of the parameters."""
+    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, as
+    they are computed. Sums over several micro-batches have the dtype of the parameters."""
 
 
 def compute_dtype(
@@ -173,7 +173,7 @@ class Wire:
                 x = _scattered_in_stages(x, dimension, over, self.stages)
             else:
                 x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
-        # A scatter also sums over its axes; the others remain for an all-reduce.
+        # A scatter also sums over its axes. The other axes remain for an all-reduce.
         left = tuple(sorted(axes - _axes(spec)))
         return jax.lax.psum(x, left) if left else x
 
@@ -310,8 +310,8 @@ _reader: ContextVar[_ShardReader | None] = ContextVar("reader", default=None)
 def reading(apply_fn: Apply) -> Apply:
     """Wraps the `apply` of the trained model to gather its parameters.
 
-    It gathers only in a step that does so per layer. Other models of the objective, such as a
-    teacher, have full parameters.
+    It gathers only in a step that gathers parameters per layer. Other models of the objective, such
+    as a teacher, have full parameters.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:

@@ -80,7 +80,7 @@ def choose_exchanges(
         wrap = functools.partial(exchanged, way=way, mesh=mesh, shardings=shardings)
         return Exchange(wrap, describe(way, mesh, full))
 
-    # The later ways are tried only if the first one does not fit into memory.
+    # Later candidates are tried only if the first one does not fit into memory.
     gathers = gather_candidates(gather, mesh, whole_batch=whole_batch, fits=fits)
     first, *others = map(exchange, gathers)
     why = "gathered once a step they do not fit"

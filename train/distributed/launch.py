@@ -1,7 +1,8 @@
 """`flaxzoo launch`: several training processes on one machine.
 
-Each process gets a share of the GPUs. Process 0 has the terminal; the output of the others is
-prefixed with their number. If one fails, the others are ended, because they would wait for it.
+Each process gets a share of the GPUs. Process 0 has the terminal. The output of other processes
+is prefixed with their number. If a process fails, the others are ended, because they would wait
+for it.
 """
 
 import functools
@@ -101,7 +102,7 @@ def visible_gpus() -> list[str]:
     """Returns the names of the NVIDIA GPUs that jax would use here."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
-    # An empty variable hides all GPUs, so it differs from a missing one.
+    # An empty variable hides all GPUs, and a missing variable hides none.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name for name in named.split(",") if name]

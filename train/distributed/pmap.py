@@ -74,7 +74,7 @@ def check_pmap(config: TrainConfig) -> None:
     """Checks that a pmap run uses no feature that needs `jit`.
 
     Raises:
-        UserError: the run uses one.
+        UserError: the run uses something that pmap does not support.
     """
     if config.parallel != "pmap":
         return

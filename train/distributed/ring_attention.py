@@ -161,7 +161,7 @@ class Ring:
         size: their number, n.
         kernel: attends to a part of the keys.
         causal: whether a query attends only to its own key and to earlier ones.
-        window: if given, only to the last `window` of these.
+        window: if given, a query attends only to the last `window` of these keys.
         cap: if given, scores s become cap · tanh(s / cap).
         dropout_rate: the probability that a weight is dropped, if there are dropout keys.
     """
@@ -310,7 +310,7 @@ class Ring:
             keys: the device's own.
 
         Returns:
-            The sums; the rotated ones belong to the device's own keys again.
+            The sums. The sums that rotated belong to the device's own keys again.
         """
         alike, bands = self._later_steps(keys.key.shape[1])
         last = alike + len(bands)
@@ -351,7 +351,7 @@ class Ring:
         return stays, self._hand_on(travels, -last)
 
     def _later_steps(self, length: int) -> tuple[int, list[Band]]:
-        """Returns the number of steps that see whole parts, and the bands of the later ones."""
+        """Returns the number of steps that see whole parts, and the bands of the later steps."""
         if self.window is None:
             return self.size - 1, []
         alike, seen = window_steps(length, self.window, self.size)

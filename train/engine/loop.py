@@ -80,7 +80,7 @@ class Loop:
             self.callbacks(self.step, lambda callback: callback.on_start(self._running_model()))
             self._evaluate_before_first_step()
             while self.step < self.config.steps:
-                # Collective: all processes stop before the same step.
+                # This call is collective: all processes stop before the same step.
                 self.stopper.check()
                 self._take_step()
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
@@ -120,7 +120,7 @@ class Loop:
         return self.step % every == 0
 
     def _take_step(self) -> None:
-        """Starts a step, and logs the previous one while it runs.
+        """Starts a step, and logs the previous step meanwhile.
 
         Raises:
             StopNow: a signal arrived before the step, or the data or a reward failed.

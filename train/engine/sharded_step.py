@@ -87,7 +87,7 @@ class ShardedStep:
             program = self._compile_if_it_fits(candidate, batch)
             if program is not None:
                 return candidate, program
-        # The last one is not checked here: `check_step_fits` reports if it does not fit.
+        # The last candidate is not checked here: `check_step_fits` reports if it does not fit.
         return smallest, self.trace(batch, smallest).lower().compile()
 
     def change_to(self, chosen: Candidate) -> str:
@@ -151,7 +151,7 @@ def make_sharded_step(
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
 
     Parameters, and the moments of the optimizer with them, are sharded over the mesh axes
-    `fsdp` and `tensor`; a batch over `data` and `fsdp`, its tokens over `context`. Whatever the
+    `fsdp` and `tensor`; a batch over `data` and `fsdp`, its tokens over `context`. On any
     mesh, the step computes what `make_train_step` computes on one device.
 
     Example::

@@ -46,7 +46,7 @@ class Stopper:
 
     def check(self) -> None:
         """Raises StopNow if any process has a reason to stop; all processes call it together."""
-        # The maximum over processes: a reason in one process stops all.
+        # Take the maximum over processes, so that a reason in one process stops all of them.
         failed, self._signal = self._greatest((self.failure is not None, self._request.number))
         if failed or self._signal:
             raise StopNow
@@ -60,7 +60,7 @@ class Stopper:
     def interruptible(self) -> Iterator[None]:
         """Lets the first signal interrupt a wait that changes no state."""
         try:
-            # With several processes the others would wait for this one in the next step.
+            # Do not interrupt one of several processes: the others would wait in the next step.
             self._request.cuts_off = self._alone
             self.check_here()
             yield

@@ -104,7 +104,7 @@ def cross_entropy(
 
     With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
     the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
-    other token: its minimum is 0, unlike that of the cross-entropy with q.
+    other token: its minimum is 0, unlike the minimum of the cross-entropy with q.
 
     The gradient is computed together with the loss from the same chunk of logits, so that each of
     the three matrix products is computed once.

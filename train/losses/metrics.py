@@ -32,8 +32,8 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
         names: the L labels.
 
     Returns:
-        `accuracy` and `matthews`; for two labels `f1` of the second, positive one, for more labels
-        `f1_macro`, the mean over the labels that occur. If an example has several labels:
+        `accuracy` and `matthews`; for two labels `f1` of the second, positive label, for more
+        labels `f1_macro`, the mean over the labels that occur. If an example has several labels:
         `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
@@ -152,9 +152,9 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
     """Returns exact match and F1 of answers, as SQuAD's official scripts compute them.
 
     Both use the best matching gold answer and are averaged over questions. Questions with answers
-    are scored as in version 1.1; the answer to one without is "", as in version 2.0. (The versions
-    differ on gold answers that are empty after normalization, such as "A": 2.0 drops them; 1.1 can
-    match them exactly but gives them no F1. SQuAD 1.1 has such answers.)
+    are scored as in version 1.1; for other questions the answer "" is correct, as in version 2.0.
+    (The versions differ on gold answers that are empty after normalization, such as "A": 2.0 drops
+    them; 1.1 can match them exactly but gives them no F1. SQuAD 1.1 has such answers.)
 
     Args:
         gold: answers of each question; empty or "" if it has no answer.

@@ -89,7 +89,7 @@ class Objective:
     regularizers: tuple[str, ...] = ()
     """The terms that count in the training loss but not in the loss of an evaluation."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
-    """Further models by name. The state keeps trained ones in `further` and frozen ones in
+    """Further models by name. The state keeps trained models in `further` and frozen models in
     `frozen`. Only `params`, the model of the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
@@ -191,7 +191,7 @@ class Objective:
             run[name] = _bound(model.apply_fn, {**chosen[name], **shared}, keys)
         if not self.samples:
             return self.forward(run, batch)
-        # Without keys, as in an evaluation, every batch gets the same ones.
+        # Without keys, as in an evaluation, every batch gets the same keys.
         number = next(iter(batch.values())).shape[0]
         given = row_keys(jax.random.key(0), number) if rng is None else rng
         return self.forward(run, batch, fold_in(given, zlib.crc32(b"samples")))
@@ -336,7 +336,7 @@ def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunMode
 
     def run(**inputs: Array) -> Outputs:
         number = next(runs)
-        # The first run derives its keys with small numbers, so use a checksum for the others.
+        # The first run derives its keys with small numbers, so use a checksum for the other runs.
         keys = fold_in(rng, zlib.crc32(f"run {number}".encode())) if number else rng
         return _bound(apply_fn, params, keys)(**inputs)
 
@@ -344,7 +344,7 @@ def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunMode
 
 
 def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
-    """Returns a key for each row of the inputs, given one for each example `[B]`."""
+    """Returns a key for each row of the inputs, given a key for each example `[B]`."""
     rows = next(iter(inputs.values())).shape[0]
     if rows == keys.shape[0]:
         return keys

@@ -25,9 +25,9 @@ BALANCE, Z = "router_balance", "router_z"
 def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     """Returns an objective that also balances the experts of a model.
 
-    The terms `router_balance` and `router_z` have the coefficients of these names in the model's
-    configuration. They are not included in the loss of an evaluation. The objective of a model
-    without experts is returned unchanged.
+    The model's configuration has the coefficients of the terms `router_balance` and `router_z`, in
+    fields of these names. The loss of an evaluation does not include these terms. The objective of
+    a model without experts is returned unchanged.
 
     Example::
 

@@ -118,7 +118,7 @@ MULTI_LABEL = dataclasses.replace(
         "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], row_weights(batch))
     },
 )
-"""Any number of labels for a sequence, each with a separate sigmoid; one for a binary target."""
+"""Any number of labels for a sequence, each with a separate sigmoid. A binary target has one."""
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,

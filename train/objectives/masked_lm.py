@@ -67,7 +67,7 @@ def masked_counts(batch: Batch) -> Terms:
 
 
 def masked_terms(outputs: Outputs, batch: Batch) -> Terms:
-    """Returns the loss of masked tokens, and the number of correct ones."""
+    """Returns the loss of masked tokens, and the number of correct tokens."""
     weights = batch["masked_weights"].astype(jnp.float32)
     result = cross_entropy(outputs.projection, batch["masked_labels"], weights)
     return {"masked_token": result.loss, "masked_accuracy": result.correct}

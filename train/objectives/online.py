@@ -54,7 +54,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
     @property
     def updates_several(self) -> bool:
-        """Whether a step has several updates, so that the policy differs from the sampling one."""
+        """Whether a step has several updates, after which policy and sampling policy differ."""
         return self.num_iterations * self.num_mini_batches > 1
 
     @property

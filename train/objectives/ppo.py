@@ -199,7 +199,7 @@ def ppo_targets(
     """Returns the targets of PPO from the scores of answers, as arrays of a batch of `ppo`.
 
     The reward of a token is -β log (π_old / π_ref). The answer's score is added at the token after
-    its last one, or at the last one if the row is full. Generalized advantages (Schulman et al.
+    the answer, or at its last token if the row is full. Generalized advantages (Schulman et al.
     2016, equation 16) are scaled to mean 0 and variance 1 over all tokens.
 
     Args:
@@ -215,7 +215,7 @@ def ppo_targets(
         int32 `[B, T]`.
     """
     mask = loss_mask != 0
-    # The token after an answer's last one also has a value, as it receives the score.
+    # The token after an answer also has a value, because it receives the score.
     after = jnp.roll(mask, 1, axis=1).at[:, 0].set(False).at[:, -1].set(False)
     value_mask = mask | after
     positions = jnp.arange(mask.shape[1])

@@ -192,7 +192,7 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
 
 
 def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
-    """Samples a token for each masked one, at temperature 1.
+    """Samples a token for each masked token, at temperature 1.
 
     One masked token of all rows is sampled at a time, so that no array is `[B, M, V]`.
 

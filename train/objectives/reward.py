@@ -1,6 +1,6 @@
 """Reward models: score a text with a number, learned from preferences.
 
-A preference is a pair of texts, the chosen one and the rejected one, for the same prompt.
+A preference is a pair of texts, a chosen and a rejected text, for the same prompt.
 """
 
 import dataclasses

@@ -117,5 +117,5 @@ def leave_one_out_advantages(rewards: Float[Array, " N"], group_size: int) -> Fl
     # The mean of the other rewards, from the group's sum.
     others = jnp.sum(~jnp.isnan(groups), axis=1, keepdims=True) - 1
     baseline = (jnp.nansum(groups, axis=1, keepdims=True) - groups) / others
-    # An answer without a reward, or without another one to compare with, gets no gradient.
+    # An answer without a reward, or without another answer to compare with, gets no gradient.
     return jnp.nan_to_num((groups - baseline).reshape(-1), posinf=0.0, neginf=0.0)

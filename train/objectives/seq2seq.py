@@ -49,7 +49,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
         """Returns perplexity, accuracy, and the numbers of tokens and of pairs or texts."""
         means, tokens = evaluation.means, int(evaluation.counts["nll"])
         scores = {"perplexity": perplexity(means["nll"]), "accuracy": means["accuracy"]}
-        # Text pairs may have a smoothed loss, so they also report the plain one.
+        # Text pairs may have a smoothed loss, so they also report the plain loss.
         if data.kind in self.generation:
             pairs = len(cast(TranslationExamples, split.examples).pairs)
             return {"nll": means["nll"], **scores, "tokens": tokens, "pairs": pairs}

@@ -98,7 +98,7 @@ def objective_for(data: DataConfig, kind: str) -> ObjectiveConfig[Any]:
     """Returns an objective that learns from the data, with its default hyperparameters.
 
     Raises:
-        UserError: `kind` is not the name of such an objective.
+        UserError: `kind` is not the name of an objective that learns from the data.
     """
     require_one_of("objective.kind", kind, objectives_of(data))
     return objective_class(kind)()

@@ -57,7 +57,7 @@ def with_ema(opt_state: optax.OptState, ema: PyTree) -> optax.OptState:
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:
-    """Returns a state whose parameters are the average, for an evaluation; None without one."""
+    """Returns a state whose parameters are the average, for an evaluation; None without average."""
     ema = ema_of(state.opt_state)
     if ema is None:
         return None

@@ -11,8 +11,8 @@ zero, a fourth power is used: code k of a first moment means sign(k) · (|k| / 1
 from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. A second moment
 has no code for zero, because updates are divided by its root. Codes have the shape of the parameter
 and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so up to 2ⁿ shards have whole
-blocks. Vectors, small parameters, and those whose last axis does not divide into blocks keep
-float32.
+blocks. Vectors, small parameters, and parameters whose last axis does not divide into blocks
+keep float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.

@@ -49,7 +49,7 @@ def make_optimizer(
     original optimizer did not, which makes its first step (1 - beta1) / √(1 - beta2) times as long,
     3.2 for its betas. Mosbach et al. (2021) recommend the correction for fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) corrects it as well. There are two differences from
+    LAMB (You et al. 2020, algorithm 2) also corrects this bias. There are two differences from
     `optax.lamb`. Biases and norms have no decay and therefore no trust ratio, as in the published
     LAMB code for BERT. Each layer of the stack has a separate trust ratio.
 
@@ -169,7 +169,7 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
 
 
 def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """Returns 1 for each trained parameter and 0 for each frozen one; for a stack, `[L, 1, …]`.
+    """Returns 1 for each trained and 0 for each frozen parameter; for a stack, `[L, 1, …]`.
 
     Args:
         params: parameters or their shapes.

@@ -49,7 +49,7 @@ def model_flops(config: TrainConfig) -> int:
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Returns random examples. A step takes the same time on them as on real examples.
+    """Returns random examples. A step takes as long as on real examples.
 
     Each example is one whole text without padding, and the loss covers every possible position.
     """

@@ -114,7 +114,7 @@ def _with_rollout(
         reward_bytes=sum(judges),
     )
     answer_length = objective.answer_length(cast(PolicyData, config.data))
-    # Compile the program that samples, which has a peak different from that of the update.
+    # Compile the program that samples, whose peak differs from the peak of the update.
     programs = RolloutPrograms(
         model=model,
         apply_fn=model.apply,

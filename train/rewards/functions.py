@@ -208,7 +208,7 @@ def rewards_of(
     # Name each column of the metrics.
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
-        # Two rewards may have the same name; the metrics need distinct ones.
+        # Two rewards may have the same name, but metrics need distinct names.
         while name in functions:
             name += "_"
         functions[name] = function
@@ -235,7 +235,7 @@ class Rewards:
             UserError: a record lacks a field that a function needs, or a function returns
               something other than a number or None for each completion.
         """
-        # Records may have different fields; a missing one becomes None.
+        # Records may have different fields. A missing field becomes None.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
         given: dict[str, list[Any]] = {
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},

@@ -114,7 +114,7 @@ def margin_error(
     Args:
         vectors: the vectors of the batch.
         scores: `[B, C]`, a teacher's scores of the documents, so that y is the score of p minus
-            that of n; `[B]`, y itself, for a single negative.
+            the score of n; `[B]`, y itself, for a single negative.
         similarity: sim.
     """
     similar = to_own(vectors, similarity)

@@ -9,7 +9,7 @@ def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array,
     """Returns Σ_v (mean_n w_nv)², about the number of products of two texts (Paria et al. 2020).
 
     "Minimizing FLOPs to learn efficient sparse representations", equation 4. It is small if texts
-    have few weights above 0, and if different texts have different ones.
+    have few weights above 0, and if different texts have weights for different tokens.
 
     Args:
         vectors: w, the weights of each text, at least 0.

@@ -36,7 +36,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
     kind = "batch_all_triplet"
 
     margin: NonNegative = 5.0
-    """How much farther than a text with the same label a text with another one must be."""
+    """How much farther a text with another label must be than a text with the same label."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:
         """Returns the loss of the batch."""
@@ -45,7 +45,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
         return labelled.batch_all_triplet(distances, batch["labels"], real, margin=self.margin)
 
     def items(self, real: Real) -> Bool[Array, ""]:
-        """Returns whether the batch has a text; it is one item."""
+        """Returns whether the batch has a text. The whole batch is one item."""
         return jnp.any(real.anchors)
 
 

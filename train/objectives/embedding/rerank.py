@@ -185,7 +185,7 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
     a single label. Measures: `ndcg@10` and `mrr@10` of the order by scores, over the queries that
-    have a document with a label above 0 and another one.
+    have a document with a label above 0 and another document.
 
     Args:
         settings: the hyperparameters.

@@ -65,7 +65,7 @@ class CoSENTConfig(ScoredPairsConfig):
         return scored.cosent(self.similarity(vectors), batch["scores"], pairs, scale=self.scale)
 
     def items(self, real: Real) -> Bool[Array, ""]:
-        """Returns whether the batch has a pair; it is one item."""
+        """Returns whether the batch has a pair. The whole batch is one item."""
         return jnp.any(real.pairs)
 
 

@@ -218,7 +218,7 @@ def _parse_line(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Returns the index of the parenthesis that closes the one at index `opening`."""
+    """Returns the index of the parenthesis that closes the parenthesis at index `opening`."""
     depth = 0
     for index in range(opening, len(text)):
         depth += {"(": 1, ")": -1}.get(text[index], 0)
