@@ -74,7 +74,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return data.with_reference(open_reference())
 
     def for_evaluation(self) -> "DPOConfig":
-        """Returns settings with a precomputed reference; an evaluation keeps no frozen reference."""
+        """Returns settings with a precomputed reference; an evaluation has no frozen reference."""
         return dataclasses.replace(self, reference="precomputed")
 
 
