@@ -16,7 +16,7 @@ from ..data.common.files import path_inside
 
 CHECKSUMS_FILE = "checksums.json"
 LARGEST = 2**26
-"""A larger `checksums.json`, in bytes, is not read."""
+"""The maximum size of `checksums.json`, in bytes. A larger file is not read."""
 
 Checksums: TypeAlias = dict[str, list[str]]
 """The valid contents of each file, as `SIZE SHA256`. A file has two valid contents while it is

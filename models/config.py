@@ -36,7 +36,7 @@ MOST_POSITIONS = 2**31
 
 # No model exceeds these bounds. They reject a file whose sizes would exhaust the reader's memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
-"""A size in any direction."""
+"""A width or another size of an array."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
 """A number of rows or tokens, or the id of a token."""
 Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
@@ -176,7 +176,7 @@ class TransformerConfig(Checked):
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
-        # Half of the buckets are for single distances, so the last begins behind them.
+        # Half of the buckets hold a single distance each, so the last bucket begins after these.
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
         require(
             self.position_distance is None or self.position_distance >= least,
@@ -233,9 +233,9 @@ class TransformerConfig(Checked):
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays that a layer caches of the last tokens, besides keys and values.
+        """Shapes of the arrays of recent tokens that a layer caches in addition to keys and values.
 
-        They depend on the beam, and decoding cannot take their tokens back.
+        Each beam has separate arrays, and decoding cannot remove tokens from them.
         """
         return ()
 
@@ -324,7 +324,7 @@ class TransformerConfig(Checked):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer, which includes the token itself; None: all tokens."""
+        """The window of each layer, which includes the token itself, or None for all tokens."""
         return (None,) * self.num_layers
 
     @property

@@ -20,7 +20,7 @@ def load_finite(
     """Loads a model like `models.load`, and checks its parameters.
 
     Args:
-        folder: A run folder, one in Hugging Face's form, or a name on the hub.
+        folder: A run folder, one in the Hugging Face format, or a name on the hub.
         step: The checkpoint. Defaults to the newest.
         max_length: The maximum input length, in tokens. Defaults to that of the model.
         ema: Whether to load the moving average of the parameters.
@@ -60,7 +60,7 @@ def check_finite(
 
 @jax.jit
 def _all_finite(params: PyTree) -> PyTree:
-    """Returns for each array whether all of it is finite."""
+    """Returns whether all elements are finite, for each array."""
     return jax.tree.map(lambda x: jnp.isfinite(x).all(), params)
 
 

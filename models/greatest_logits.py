@@ -1,7 +1,7 @@
-"""The greatest logit of each token over the positions of a sequence, for sparse vectors (SPLADE).
+"""The maximum logit of each token over the positions of a sequence, for sparse vectors (SPLADE).
 
 As in `token_log_probs`, the logits of a chunk of positions are freed before the next chunk begins,
-so that `[B, T, V]` is never materialized: neither forward nor backward.
+so that `[B, T, V]` is materialized neither in the forward nor in the backward pass.
 """
 
 import jax
@@ -15,7 +15,7 @@ from .token_log_probs import as_projection, chunk_length, gradients_of_chunk
 Residuals = tuple[Projection, Array, Array]
 """The projection, and the position and the value of each maximum."""
 NEVER = -1e30
-"""The greatest logit of a sequence without real tokens."""
+"""The maximum logit of a sequence without real tokens."""
 
 
 def greatest_logits(projection: Projection, mask: Int[AnyArray, "B T"]) -> Float[Array, "B V"]:

@@ -1,7 +1,7 @@
 """Loads a folder as `(model, params)`.
 
 A run folder contains a `config.json`, whose "model" entry defines the model, and
-`checkpoints/<step>/params`, written by Orbax. A folder in Hugging Face's form contains a
+`checkpoints/<step>/params`, written by Orbax. A folder in the Hugging Face format contains a
 different `config.json`, which names the family, and safetensors files.
 """
 
@@ -53,7 +53,7 @@ def load(
     base: str | Path | None = None,
     ema: bool = False,
 ) -> tuple[Any, Params]:
-    """Loads the model of a run folder, or of a folder in Hugging Face's form.
+    """Loads the model of a run folder, or of a folder in the Hugging Face format.
 
     Low-rank adapters, from a run or a PEFT folder, are merged.
 
@@ -114,7 +114,7 @@ def target_shapes(model: Any, shardings: Callable[[PyTree], PyTree] | None = Non
 
 
 def model_config(folder: Path) -> TransformerConfig:
-    """Returns the configuration of the model in a run folder or in Hugging Face's form."""
+    """Returns the configuration of the model in a run folder or in the Hugging Face format."""
     fields = read_fields(folder)
     if is_foreign(fields):
         return config_of_folder(folder, fields)
@@ -131,7 +131,7 @@ def read_params(
     *,
     part: str = PARAMS,
 ) -> Params:
-    """Reads the parameters of a run folder, or of one in Hugging Face's form.
+    """Reads the parameters of a run folder, or of one in the Hugging Face format.
 
     Args:
       folder: The folder.
@@ -167,8 +167,8 @@ def _read_merged(
 ) -> Params:
     """Reads the parameters of a run that trained adapters, merged into its base.
 
-    Up to rounding, they equal the parameters of the trained model. Frozen parameters that the run
-    kept in bfloat16 are rounded to bfloat16 here.
+    Up to rounding, the merged parameters equal the parameters of the trained model. Frozen
+    parameters that the run kept in bfloat16 are rounded to bfloat16 here.
 
     Raises:
       UserError: The base is missing, or has changed.
@@ -191,7 +191,7 @@ def _read_merged(
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
-    """Reads the parameters that a model shares with another one, which may have another head.
+    """Reads the parameters that a model shares with another model, whose head may differ.
 
     Args:
       folder: The folder of the other model.
@@ -271,7 +271,7 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
     """Returns the adapters of a run, given the content of its `config.json`.
 
     Raises:
-      UserError: The file does not describe them.
+      UserError: The file does not describe the adapters.
     """
     stored = object_field(fields, "train", folder).get("lora")
     if not isinstance(stored, dict):
@@ -341,7 +341,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
                 stored = handler.metadata(checkpoint / part)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)
                 return checkpointer.restore(checkpoint / part, shapes)
-    # If the folder is gone, training removed it during the read: that explains any error.
+    # If the folder does not exist any more, training removed it during the read.
     except Exception:
         if checkpoint.is_dir():
             raise

@@ -19,8 +19,8 @@ MESH_AXES: dict[str | None, tuple[str, ...]] = {
     "layers": (),
     None: (),
 }
-"""The mesh axes that shard each logical axis. An axis that already shards an earlier dimension of
-the same parameter is skipped."""
+"""The mesh axes that shard each logical axis. A mesh axis that already shards an earlier dimension
+of the same parameter is skipped."""
 
 
 def automatic(axes: Sequence[str]) -> tuple[str, ...]:

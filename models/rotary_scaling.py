@@ -41,8 +41,8 @@ class RotaryScaling(Checked):
 
     kind: ScalingKind
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
-    frequencies are divided, high ones stay. yarn: as llama3, with a ramp over the dimensions in
-    between. longrope: each frequency has one divisor for short sequences and one for long
+    frequencies are divided, high ones stay. yarn: like llama3, with a ramp over the dimensions
+    between them. longrope: each frequency has one divisor for short sequences and one for long
     sequences.
     """
     factor: Positive | None = None
@@ -107,7 +107,7 @@ class RotaryScaling(Checked):
             return self.attention_factor or 1.0
         assert self.original_length is not None
         factor = self.factor or max_length / self.original_length
-        # Sequences are not longer than in training, so there is nothing to correct.
+        # If sequences are not longer than in training, no correction is needed.
         if factor <= 1:
             return 1.0
         if self.kind == "longrope":

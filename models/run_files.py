@@ -1,6 +1,6 @@
 """The files of a run folder: `config.json`, and `checkpoints/<step>` with `params`.
 
-A folder in Hugging Face's form has a different `config.json`, which names the family, and no steps.
+A folder in the Hugging Face format has no steps, and its `config.json` names the family.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     """Returns the content of a `config.json`, after checking that it belongs to a run.
 
     Raises:
-      UserError: It does not.
+      UserError: The file belongs to another program, or describes no run.
     """
     if not {"model", "train"} <= fields.keys():
         kind = "is in Hugging Face's form"
@@ -125,7 +125,7 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
 
 
 def is_foreign(fields: JsonObject) -> bool:
-    """Returns whether a `config.json` is in Hugging Face's form."""
+    """Returns whether a `config.json` is in the Hugging Face format."""
     return "model_type" in fields
 
 
@@ -137,11 +137,11 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
     """Returns the step of the requested checkpoint, or the newest step of a run.
 
     Args:
-      folder: A run folder, or one in Hugging Face's form.
+      folder: A run folder, or one in the Hugging Face format.
       step: The requested step, if any.
 
     Returns:
-      The step, or None for a folder in Hugging Face's form, which has no steps.
+      The step, or None for a folder in the Hugging Face format, which has no steps.
 
     Raises:
       FileNotFoundError: The run has no such checkpoint.
@@ -155,10 +155,10 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
 
 
 def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -> T:
-    """Reads a checkpoint of a run that may be training, which removes old ones.
+    """Reads a checkpoint of a run. The run may be training, which removes old checkpoints.
 
     Args:
-      folder: A run folder, or one in Hugging Face's form.
+      folder: A run folder, or one in the Hugging Face format.
       step: The requested step. If None, the newest checkpoint that can be read completely.
       read: Called with a result of `chosen_step`.
 
@@ -222,7 +222,7 @@ def check_step(folder: str | Path, step: int) -> int:
     """Returns `step`, after checking that its checkpoint exists.
 
     Raises:
-      FileNotFoundError: It does not; the message names the existing checkpoints.
+      FileNotFoundError: The checkpoint does not exist; the message names the existing ones.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

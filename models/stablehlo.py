@@ -1,6 +1,7 @@
 """Exports the forward pass as StableHLO, which any program with jax can run without flaxzoo.
 
-`jax.export` keeps it portable between versions and platforms. Batch size and lengths are symbolic.
+`jax.export` makes the program portable between versions and platforms. Batch size and lengths are
+symbolic.
 """
 
 from typing import Any

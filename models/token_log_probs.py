@@ -27,7 +27,7 @@ product takes 256 operations per byte moved, about the ratio of a v5e or an H200
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
-"""Losses, and the gradients of kernel `[D, V]` and bias; None for a gradient that is not computed.
+"""Losses, and the gradients of kernel `[D, V]` and bias, or None if they are not computed.
 """
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
 """`function(projection, *others) -> (sums, own)` for a chunk of positions."""
@@ -105,8 +105,8 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler by itself all-gathers the kernel
     for every chunk and all-reduces its gradient after every chunk. Here a device gathers the
-    kernel once and first sums over its local chunks, in float32. It holds kernel and gradient at
-    full width, except for sharding over `tensor`, which is left to the compiler.
+    kernel once and first sums over its local chunks, in float32. A device holds kernel and gradient
+    at full width. Only sharding over `tensor` is left to the compiler.
     """
     mesh = jax.sharding.get_abstract_mesh()
     # Outside a mesh and under pmap, the function already sees only local positions.

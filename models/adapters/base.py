@@ -19,11 +19,11 @@ class Base:
     """A model that adapters were trained on."""
 
     folder: str
-    """The absolute path of a run folder or one in Hugging Face's form, or a name on the hub."""
+    """The absolute path of a run folder or one in the Hugging Face format, or a name on the hub."""
     relative: str
-    """The path relative to the run folder, for folders that are moved together; or the name."""
+    """The path relative to the run folder, for folders that are moved together, or the hub name."""
     step: int | None
-    """The checkpoint of a run, or None for a folder in Hugging Face's form."""
+    """The checkpoint of a run, or None for a folder in the Hugging Face format."""
     checksum: str
     """A hash of the files with its parameters."""
 
@@ -50,7 +50,7 @@ class Base:
         """Returns the base in the content of a run's `config.json`.
 
         Raises:
-            UserError: It is missing or broken.
+            UserError: The record of the base is missing or broken.
         """
         stored = fields.get(BASE)
         names = {field.name for field in dataclasses.fields(cls)}

@@ -43,7 +43,7 @@ class LoRAConfig(Checked):
     rank: PositiveInt = 8
     """Columns of A and rows of B, r."""
     alpha: Positive = 8.0
-    """The product of an adapter is multiplied by alpha / rank."""
+    """The product A B is multiplied by alpha / rank."""
     dropout_rate: Rate = 0.0
     """Dropout of the input of an adapter."""
     targets: tuple[str, ...] = ("query", "value")
@@ -87,7 +87,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     """Returns every linear map of a model by its path, found by tracing the model once."""
     input_axes: dict[str, int] = {}
 
-    # The trace shows how many input axes a map has. The shape of its kernel does not.
+    # The shape of a kernel does not show how many of its axes are inputs, but the trace does.
     def note(method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if isinstance(context.module, Linear) and context.method_name == "__call__":
             input_axes["/".join(context.module.path)] = context.module.num_input_axes
@@ -135,8 +135,8 @@ class LoRA:
         Args:
             rng: The key for A; each map derives its key from its path only.
             params: The parameters of the model.
-            keep_initial: Whether the frozen ones include copies of fully trained parameters, for
-              a reference model.
+            keep_initial: Whether the frozen parameters include copies of fully trained ones, for a
+              reference model.
         """
         flat = {}
         for m in self.maps:
@@ -164,7 +164,7 @@ class LoRA:
     def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
         """Returns the parameters of the adapted model, and the parameters without adapters.
 
-        The parameters without adapters use the frozen value of every parameter that has one. Frozen
+        If a parameter has a frozen value, the parameters without adapters use this value. Frozen
         parameters have no gradient.
 
         Raises:
@@ -204,7 +204,7 @@ class LoRA:
         b: Float[Array, "..."],
         linear: LinearMap,
     ) -> Float[Array, "..."]:
-        """Returns W + s · A B of a map, or of each layer's."""
+        """Returns W + s · A B for one map, or for the map of each layer."""
         product = functools.partial(jnp.tensordot, axes=1, precision="highest")
         # [*inputs, r] · [r, *outputs], over the axis of layers if there is one.
         product = product if linear.layers is None else jax.vmap(product)

@@ -1,7 +1,7 @@
 """Reads adapters in the format of the package peft.
 
 A folder has `adapter_config.json` and `adapter_model.safetensors`. Tensors are named after the
-tensors of the model in Hugging Face's form: the adapter of `NAME.weight` is
+tensors of the model in the Hugging Face format: the adapter of `NAME.weight` is
 `base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight` `[out, r]`. The adapter of an
 embedding is `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
 
@@ -64,8 +64,9 @@ class Edit:
     """A change of one tensor of the base."""
 
     kind: Kind
-    """One of: a new tensor; new rows of it; an addend to a bias; or the product s · B A of two
-    factors, an addend to a linear map `[out, in]` or to an embedding `[V, D]`.
+    """The kind of change. "tensor" is a new tensor, "rows" are new rows of it, and "bias" is added
+    to a bias. "linear" and "embedding" are products s · B A of two factors, which are added to a
+    linear map `[out, in]` or to an embedding `[V, D]`.
     """
     value: np.ndarray
     """The tensor, the rows, the bias, or A."""
@@ -103,7 +104,7 @@ class PeftAdapter:
         """Reads a folder.
 
         Raises:
-            UserError: It is broken, or its adapter is of a kind that is not supported.
+            UserError: The folder is broken, or its kind of adapter is not supported.
         """
         fields = PeftFields.read(read_object(folder / CONFIG), folder / CONFIG)
         file = folder / WEIGHTS
@@ -138,7 +139,7 @@ class PeftAdapter:
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the configuration of the adapted model.
 
-        The head may be the adapter's, and the output may be untied from the embedding.
+        The adapter may have another head, and may untie the output from the embedding.
 
         Raises:
             WeightsError: The family has no model that computes the same.
@@ -224,7 +225,7 @@ class PeftAdapter:
                 raise WeightsError(
                     f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}"
                 )
-            # Edit each tensor in Hugging Face's form, and split it into the parameters again.
+            # Edit each tensor in the Hugging Face format, and split it into the parameters again.
             tensors: list[np.ndarray] = []
             for (name, shape), key in zip(rule.tensors(flax), found, strict=True):
                 origin = mapping.find(name, stored.keys()) or origins.get(name, "")
@@ -313,7 +314,7 @@ class PeftAdapter:
         for edit in filter(is_common, (edit for edits in found for edit in edits)):
             if not any(map(edit.equals, common)):
                 common.append(edit)
-        # New values come first, for they would undo the other changes.
+        # New values come first, because they would overwrite the other changes.
         common.sort(key=lambda edit: edit.kind != "tensor")
         require(
             sum(edit.kind == "tensor" for edit in common) <= 1,
@@ -340,8 +341,8 @@ class PeftAdapter:
             mapping: The tensors of the adapted model.
 
         Raises:
-            WeightsError: Rows are trained of an embedding that is tied to an output with a bias.
-                peft computes the output without the bias (``TrainableTokensLayer.forward``).
+            WeightsError: The adapter trains rows of an embedding that is tied to an output with a
+                bias. peft computes this output without the bias (``TrainableTokensLayer.forward``).
         """
         names = {rule.hf for rule in mapping.rules}
         tied = names | {ignored.hf for ignored in mapping.ignored}
@@ -394,7 +395,7 @@ def _products(
     """Yields the product of a module's two factors, and the change of its bias."""
     bias = own.pop(BIAS, None)
     kind = "embedding" if FACTORS["embedding"] & own.keys() else "linear"
-    # The names sort as A and B.
+    # Sorting by name puts A before B.
     a, b, *_ = (*(x for _, x in sorted(own.items())), None, None)
     if own.keys() != FACTORS[kind] or a is None or b is None or a.shape[:1] != b.shape[1:]:
         raise WeightsError(f"the adapter of {module} in {file} is not complete: restore it")

@@ -1,8 +1,8 @@
 """Writes adapters in the format of the package peft.
 
-If Hugging Face's form joins several linear maps, such as GPT-2's queries, keys and values, our
-adapters of rank r become one equivalent adapter of a multiple of r: A is stacked, B in blocks.
-If all share one A, as after an import from such a folder, the rank stays r.
+If the Hugging Face format joins several linear maps, such as GPT-2's queries, keys and values, our
+adapters of rank r become one equivalent adapter of a multiple of r: the A are stacked, and the B
+are its blocks. If all maps share one A, as after an import from such a folder, the rank stays r.
 """
 
 import collections
@@ -32,7 +32,7 @@ VALUE_HEAD = "head/value/"
 
 @dataclasses.dataclass(frozen=True)
 class _Adapter:
-    """An adapter of one linear map in Hugging Face's form, or of the same map in all layers."""
+    """An adapter of one linear map in the Hugging Face format, or of the same map in all layers."""
 
     module: str
     """The name of the map; with `{i}`, one map for each layer."""
@@ -71,7 +71,7 @@ def save_adapter(
         model: The model.
         lora: Its adapters.
         trained: The parameters that were trained, as in `TrainState.params`.
-        base: The name or the path of the base in Hugging Face's form, which loaders use.
+        base: The name or the path of the base in the Hugging Face format, which loaders use.
 
     Raises:
         UserError: The folder is not empty, transformers has no such model, or one of its modules
@@ -81,7 +81,7 @@ def save_adapter(
     config, flat = _as_exported(model.config, trained)
     mapping = module_mapping(config)
     maps = linear_maps(create(config))
-    # Reject what has no tensor, except the value head, which only training needs.
+    # Reject parameters without a tensor, except the value head, which only training needs.
     known = {path for rule in mapping.rules for path in rule.flax}
     needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
     unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
@@ -114,8 +114,8 @@ def save_adapter(
 def _task(head: str, lora: LoRA) -> str | None:
     """Returns the task to write.
 
-    For a task with a new head, peft requires that head's tensors. Without a task, peft keeps the
-    head of the base.
+    For a task with a new head, peft requires the tensors of this head. If no task is written, peft
+    keeps the head of the base.
     """
     task = HEADS[head].peft_task
     frozen = not any(path.startswith(HEAD) for path in lora.whole)

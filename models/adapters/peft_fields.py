@@ -1,7 +1,8 @@
 """The fields of `adapter_config.json` that determine what an adapter computes.
 
-The names of the tensors show the rank, the adapted modules and their layers. A field that changes
-more than that, and an unknown field, is rejected by name unless its value shows that it is unused.
+The names of the tensors show the rank, the adapted modules and their layers. Other fields that
+change the result, and unknown fields, are rejected by name, unless their value shows that they are
+unused.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ UNUSED = frozenset(
     lora_ga_config velora_config qalora_group_size runtime_config
     """.split()
 )
-"""Fields that the tensors show, that only affect training, or that need another field."""
+"""Fields that are ignored: the tensors show their effect, they only affect training, or they have
+an effect only with another field."""
 MAX_REPEATS = 5
 """Largest number of repetitions in a regular expression, which bounds the time of a match."""
 
@@ -69,7 +71,7 @@ class PeftFields(Checked):
             WeightsError: A field is not supported, or has a wrong type.
         """
         known = {field.name for field in dataclasses.fields(cls)}
-        # A false or empty value switches an unknown field off.
+        # An unknown field with a false or empty value has no effect.
         for name, value in stored.items():
             if value and name not in known | UNUSED:
                 remedy = REMEDIES.get(name, MERGE)
@@ -88,7 +90,7 @@ class PeftFields(Checked):
 
     def scale(self, module: str, rank: int) -> float:
         """Returns the factor of the product of a module's adapter."""
-        # As in peft, the first pattern that matches the end of the name wins.
+        # As in peft, the first pattern that matches the end of the name is used.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
         return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)

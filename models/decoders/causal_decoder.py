@@ -1,6 +1,6 @@
-"""The shared frame of the rotary decoders: what they add to `causal_lm.py`.
+"""The part that the rotary decoders share, in addition to `causal_lm.py`.
 
-The frame is a token embedding, layers with rotary positions, a final RMSNorm, and a head. A family
+It is a token embedding, layers with rotary positions, a final RMSNorm, and a head. A family
 derives its configuration and its module from the two classes here, and writes its layer in the
 order of its paper (`llama.py` is the shortest).
 """

@@ -1,6 +1,6 @@
-"""The shared frame of the decoder-only families, from token ids to next tokens or labels.
+"""The part that the decoder-only families share, from token ids to next tokens or labels.
 
-`models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive it.
+`models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from it.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, which includes the token itself; None: all tokens."""
+        """The window of each layer, which includes the token itself, or None for all tokens."""
         return tuple(self.window if windowed else None for windowed in self.windowed_layers)
 
 

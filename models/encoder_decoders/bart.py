@@ -175,7 +175,7 @@ class Bart(EncoderDecoder):
             ended = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B, D]
             ended = dropout(ended, c.classifier_dropout_rate, rng, "pooler")
             pooled = jnp.tanh(self.pooler(ended))
-        # The head sees the decoder as it would see an encoder.
+        # The head reads the decoder's states in place of an encoder's.
         body = EncoderOutput(x, pooled, output.decoder_attentions)
         return self.head(HeadInputs(body, self.token_embedding.embedding, None, rng))
 

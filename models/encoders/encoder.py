@@ -1,4 +1,4 @@
-"""The shared frame of the encoders: everything around the layers.
+"""The part that the encoders share: everything around the layers.
 
 The sum of the embeddings (tokens, positions, token types) is normalized. In the layers every token
 attends to all others. A head reads the result. A family derives its configuration and its module

@@ -1,8 +1,8 @@
 """GTE: encoders of long texts in one or many languages.
 
 Zhang et al. 2024, "mGTE: generalized long-context text representation and reranking models for
-multilingual text retrieval", section 2. The block is that of Nomic BERT with biases, except in the
-two maps that the gate multiplies.
+multilingual text retrieval", section 2. The layer is the same as in Nomic BERT, but with biases,
+except in the two maps that the gate multiplies.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """RoBERTa: a BERT trained longer, without next-sentence prediction.
 
-Liu et al. 2019, "RoBERTa: a robustly optimized BERT pretraining approach". One token type, and
-positions that begin at 2: rows 0 and 1 of the table belonged to padding.
+Liu et al. 2019, "RoBERTa: a robustly optimized BERT pretraining approach". A RoBERTa has one token
+type. Its positions begin at 2, because rows 0 and 1 of the table belonged to padding.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""The bridge to Hugging Face's form: weights, configurations, generation settings."""
+"""Converts weights, configurations and generation settings from and to the Hugging Face format."""

@@ -151,7 +151,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 
 
 def _with_nearest(name: str, known: Collection[str]) -> str:
-    """Returns an unknown name, with the known one that it may be a mistake for."""
+    """Returns an unknown name, and the known name that was probably meant."""
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 

@@ -39,7 +39,7 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
-    """How one family differs from the others of its kind in Hugging Face's form."""
+    """How one family differs from the others of its kind in the Hugging Face format."""
 
     config: type[Config]
     model_type: str

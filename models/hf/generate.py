@@ -157,8 +157,8 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
 def counting_from_zero(model: Model) -> Model:
     """Returns a RoBERTa whose positions start at 0; returns other models unchanged.
 
-    transformers' `generate` numbers RoBERTa's positions from 0. Its forward pass, like ours, starts
-    after the rows of the padding.
+    transformers' `generate` numbers RoBERTa's positions from 0. In the forward pass, transformers
+    and flaxzoo both start after the rows of the padding.
     """
     config = model.config
     if not isinstance(config, RobertaConfig) or config.head not in CAUSAL_HEADS:

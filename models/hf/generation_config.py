@@ -1,6 +1,6 @@
 """Generation settings under transformers' names: arguments, or a `generation_config.json`.
 
-Every field is honored, known to have no effect, or rejected by name. Older folders have the same
+Every field is applied, known to have no effect, or rejected by name. Older folders have the same
 fields in their `config.json`.
 """
 
@@ -235,7 +235,7 @@ def generation_arguments(folder: str | Path) -> JsonObject:
     same as transformers' `model.generate(input_ids)`.
 
     Args:
-      folder: a folder in Hugging Face's form, its name on the hub, or a run imported from it. A
+      folder: a folder in the Hugging Face format, its name on the hub, or a run imported from it. A
           folder has `config.json` and `generation_config.json`; in old folders `config.json` has
           all fields.
 

@@ -1,4 +1,4 @@
-"""Reads the configuration and weights of a folder in Hugging Face's form."""
+"""Reads the configuration and weights of a folder in the Hugging Face format."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

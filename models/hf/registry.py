@@ -1,4 +1,4 @@
-"""The families that can be read and written in Hugging Face's form.
+"""The families that can be read and written in the Hugging Face format.
 
 The list of families is `models.registry.FAMILIES`. A family's record names its module in this
 package (`Family.hf_module`), which defines `MAPPING`.
@@ -27,7 +27,7 @@ def _unchanged(config: Config, params: Params) -> tuple[Config, Params]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HFMapping(Generic[Config]):
-    """Converts a family's configurations and tensors from and to Hugging Face's form."""
+    """Converts a family's configurations and tensors from and to the Hugging Face format."""
 
     model_types: tuple[str, ...]
     """The values of `model_type` in `config.json` that denote the family."""

@@ -60,7 +60,7 @@ def save(
     embedding: EmbeddingSettings | None = None,
     scoring: PairScoring | None = None,
 ) -> list[str]:
-    """Saves a model in Hugging Face's form: `config.json`, safetensors, the tokenizer's files.
+    """Saves a model in the Hugging Face format: `config.json`, safetensors, the tokenizer's files.
 
     `from_pretrained` of transformers and `models.load` read the folder; all commands read it if the
     tokenizer is given. `flaxzoo export` writes the same files and a model card.

@@ -1,4 +1,4 @@
-"""Writes a model as a folder in Hugging Face's form."""
+"""Writes a model as a folder in the Hugging Face format."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

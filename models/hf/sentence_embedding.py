@@ -125,7 +125,7 @@ class EmbeddingSettings:
     pooling: tuple[PoolingMode, ...] = ("mean",)
     """The pooling modes, whose vectors are concatenated; see `models.nn.pooling.pool`."""
     layers: tuple[Dense | Normalize, ...] = ()
-    """The maps that follow, in order."""
+    """The maps after pooling, in order."""
     num_dimensions: int | None = None
     """Number of leading dimensions to keep at the end. If None, all."""
     max_length: int | None = None
@@ -144,7 +144,7 @@ class EmbeddingSettings:
 
     @property
     def texts(self) -> "EmbeddingSettings":
-        """The settings of texts, as sparse encoders have them too."""
+        """The settings of texts, which sparse encoders have under the same name."""
         return self
 
     def __post_init__(self) -> None:

@@ -23,7 +23,10 @@ from .positions import LecturePositions
 
 
 class LectureAttention(MultiHeadAttention):
-    """Attention with the options above. In cross-attention, only "simple" has an effect."""
+    """Attention with the options of the lectures.
+
+    In cross-attention, only `attention` "simple" has an effect.
+    """
 
     config: LectureOptions  # pyright: ignore[reportIncompatibleVariableOverride]
 

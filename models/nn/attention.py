@@ -105,7 +105,7 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
 
 @struct.dataclass
 class AttentionContext:
-    """The inputs of attention besides the residual stream.
+    """The inputs of attention in addition to the residual stream.
 
     `LayerContext.self_attention` and `LayerContext.cross_attention` build it.
     """

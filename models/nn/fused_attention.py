@@ -311,7 +311,7 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
 def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
     """Computes flash attention by a module in `kernels`; scores are not scaled or capped.
 
-    With the option `keys`, weights are dropped with probability `rate`: the same ones as in XLA.
+    With the option `keys`, weights are dropped with probability `rate`: the same weights as in XLA.
     """
     assert cap is None
     # Import here, because a machine may lack the kernel's compiler.

@@ -31,8 +31,8 @@ def band_mask(
 ) -> Bool[Array, "1 1 T S"]:
     """Lets each query attend to the keys up to its own position, or in a window on both sides.
 
-    With `window`, only to keys at a distance below `window`: the band of Child et al. 2019,
-    "Generating long sequences with sparse transformers".
+    With `window`, a query attends only to keys at a distance below `window`: the band of Child et
+    al. 2019, "Generating long sequences with sparse transformers".
     """
     distance = query_index[:, None] - key_index[None, :]
     mask = distance >= 0 if causal else jnp.ones(distance.shape, bool)
@@ -88,8 +88,8 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, a query attends only to keys at a distance below `window`: in causal order the
-    last `window` keys with its own, else up to `window` - 1 keys on either side."""
+    """If given, a query attends only to keys at a distance below `window`: in causal order the last
+    `window` keys, including its own; else up to `window` - 1 keys on either side."""
     start: Int[Array, ""] | int = 0
     """The index of the first query among the keys."""
     use_window: Bool[Array, ""] | None = None

@@ -48,7 +48,10 @@ def pool(
 def mean_pool(
     last_hidden_state: Float[Array, "B T D"], attention_mask: Int[AnyArray, "B T"]
 ) -> Float[Array, "B D"]:
-    """Returns the mean hidden state of each sequence's real tokens, in float32, 0 without any."""
+    """Returns the mean hidden state of each sequence's real tokens, in float32.
+
+    The vector of a sequence without real tokens is 0.
+    """
     return pool(last_hidden_state, attention_mask, ("mean",))
 
 

@@ -98,7 +98,7 @@ class Positions:
     them.
     """
     bias: Float[Array, "#B N #T S"] | None = None
-    """Added to the scores of attention."""
+    """The bias that is added to the scores of attention."""
     key_positions: Int[Array, "B S"] | None = None
     """The position of each slot of a cache, if attention uses distances to cached keys."""
 

@@ -331,7 +331,7 @@ def _of_all_layers(
 
 @struct.dataclass
 class LayerOutputs:
-    """Outputs of a layer besides the residual stream.
+    """Outputs of a layer in addition to the residual stream.
 
     For a stack, each field has a leading L or is a tuple of L (separate layers).
     """

@@ -1,9 +1,9 @@
 """Gemma 2: four norms in a layer, capped scores, and windows in every other layer.
 
 Gemma Team 2024, "Gemma 2: improving open language models at a practical size", section 2: layers
-attend to 4,096 tokens and to all tokens in turn; scores of attention and logits are capped by tanh;
-both the input and the output of each sublayer are normalized; grouped key/value heads. Scores are
-divided by the square root of `score_divisor`, which in the largest model is not the head size.
+attend to 4,096 tokens and to all tokens alternately; scores of attention and logits are capped by
+tanh; both the input and the output of each sublayer are normalized; grouped key/value heads. Scores
+are divided by the square root of `score_divisor`, which in the largest model is not the head size.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """Falcon: a GPT with few heads of keys and values, and no biases.
 
 Almazrouei et al. 2023, "The Falcon series of open language models", section 4: rotary positions;
-attention and feed-forward in parallel. The model of 7 billion parameters has one norm for both and
-one head of keys and values; the larger ones have several such heads, and some have two norms. The
-earlier models of Penedo et al. 2023, "The RefinedWeb dataset for Falcon LLM", run the sublayers in
-sequence, with biases and ALiBi.
+attention and feed-forward in parallel. The model of 7 billion parameters has one norm for both
+sublayers and one key/value head. Larger models have several key/value heads, and some have two
+norms. The earlier models of Penedo et al. 2023, "The RefinedWeb dataset for Falcon LLM", run the
+sublayers in sequence, with biases and ALiBi.
 """
 
 import dataclasses
@@ -59,8 +59,9 @@ class FalconConfig(GPTConfig):
     num_kv_heads: Size | None = None
     """Number of key/value heads, K, if not `num_heads`."""
     residual: Literal["one_norm", "two_norms", "sequential"] = "one_norm"
-    """How the sublayers read the residual stream. one_norm: both read one norm of it. two_norms:
-    each has a norm. sequential: the feed-forward layer reads the sum with attention's output."""
+    """How the sublayers read the residual stream. one_norm: both read the same normalized input.
+    two_norms: each sublayer has a norm. sequential: the feed-forward layer reads the sum with
+    attention's output."""
     positions: PositionKind = "rotary"
     """The kind of positions, rotary or alibi."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -43,7 +43,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """
 
     gated_experts: ClassVar[bool] = False
-    """Whether experts are gated. A GPT's are usual feed-forward layers without biases."""
+    """Whether experts are gated. The experts of a GPT are plain feed-forward layers without
+    biases."""
 
     # Properties that differ between the derived families (`models.decoders.gpt`). The values
     # here are GPT's; where a docstring names a family, that family sets it.

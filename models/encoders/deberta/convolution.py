@@ -1,8 +1,8 @@
 """A convolution over tokens that is added to the output of the first layer.
 
-The authors' code of DeBERTa version 2 (He et al. 2021) has it: with the embeddings x and the output
-y of the first layer, the second layer reads LayerNorm(y + activation(x ∗ W + b)). Padding and the
-tokens of other documents count as zeros.
+The authors' code of DeBERTa version 2 (He et al. 2021) has this convolution. With the embeddings x
+and the output y of the first layer, the second layer reads LayerNorm(y + activation(x ∗ W + b)).
+Padding and the tokens of other documents count as zeros.
 """
 
 import flax.linen as nn

@@ -1,1 +1,1 @@
-"""The decoders in Hugging Face's form."""
+"""The decoders in the Hugging Face format."""

@@ -1,4 +1,4 @@
-"""Granite 3 in Hugging Face's format."""
+"""Granite 3 in the Hugging Face format."""
 
 from ...decoders.granite import GraniteConfig
 from ..config_mapping import ConfigMapping, Field

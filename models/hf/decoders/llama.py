@@ -1,4 +1,4 @@
-"""Llama in Hugging Face's format."""
+"""Llama in the Hugging Face format."""
 
 from ...decoders.llama import LlamaConfig
 from ..config_mapping import ConfigMapping, Field

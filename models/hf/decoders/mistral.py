@@ -1,4 +1,4 @@
-"""Mistral in Hugging Face's format."""
+"""Mistral in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject
 from ...decoders.mistral import MistralConfig

@@ -1,4 +1,4 @@
-"""Mixtral in Hugging Face's format."""
+"""Mixtral in the Hugging Face format."""
 
 from ...decoders.mixtral import MixtralConfig
 from ..config_mapping import ConfigMapping, Field

@@ -1,4 +1,4 @@
-"""OLMo 2 in Hugging Face's format."""
+"""OLMo 2 in the Hugging Face format."""
 
 from ...decoders.olmo2 import Olmo2Config
 from ..config_mapping import ConfigMapping, Field

@@ -1,4 +1,4 @@
-"""OLMo 3 in Hugging Face's format."""
+"""OLMo 3 in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.olmo3 import FULL_EVERY, Olmo3Config

@@ -1,4 +1,4 @@
-"""Phi-3 in Hugging Face's format."""
+"""Phi-3 in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject
 from ...decoders.phi3 import Phi3Config

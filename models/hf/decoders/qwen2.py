@@ -1,4 +1,4 @@
-"""Qwen2 in Hugging Face's format."""
+"""Qwen2 in the Hugging Face format."""
 
 from ...decoders.qwen2 import Qwen2Config
 from ..config_mapping import ConfigMapping

@@ -1,4 +1,4 @@
-"""Qwen3 in Hugging Face's format."""
+"""Qwen3 in the Hugging Face format."""
 
 from ...decoders.qwen3 import Qwen3Config
 from ..config_mapping import ConfigMapping, Field

@@ -1,4 +1,4 @@
-"""Qwen3-MoE in Hugging Face's format."""
+"""Qwen3-MoE in the Hugging Face format."""
 
 import dataclasses
 

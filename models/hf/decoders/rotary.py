@@ -1,4 +1,4 @@
-"""Rotary positions in Hugging Face's form: the object `rope_parameters` and older fields."""
+"""Rotary positions in the Hugging Face format: the object `rope_parameters` and older fields."""
 
 from collections.abc import Sequence
 

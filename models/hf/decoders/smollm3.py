@@ -1,4 +1,4 @@
-"""SmolLM3 in Hugging Face's format."""
+"""SmolLM3 in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.smollm3 import UNROTATED_EVERY, SmolLM3Config

@@ -1,4 +1,4 @@
-"""StableLM in Hugging Face's format."""
+"""StableLM in the Hugging Face format."""
 
 import dataclasses
 

@@ -1,1 +1,1 @@
-"""The encoder-decoders in Hugging Face's form."""
+"""The encoder-decoders in the Hugging Face format."""

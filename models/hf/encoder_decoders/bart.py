@@ -1,7 +1,7 @@
-"""BART and mBART in Hugging Face's form.
+"""BART and mBART in the Hugging Face format.
 
 With heads for labels and answers, an mBART's decoder reads an input that begins with the last token
-of the source; these two heads are supported for BART only.
+of the source; these two heads are supported only for a BART.
 """
 
 import dataclasses

@@ -114,7 +114,7 @@ def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartForm(Form[Config], Generic[Config]):
-    """How one family differs from the others in Hugging Face's form.
+    """How one family differs from the others in the Hugging Face format.
 
     `classes` has the class with logits, which have a bias, as "seq2seq_lm", and the class without
     as "none".

@@ -1,4 +1,4 @@
-"""Marian and Pegasus in Hugging Face's form.
+"""Marian and Pegasus in the Hugging Face format.
 
 A Pegasus model is a Marian model with pre-norm sublayers and one embedding for source, target and
 output.
@@ -23,7 +23,7 @@ FIXED: Settings = {
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the sizes of the two vocabularies, which may be one."""
+    """Reads the sizes of the two vocabularies, which may be the same vocabulary."""
     source_size = fields.get("vocab_size", 58101)
     # Files without decoder_vocab_size have equal vocabularies.
     target_size = fields["decoder_vocab_size"] = fields.get("decoder_vocab_size") or source_size

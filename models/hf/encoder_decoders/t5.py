@@ -1,4 +1,4 @@
-"""T5 and mT5 in Hugging Face's form: configuration, classes and tensors.
+"""T5 and mT5 in the Hugging Face format: configuration, classes and tensors.
 
 transformers 5 ignores `tie_word_embeddings` for tying: a model's output is tied to its embeddings
 unless its files have a different tensor for it. The field, like `scale_decoder_outputs`, only
@@ -82,7 +82,7 @@ CLASSES = {
     "t5": ("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
     "mt5": ("MT5ForConditionalGeneration", "MT5Model"),
 }
-"""The class with logits, the class without, and an older name of the first."""
+"""The class with logits, the class without logits, and an older name of the class with logits."""
 
 TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"

@@ -1,1 +1,1 @@
-"""The encoders in Hugging Face's form."""
+"""The encoders in the Hugging Face format."""

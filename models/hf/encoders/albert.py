@@ -1,4 +1,4 @@
-"""ALBERT in Hugging Face's form."""
+"""ALBERT in the Hugging Face format."""
 
 from ...encoders.albert import AlbertConfig
 from ..config_mapping import ConfigMapping, Field, with_defaults

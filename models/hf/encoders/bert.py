@@ -1,4 +1,4 @@
-"""BERT in Hugging Face's form."""
+"""BERT in the Hugging Face format."""
 
 from ...encoders.bert import BertConfig
 from ..config_mapping import ConfigMapping, FixedField

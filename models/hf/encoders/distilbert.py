@@ -1,4 +1,4 @@
-"""DistilBERT in Hugging Face's form."""
+"""DistilBERT in the Hugging Face format."""
 
 from ...encoders.distilbert import DistilBertConfig
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field

@@ -1,4 +1,4 @@
-"""ELECTRA in Hugging Face's form."""
+"""ELECTRA in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject
 from ...encoders.electra import ElectraConfig

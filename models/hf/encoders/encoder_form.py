@@ -84,7 +84,7 @@ class TokenLogits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderForm(Form[Config]):
-    """How one encoder family differs from the others in Hugging Face's form."""
+    """How one encoder family differs from the others in the Hugging Face format."""
 
     body: str | None = None
     """The prefix of the body's tensors in a model with a head, if not the model type."""

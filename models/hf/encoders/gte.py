@@ -1,4 +1,4 @@
-"""GTE in Hugging Face's form: that of transformers 5, and the authors' model type `new`."""
+"""GTE in the Hugging Face format: the form of transformers 5, and the authors' model type `new`."""
 
 import dataclasses
 from collections.abc import Sequence

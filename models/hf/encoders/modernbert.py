@@ -1,4 +1,4 @@
-"""ModernBERT in Hugging Face's form."""
+"""ModernBERT in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.modernbert import FULL_EVERY, ModernBertConfig

@@ -1,4 +1,4 @@
-"""MPNet in Hugging Face's form."""
+"""MPNet in the Hugging Face format."""
 
 from ....data.common.json_text import JsonObject
 from ...encoders.mpnet import MPNetConfig

@@ -1,4 +1,4 @@
-"""Nomic BERT in Hugging Face's form: that of transformers 5, and the authors' fields.
+"""Nomic BERT in the Hugging Face format: the form of transformers 5, and the authors' fields.
 
 The authors' configuration derives from GPT-2's, and published files may state both forms.
 """
@@ -45,7 +45,7 @@ IGNORED = frozenset(
     use_flash_attn use_xentropy
     """.split()
 )
-"""Fields of the authors' files that change how the model is computed, or nothing."""
+"""Fields of the authors' files that only change how the model is computed, or have no effect."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -64,7 +64,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     if longest is not None:
         fields["max_position_embeddings"] = longest
     take_positions(fields, settings, source, 1_000.0)
-    # Heads of another size than D / N do not exist here.
+    # The heads of this family always have the size D / N.
     size = fields.pop("head_dim", None)
     width = typed_field(fields, "hidden_size", 768, source)
     same = width // typed_field(fields, "num_attention_heads", 12, source)

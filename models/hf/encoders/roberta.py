@@ -1,4 +1,4 @@
-"""RoBERTa in Hugging Face's form."""
+"""RoBERTa in the Hugging Face format."""
 
 from typing import Any, TypeVar
 

@@ -1,4 +1,4 @@
-"""RoBERTa-PreLayerNorm in Hugging Face's form: RoBERTa's tensors, with differently placed norms."""
+"""RoBERTa-PreLayerNorm in the Hugging Face format: RoBERTa's tensors, other norms."""
 
 from ...encoders.roberta_prelayernorm import RobertaPreLayerNormConfig
 from ..config_mapping import ConfigMapping

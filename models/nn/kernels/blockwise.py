@@ -437,8 +437,7 @@ def blockwise_attention(
     """Computes attention block by block, on any device; scores are not scaled.
 
     Blocks that causal order or the window hides are skipped, on both sides if the order is not
-    causal. With `keys`, weights are dropped with
-    probability `rate`: the same ones as in XLA.
+    causal. With `keys`, weights are dropped with probability `rate`: the same weights as in XLA.
     """
     # Without causal order and window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None

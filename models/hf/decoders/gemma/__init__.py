@@ -1,1 +1,1 @@
-"""The Gemmas in Hugging Face's format."""
+"""The Gemmas in the Hugging Face format."""

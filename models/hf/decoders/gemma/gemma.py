@@ -1,4 +1,4 @@
-"""Gemma in Hugging Face's format."""
+"""Gemma in the Hugging Face format."""
 
 from ....decoders.gemma.gemma import GemmaConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField

@@ -1,4 +1,4 @@
-"""Gemma 2 in Hugging Face's format."""
+"""Gemma 2 in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject, JsonValue
 from ....decoders.gemma.gemma2 import Gemma2Config

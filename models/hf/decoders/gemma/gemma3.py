@@ -1,4 +1,4 @@
-"""Gemma 3, the text model, in Hugging Face's format."""
+"""Gemma 3, the text model, in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config

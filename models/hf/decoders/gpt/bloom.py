@@ -1,4 +1,4 @@
-"""BLOOM in Hugging Face's format."""
+"""BLOOM in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.bloom import BloomConfig

@@ -1,4 +1,4 @@
-"""Falcon in Hugging Face's format."""
+"""Falcon in the Hugging Face format."""
 
 import dataclasses
 from collections.abc import Mapping

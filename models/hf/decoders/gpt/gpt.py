@@ -1,4 +1,4 @@
-"""OpenAI GPT and GPT-2 in Hugging Face's form: configuration, classes and tensors."""
+"""OpenAI GPT and GPT-2 in the Hugging Face format: configuration, classes and tensors."""
 
 from typing import Any
 

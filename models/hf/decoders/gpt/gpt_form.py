@@ -34,7 +34,7 @@ DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTForm(Form[Config]):
-    """How one family differs from the others in Hugging Face's form."""
+    """How one family differs from the others in the Hugging Face format."""
 
     prefix: str
     """Prefix of the names of the body's tensors."""
@@ -47,7 +47,7 @@ class GPTForm(Form[Config]):
     joined: str | None = None
     """Name of the joint map of queries, keys and values, if there is one."""
     joined_layouts: tuple[Layout, Layout] = (BY_HEAD, BY_HEAD_VECTOR)
-    """Layouts of its kernel and of its bias."""
+    """Layouts of the kernel and of the bias of the joint map."""
     layout: Layout = LINEAR
     """How the maps of a layer are stored."""
     output_layout: Layout = FROM_HEADS

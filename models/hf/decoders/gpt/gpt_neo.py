@@ -1,4 +1,4 @@
-"""GPT-Neo in Hugging Face's format."""
+"""GPT-Neo in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neo import GPTNeoConfig

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia in Hugging Face's format."""
+"""GPT-NeoX and Pythia in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neox import GPTNeoXConfig

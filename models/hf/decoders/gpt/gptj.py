@@ -1,4 +1,4 @@
-"""GPT-J in Hugging Face's format."""
+"""GPT-J in the Hugging Face format."""
 
 from ....decoders.gpt.gptj import GPTJConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, with_defaults

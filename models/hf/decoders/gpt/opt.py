@@ -1,4 +1,4 @@
-"""OPT in Hugging Face's format."""
+"""OPT in the Hugging Face format."""
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.opt import OPTConfig

@@ -83,7 +83,7 @@ SHARED: dict[str, Any] = {
 
 
 class DebertaForm(EncoderForm[DebertaConfig]):
-    """The form of a version; the tensors of both begin with `deberta.`."""
+    """The form of one version; the tensors of both versions begin with `deberta.`."""
 
     @property
     def prefix(self) -> str:
