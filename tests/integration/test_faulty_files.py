@@ -112,9 +112,7 @@ def fill(disk, leave):
 
 
 def test_a_full_disk(config, go, whole, disk):
-    message = (
-        r"cannot write checkpoint 10 to .* \(it takes 1,1.* bytes, the disk has .* from step 5$"
-    )
+    message = r"checkpoint 10 .*1,1.* bytes, .* step 5$"
     with pytest.raises(train.RunError, match=message) as caught:
         go(config, disk / "run", at=6, do=lambda: fill(disk, leave=600_000))
     assert "\n" not in str(caught.value)
@@ -133,7 +131,7 @@ def test_a_disk_too_full_for_metrics(config, go, whole, disk):
             for _ in range(100):
                 log.write(8, "train", {"loss": 1.0})
 
-    message = r"cannot write the metrics to .*run \(No space left on device\)"
+    message = r"metrics .*run \(No space"
     with pytest.raises(train.RunError, match=message) as caught:
         log_while_it_fills()
     assert "\n" not in str(caught.value)
@@ -156,7 +154,7 @@ def test_files_that_may_not_be_that_large(config, go, whole, tmp_path):
         wait_for_checkpoint(tmp_path / "run")
         resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))
 
-    message = r"cannot write checkpoint 10 to .* \(File too large\): mend that; .* from step 5$"
+    message = r"checkpoint 10 .*\(File too large\).* step 5$"
     try:
         with pytest.raises(train.RunError, match=message) as caught:
             go(config, tmp_path / "run", at=6, do=limit)
@@ -190,9 +188,9 @@ def trash(path):
 
 
 DELETIONS = {
-    "deleted": (trash, "run was deleted or moved"),
-    "moved": (lambda run: run.rename(run.with_name("moved")), "run was deleted or moved"),
-    "replaced": (lambda run: (trash(run), run.mkdir()), r"run/config\.json was deleted or moved"),
+    "deleted": (trash, "run .*deleted"),
+    "moved": (lambda run: run.rename(run.with_name("moved")), "run .*deleted"),
+    "replaced": (lambda run: (trash(run), run.mkdir()), r"run/config\.json .*deleted"),
     "a file": (lambda run: (trash(run), run.write_text("")), "run was"),
     "other run": (lambda run: (run / "config.json").write_text("{}"), r"config\.json was replaced"),
     "without config": (lambda run: (run / "config.json").unlink(), r"config\.json was deleted"),

@@ -25,10 +25,7 @@ def test_divisors():
 
 
 def test_heads_must_divide_the_width():
-    message = (
-        "d_model 100 is not divisible by num_heads 12: "
-        "choose num_heads from 1, 2, 4, 5, 10, 20, 25, 50, 100"
-    )
+    message = "d_model 100 .*num_heads 12: .* 1, 2, 4, 5, 10, 20, 25, 50, 100"
     with pytest.raises(ValueError, match=message):
         models.GPTConfig(**{**SIZES, "num_heads": 12})
 
@@ -142,12 +139,12 @@ def test_labels_survive_json():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"head": "sequence_classification"}, "head 'sequence_classification' has no labels"),
-        ({"head": "token_classification"}, "head 'token_classification' has no labels"),
-        ({"labels": ("a", "b", "a")}, "labels a, b, a are not all different"),
+        ({"head": "sequence_classification"}, "head 'sequence_classification' .*labels"),
+        ({"head": "token_classification"}, "head 'token_classification' .*labels"),
+        ({"labels": ("a", "b", "a")}, "labels a, b, a "),
         ({"num_token_types": -1}, "num_token_types must .*-1"),
         ({"position_offset": -1}, "position_offset must .*-1"),
-        ({"head": "pretraining"}, "head 'pretraining' is unknown"),
+        ({"head": "pretraining"}, "head 'pretraining'"),
     ],
 )
 def test_heads_and_their_labels(fields, message):

@@ -97,9 +97,9 @@ def pickled(folder):
 WORDS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BREAKS = {
-    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "config is no JSON": (text("config.json", "{"), "config.json is not valid JSON"),
-    "config is a list": (text("config.json", "[]"), "config.json is a JSON list, not an object"),
+    "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (text("config.json", "{"), "config.json .*valid JSON"),
+    "config is a list": (text("config.json", "[]"), "config.json .*JSON list"),
     "unknown family": (edit("config.json", model_type="bort"), "'bort'.* bert"),
     "unknown field": (edit("config.json", rope_theta=1.0), "config.json.* rope_theta"),
     "activation": (edit("config.json", hidden_act="mish"), "hidden_act 'mish' .* 'gelu'"),
@@ -115,66 +115,66 @@ BREAKS = {
             architectures=["RobertaForTokenClassification"],
             pad_token_id=None,
         ),
-        "pad_token_id None is not supported",
+        "pad_token_id None",
     ),
     "size is a word": (edit("config.json", hidden_size="wide"), "hidden_size 'wide' .* int"),
     "sizes disagree": (edit("config.json", num_attention_heads=3), "num_heads 3"),
     "wider than its tensors": (
         edit("config.json", hidden_size=32),
-        r"size or vocab_size 32 is the suspect, as the tensors say 16; .* and 33 more",
+        r"vocab_size 32 .* 16; .* 33 ",
     ),
     "more layers": (
         edit("config.json", num_hidden_layers=3),
-        r"num_hidden_layers 3 is the suspect, .* say 2; it lacks .* and 13 more",
+        r"num_hidden_layers 3 .* 2; .*lacks .* 13 ",
     ),
     "fewer layers": (
         edit("config.json", num_hidden_layers=1),
-        r"num_hidden_layers 1 is the suspect, .* say 2; nothing reads .* and 13 more",
+        r"num_hidden_layers 1 .* 2; .*reads .* 13 ",
     ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors"),
-    "pickled": (pickled, "pickled files .* never opened"),
-    "truncated": (raw(lambda b: b[:-10]), "model.safetensors is not a whole safetensors file"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
+    "pickled": (pickled, "pickled .*never"),
+    "truncated": (raw(lambda b: b[:-10]), "model.safetensors .*whole safetensors"),
     "header too long": (
         raw(lambda b: struct.pack("<Q", 2**40) + b[8:]),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "header is no JSON": (
         raw(lambda b: b[:8] + b"?" + b[9:]),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "offsets beyond the end": (
         header(lambda h: h[WORDS].update(data_offsets=[0, 2**30])),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "shape beside its offsets": (
         header(lambda h: h[WORDS].update(shape=[32, 17])),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "another dtype beside its offsets": (
         header(lambda h: h[WORDS].update(dtype="F64")),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "overlapping offsets": (
         header(lambda h: h[QUERY].update(data_offsets=h[WORDS]["data_offsets"], shape=[32, 16])),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "bytes of no tensor": (
         raw(lambda b: b + bytes(4)),
-        "model.safetensors is not a whole safetensors file",
+        "model.safetensors .*whole safetensors",
     ),
     "a dtype that is not read": (
         lambda f: (
             tensors(**{QUERY: np.zeros((16, 16), np.uint8)})(f),
             header(lambda h: h[QUERY].update(dtype="F8_E4M3"))(f),
         ),
-        f"{QUERY} in .*model.safetensors holds F8_E4M3, which is not read: only F64",
+        f"{QUERY} .*model.safetensors .*F8_E4M3, .*F64",
     ),
     "whole numbers": (
         tensors(**{QUERY: np.zeros((16, 16), np.int32)}),
-        f"{QUERY} in .*safetensors holds int32",
+        f"{QUERY} .*safetensors .*int32",
     ),
     "lacking": (tensors(**{QUERY: None}), f"lacks {QUERY}"),
-    "unused tensor": (tensors(adapter=np.zeros(3)), "nothing reads adapter"),
+    "unused tensor": (tensors(adapter=np.zeros(3)), "reads adapter"),
     "index is no JSON": (
         lambda f: (
             (f / "model.safetensors").unlink(),

@@ -87,12 +87,12 @@ def test_operational_fields_are_not_a_difference(train_config):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"steps": 0}, "steps 0 and epochs 0.0 must not both be 0: give one of them above 0"),
+        ({"steps": 0}, "steps 0 .*epochs 0.0 "),
         ({"batch_size": -1}, "batch_size must .*-1"),
         ({"keep_last": 0}, "keep_last must .*0"),
         (
             {"batch_size": 6, "micro_batches": 4},
-            "batch_size 6 is not divisible by micro_batches 4: choose a divisor of 6",
+            "batch_size 6 .*micro_batches 4",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_impossible_values(train_config, fields, message):
 def test_impossible_lengths(train_config):
     data = train_config().data
     too_long = dataclasses.replace(data, length=17)
-    message = "data.length 17 exceeds model.max_length 16: lower the first or raise the second"
+    message = "data.length 17 .*model.max_length 16"
     with pytest.raises(ValueError, match=message):
         train_config(data=too_long)
     with pytest.raises(ValueError, match=r"length must .*0"):

@@ -14,7 +14,7 @@ CONFIG = OptimizerConfig(peak_learning_rate=0.1)
         ({"layer_decay": float("nan")}, "layer_decay must .*nan"),
         (
             {"frozen": ("head", "a(b")},
-            r"optimizer.frozen 'a\(b' is not a regular expression: missing",
+            r"optimizer.frozen 'a\(b' .*missing",
         ),
         ({"frozen": "head"}, "frozen must .*'head'"),
         (
@@ -26,12 +26,11 @@ CONFIG = OptimizerConfig(peak_learning_rate=0.1)
         ({"muon_beta": 1.0}, "muon_beta must .*1.0"),
         (
             {"name": "adafactor", "state_dtype": "int8"},
-            "optimizer.state_dtype int8: adafactor keeps no moment of a parameter's size: leave it "
-            r"out, or keep a first moment \(--optimizer.adafactor-momentum\)",
+            r"optimizer.state_dtype int8: adafactor .*--optimizer.adafactor-momentum",
         ),
         (
             {"name": "muon", "adafactor_momentum": True},
-            "optimizer.adafactor_momentum is for adafactor, and optimizer.name is muon: leave it",
+            "optimizer.adafactor_momentum .*adafactor, .*muon",
         ),
     ],
 )
@@ -50,7 +49,7 @@ def test_impossible_configurations(fields, message):
 def test_unknown_names(field, value, choices):
     config = dataclasses.replace(CONFIG)
     object.__setattr__(config, field, value)  # the tests' check of types would come first
-    message = f"{field} must be one of {choices}.*'{value}'"
+    message = f"{field} .*{choices}.*'{value}'"
     with pytest.raises(ValueError, match=message):
         config.__post_init__()
 

@@ -35,21 +35,21 @@ def test_demonstrations_are_recognized_by_their_keys(row, expected):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "?"}, "has the fields question: a demonstration has text; prompt and"),
+        ({"question": "?"}, "fields question: "),
         (
             {"messages": [{"role": "usr", "content": "Hi"}]},
-            "the role must .*'usr'.*did you mean user",
+            "role .*'usr'.* user",
         ),
         (
             {"instruction": "Add", "inputs": "1 1", "output": "2"},
-            "nothing reads the field 'inputs': did you mean input",
+            "'inputs': .* input",
         ),
         ({"text": 3}, "text must .*'3'"),
         ({"messages": "Hi"}, "messages must .*'Hi'"),
-        ({"messages": [{"content": "Hi"}]}, "must be an object with role"),
-        ({"conversations": [{"from": "alien", "value": "?"}]}, "the role must .*'alien'"),
+        ({"messages": [{"content": "Hi"}]}, "object .*role"),
+        ({"conversations": [{"from": "alien", "value": "?"}]}, "role .*'alien'"),
         ({"prompt": [USER], "completion": 3}, "answer must .*'3'"),
-        ({"messages": [USER], "tools": "{"}, "tools is not valid JSON"),
+        ({"messages": [USER], "tools": "{"}, "tools .*JSON"),
     ],
 )
 def test_what_is_no_demonstration_is_told_with_its_location(row, message):
@@ -79,9 +79,9 @@ def test_a_ranking_gives_all_pairs_of_different_rank_which_weigh_one_together():
     assert sum(pair.weight for pair in found) == pytest.approx(1)
     for row, message in (
         ({"prompt": "P", "ranked": "a"}, "ranked must .*'a'"),
-        ({"prompt": "P", "ranked": [["a", "b"], []]}, "two answers of different rank"),
+        ({"prompt": "P", "ranked": [["a", "b"], []]}, "different rank"),
         ({"chosen": "a", "rejected": "b", "margin": float("nan")}, "margin must .*nan"),
-        ({"promt": "P", "chosen": "a", "rejected": "b"}, "reads the field 'promt': did you mean"),
+        ({"promt": "P", "chosen": "a", "rejected": "b"}, "field 'promt'"),
     ):
         with pytest.raises(data.DataError, match=message):
             list(data.preferences(row, "here"))

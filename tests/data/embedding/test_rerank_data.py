@@ -74,8 +74,8 @@ def test_with_few_documents_fewer_are_sampled():
 @pytest.mark.parametrize(
     ("source", "fields", "message"),
     [
-        (LISTS, {"sampled_negatives": 2}, "sampled_negatives 2 is for records without scores"),
-        ([{"anchor": "a", "positive": "b", "score": None}], {}, "must have a number as its score"),
+        (LISTS, {"sampled_negatives": 2}, "sampled_negatives 2 "),
+        ([{"anchor": "a", "positive": "b", "score": None}], {}, "number .*score"),
     ],
 )
 def test_what_has_no_meaning_is_refused(source, fields, message):

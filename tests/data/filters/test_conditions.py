@@ -89,8 +89,8 @@ def test_a_question_mark_of_the_glob_is_none_of_a_filter(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("jsonl:a.jsonl#text?score=3", "the condition 'score=3': write FIELD>=VALUE, with one of"),
-        ("jsonl:a.jsonl#text?>=3", "the condition '>=3': write FIELD"),
+        ("jsonl:a.jsonl#text?score=3", "'score=3': write FIELD>=VALUE"),
+        ("jsonl:a.jsonl#text?>=3", "'>=3': write FIELD"),
         ("text:a.txt#line?score>=3", "?score>=3"),
         ("builtin:python-docs#?score>=3", "?score>=3"),
     ],

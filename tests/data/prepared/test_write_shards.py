@@ -256,16 +256,16 @@ def test_json_lines_and_joined_sources(texts, letters, tmp_path):
         ("text:{}/none.txt", {}, "no such file"),
         ("tfds:glue/sst2", {}, "'tfds:glue/sst2'"),
         ("prepared:{}", {}, "'prepared:"),
-        ("text:{}/empty.txt", {}, "no text in 'text:.*empty.txt'"),
-        ("text:{}/latin.txt", {}, "latin.txt line 2 is not UTF-8: byte 0xe9"),
-        ("text:{}/half.txt.gz", {}, "is not a complete gzip file"),
-        ("text:{}/0.txt#block", {"length": 0}, "length must be .* got 0"),
+        ("text:{}/empty.txt", {}, "no text .*'text:.*empty.txt'"),
+        ("text:{}/latin.txt", {}, "latin.txt line 2 .*UTF-8.* 0xe9"),
+        ("text:{}/half.txt.gz", {}, "complete gzip"),
+        ("text:{}/0.txt#block", {"length": 0}, "length .*got 0"),
         (
             "text:{}/0.txt#block",
             {"validation_fraction": 1.5},
-            "validation_fraction must be .* 1.5",
+            "validation_fraction .* 1.5",
         ),
-        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "is in validation: split it"),
+        ("text:{}/0.txt#file", {"validation_fraction": 1e-9}, "in validation"),
     ],
 )
 def test_faults_are_named(texts, letters, tmp_path, source, fields, message):
@@ -311,7 +311,7 @@ def test_a_full_disk_is_reported_in_one_line(texts, letters, tmp_path, monkeypat
             patch.setattr(write_shards, "create_folder", lambda *arguments: None)
             (tmp_path / "out" / "shards").mkdir(parents=True)
             load_tokenizer(letters).save(tmp_path / "out" / "tokenizer")
-        message = r"cannot write .*0.txt-.* \(.*No space left on device\):"
+        message = r"0.txt-.*\(.*No space"
         with pytest.raises(DataError, match=message):
             prepare(source_of(texts), tmp_path / "out", letters, length=LENGTH)
     assert not list((tmp_path / "out" / "shards").iterdir())

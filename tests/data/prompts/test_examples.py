@@ -76,9 +76,9 @@ def test_questions_about_passages(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", "[1, 2]\n", r"a.jsonl line 1 .*object"),
-        ("a.jsonl", "\n", "no examples in .*a.jsonl"),
-        ("a.csv", "1,2\n3,4\n", "a.csv line 1 does not name the columns of the table"),
-        ("a.csv", "", "no examples in .*a.csv"),
+        ("a.jsonl", "\n", "no examples .*a.jsonl"),
+        ("a.csv", "1,2\n3,4\n", "a.csv line 1 .*columns"),
+        ("a.csv", "", "no examples .*a.csv"),
         ("a.txt", "text\n", ".jsonl, .csv or .tsv.*got"),
         ("b.jsonl", None, r"b.jsonl"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl line 2"),

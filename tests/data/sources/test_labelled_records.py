@@ -47,12 +47,12 @@ def test_columns_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("part", "content", "message"),
     [
-        ("", "1\tx\n0\ty\tz\n", "a.tsv line 2 has 3 columns"),
-        ("", "1\tx\n\n0\n", "a.tsv line 3 has 1 column"),
-        ("#1,4", "1\tx\n", "line 1 must be one of 1, 2, got '4'"),
-        ("#0,1", "1\tx\n", "one of 1, 2, got '0'"),
-        ("", "a\t1\t\tx\n", "a.tsv line 1 has 4 columns: .* as #2,4 or"),
-        ("#label,body", "label\ttext\n", "one of label, text, got 'body'"),
+        ("", "1\tx\n0\ty\tz\n", "a.tsv line 2 .*3 columns"),
+        ("", "1\tx\n\n0\n", "a.tsv line 3 .*1 column"),
+        ("#1,4", "1\tx\n", "line 1 .*1, 2, got '4'"),
+        ("#0,1", "1\tx\n", "1, 2, got '0'"),
+        ("", "a\t1\t\tx\n", "a.tsv line 1 .*4 columns: .* #2,4 "),
+        ("#label,body", "label\ttext\n", "label, text, got 'body'"),
     ],
 )
 def test_bad_columns(tmp_path, part, content, message):
@@ -72,13 +72,13 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"label": ', "a.jsonl line 2 is not valid JSON"),
-        ("plain text", "a.jsonl line 2 is not valid JSON"),
-        ("[1]", "line 2 is a JSON list"),
-        ('{"label": 1}', "line 2 has no field 'text': its fields are label"),
-        (r'{"label": 1, "text": "a\ud800"}', "line 2 field 'text' has a lone surrogate"),
-        (r'{"label": ["\ud800"], "text": ""}', "line 2 field 'label' has a lone surrogate"),
-        ("\xff", "a.jsonl line 2 is not UTF-8: byte 0xff at its byte 1"),
+        ('{"label": ', "a.jsonl line 2 .*JSON"),
+        ("plain text", "a.jsonl line 2 .*JSON"),
+        ("[1]", "line 2 .*JSON list"),
+        ('{"label": 1}', "line 2 .*'text': .* label"),
+        (r'{"label": 1, "text": "a\ud800"}', "line 2 field 'text' .*surrogate"),
+        (r'{"label": ["\ud800"], "text": ""}', "line 2 field 'label' .*surrogate"),
+        ("\xff", "a.jsonl line 2 .*UTF-8.* 0xff .*byte 1"),
     ],
 )
 def test_bad_json_lines(tmp_path, line, message):

@@ -56,21 +56,21 @@ def test_unknown_identifiers_are_reported(tmp_path):
 
 TWICE = lines_of([CORPUS[0], CORPUS[0]])
 BAD = [
-    ({"corpus": TWICE}, "corpus.jsonl line 2: _id 'd1' occurs twice"),
-    ({"corpus": '{"_id": "d"}\n'}, "line 1 has no field 'text'"),
+    ({"corpus": TWICE}, "corpus.jsonl line 2: .*'d1' .*twice"),
+    ({"corpus": '{"_id": "d"}\n'}, "line 1 .*'text'"),
     (
         {"corpus": '{"_id": "d", "text": 3}\n'},
-        r"line 1: title and text must be strings, got \['', 3\]",
+        r"line 1: title .*text .*got \['', 3\]",
     ),
-    ({"corpus": '{"_id": "d", "title": [], "text": "x"}\n'}, r"must be strings, got \[\[\], 'x'\]"),
-    ({"queries": '{"id": "q1"}\n'}, "queries.jsonl line 1 has no field '_id'"),
-    ({"qrels": "q1\td1\tx\n"}, r"test.tsv line 1 must be QUERY, .* got 'q1\\td1\\tx'"),
-    ({"qrels": "q1 d1 1\n"}, "test.tsv line 1 must be QUERY"),
-    ({"qrels": "q1\td1\tnan\n"}, "test.tsv line 1 must be QUERY"),
-    ({"qrels": "q1\td1\tinf\n"}, "test.tsv line 1 must be QUERY"),
-    ({"qrels": "query-id\tcorpus-id\tscore\nq1\td1\t0\n"}, "no query with a relevant document"),
+    ({"corpus": '{"_id": "d", "title": [], "text": "x"}\n'}, r"strings, got \[\[\], 'x'\]"),
+    ({"queries": '{"id": "q1"}\n'}, "queries.jsonl line 1 .*'_id'"),
+    ({"qrels": "q1\td1\tx\n"}, r"test.tsv line 1 .*QUERY, .*got 'q1\\td1\\tx'"),
+    ({"qrels": "q1 d1 1\n"}, "test.tsv line 1 .*QUERY"),
+    ({"qrels": "q1\td1\tnan\n"}, "test.tsv line 1 .*QUERY"),
+    ({"qrels": "q1\td1\tinf\n"}, "test.tsv line 1 .*QUERY"),
+    ({"qrels": "query-id\tcorpus-id\tscore\nq1\td1\t0\n"}, "no query .*relevant"),
     ({"split": "dev"}, "no file .*qrels/test.tsv"),
-    ({"corpus": ""}, "documents and queries, got 0 and 2"),
+    ({"corpus": ""}, "got 0 and 2"),
 ]
 
 

@@ -48,14 +48,14 @@ def test_csv_has_quotes_separators_and_line_breaks_in_cells(read):
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("csv", 'no,a\nyes,"b\nno,c\n', "a.csv line 2 is not valid CSV"),
-        ("csv", "no,a\ryes,b\r", "a.csv line 1 is not valid CSV"),
-        ("csv", 'no,"a"b\n', "a.csv line 1 is not valid CSV"),
-        ("csv", "no,a\nyes,b,c\n", r"line 2 has 3 columns"),
+        ("csv", 'no,a\nyes,"b\nno,c\n', "a.csv line 2 .*valid CSV"),
+        ("csv", "no,a\ryes,b\r", "a.csv line 1 .*valid CSV"),
+        ("csv", 'no,"a"b\n', "a.csv line 1 .*valid CSV"),
+        ("csv", "no,a\nyes,b,c\n", r"line 2 .*3 columns"),
         ("csv", "no\ta\n", "a.csv line 1 .* tsv:/.*a.csv"),
-        ("csv", "no;a\n", "line 1 has semicolons"),
+        ("csv", "no;a\n", "line 1 .*semicolons"),
         ("tsv", "no,a\n", "a.tsv line 1 .* csv:/.*a.tsv"),
-        ("tsv", "id\tmood\tquip\textra\n", r"has 4 columns \(id, mood, quip, extra\): name"),
+        ("tsv", "id\tmood\tquip\textra\n", r"4 columns \(id, mood, quip, extra\)"),
     ],
 )
 def test_faults_of_tables_are_named(read, kind, content, message):

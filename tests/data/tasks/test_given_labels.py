@@ -54,12 +54,12 @@ def test_tags_have_names(tmp_path, form):
         (
             "2\ta\n",
             {"label_names": ("x", "y")},
-            "line 1 has the label '2', but .* 0 to 1, one",
+            "line 1 .*label '2', .* 0 to 1",
         ),
-        ("0,1\ta\n", {"label_names": ("x", "y")}, "has the label '0,1', but"),
-        ("0\ta\n", {"label_names": ("x",)}, "different names, two or more, got 'x'"),
-        ("0\ta\n", {"label_names": ("x", "x")}, "different names, two or more, got 'x, x'"),
-        ("0\ta\n", {"label_names": ("x", "y"), "target": "regression"}, "with target regression"),
+        ("0,1\ta\n", {"label_names": ("x", "y")}, "label '0,1'"),
+        ("0\ta\n", {"label_names": ("x",)}, "different names, .*got 'x'"),
+        ("0\ta\n", {"label_names": ("x", "x")}, "different names, .*got 'x, x'"),
+        ("0\ta\n", {"label_names": ("x", "y"), "target": "regression"}, "target regression"),
     ],
 )
 def test_faulty_names_are_refused(tmp_path, content, fields, message):

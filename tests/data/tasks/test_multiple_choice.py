@@ -76,14 +76,14 @@ def test_decode(config, tokenizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"choices": ["x", "y"]}, "line 2 has 2 choices where .* line 1 has 3: give every"),
-        ({"choices": ["x"]}, "line 2 has 1 choices: give at least two"),
-        ({"choices": "xyz"}, "line 2 is not a context with a list of choices"),
-        ({"choices": ["x", 1, 2]}, "line 2 is not a context with a list of choices"),
-        ({"label": 3}, "line 2 has the label 3: with 3 choices it must be from 0 to 2"),
-        ({"label": -1}, "line 2 has the label -1"),
-        ({"label": "B"}, "line 2 has the label 'B'"),
-        ({"label": None}, "line 2 has the label None"),
+        ({"choices": ["x", "y"]}, "line 2 .*2 choices .* line 1 .*3: "),
+        ({"choices": ["x"]}, "line 2 .*1 choices"),
+        ({"choices": "xyz"}, "line 2 .*context .*list"),
+        ({"choices": ["x", 1, 2]}, "line 2 .*context .*list"),
+        ({"label": 3}, "line 2 .*label 3: .*0 to 2"),
+        ({"label": -1}, "line 2 .*label -1"),
+        ({"label": "B"}, "line 2 .*label 'B'"),
+        ({"label": None}, "line 2 .*label None"),
     ],
 )
 def test_bad_examples(config, tokenizer, change, message):

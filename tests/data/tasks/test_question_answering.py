@@ -246,12 +246,12 @@ def test_no_passage_is_in_both_splits(config, train, tokenizer):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "a.json is not SQuAD: 'data' must be a list"),
-        ('{"data": 3}', "'data' must be a list"),
-        ('{"data": [{}]}', "a.json article 1 has no field 'paragraphs'"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "article 1 paragraph 1 has no field 'conte"),
-        ('{"data"', "a.json is not valid JSON"),
-        ('{"data": [\n1,\n]}', r"a.json line 3 is not valid JSON"),
+        ("[1]", "a.json .*SQuAD: 'data' .*list"),
+        ('{"data": 3}', "'data' .*list"),
+        ('{"data": [{}]}', "a.json article 1 .*'paragraphs'"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "article 1 paragraph 1 .*'conte"),
+        ('{"data"', "a.json .*JSON"),
+        ('{"data": [\n1,\n]}', r"a.json line 3 .*JSON"),
         (
             '{"data": [{"paragraphs": [{"context": "", "qas": [{"question": "q"}]}]}]}',
             "no field 'id'",

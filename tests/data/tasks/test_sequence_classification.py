@@ -123,12 +123,12 @@ def test_scores(config, train, tokenizer):
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [
-        ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 has no label: its column is empty"),
-        ("0\ta\n0\tb\n", {}, "must have 2 labels.*got 0"),
-        ("1\ta\nhigh\tb\n", {"target": "regression"}, "line 2 has the score 'high'.*must be a"),
-        ("nan\ta\n", {"target": "regression"}, "line 1 has the score 'nan'"),
-        ("".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)), {}, "30 examples of .* have"),
-        ("\ta\n", {"target": "multi_label"}, "must have 1 labels.*got none"),
+        ("0\ta\n\tb\n1\tc\n", {}, "a.tsv line 2 .*no label: .*empty"),
+        ("0\ta\n0\tb\n", {}, "2 labels.*got 0"),
+        ("1\ta\nhigh\tb\n", {"target": "regression"}, "line 2 .*score 'high'"),
+        ("nan\ta\n", {"target": "regression"}, "line 1 .*score 'nan'"),
+        ("".join(f"a sentence {i}\t{i % 2}\n" for i in range(30)), {}, "30 examples "),
+        ("\ta\n", {"target": "multi_label"}, "1 labels.*got none"),
     ],
 )
 def test_bad_labels(config, train, tokenizer, text, fields, message):
@@ -139,9 +139,9 @@ def test_bad_labels(config, train, tokenizer, text, fields, message):
 @pytest.mark.parametrize(
     ("label", "fields", "message"),
     [
-        ("null", {"target": "multi_label"}, "line 2 has the label None: a label is a word"),
-        ('["a", null]', {"target": "multi_label"}, "line 2 has the label None: a label is a word"),
-        ("1.0", {}, "line 2 has the label 1.0: .* or a whole number; .* choose target regression"),
+        ("null", {"target": "multi_label"}, "line 2 .*label None"),
+        ('["a", null]', {"target": "multi_label"}, "line 2 .*label None"),
+        ("1.0", {}, "line 2 .*label 1.0: .*target regression"),
     ],
 )
 def test_bad_json_labels(tmp_path, tokenizer, label, fields, message):

@@ -93,8 +93,8 @@ def test_documents_of_one_token(made, tokenizer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"length": 2}, "no text of two tokens fits data.length 2"),
-        ({"target_length": 2}, "no text of two tokens fits .* data.target_length 2"),
+        ({"length": 2}, "two tokens .*data.length 2"),
+        ({"target_length": 2}, "two tokens .*data.target_length 2"),
         ({"num_sentinels": 0}, "num_sentinels must .*0"),
         ({"noise_density": 0.0}, "noise_density must .*0.0"),
     ],

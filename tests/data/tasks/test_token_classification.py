@@ -74,16 +74,16 @@ def test_columns_with_blanks_are_separated_by_tabs(config, train, tokenizer):
 @pytest.mark.parametrize(
     ("text", "part", "message"),
     [
-        ("a O\nb x O\n", "", "a.conll line 2 has 3 columns where the first has 2"),
-        ("a\n", "", "a.conll line 1 has a word without a tag: 'a'"),
-        ("a\tX\nb\t\n", "", "line 2 has a word without a tag"),
-        ("a\tX\nb X\n", "", "line 2 has 1 column where the first has 2: .* separated by tabs"),
-        ("a O\n", "#4", "line 1 has 2 columns, and the tag column is 4"),
+        ("a O\nb x O\n", "", "a.conll line 2 .*3 columns .* 2"),
+        ("a\n", "", "a.conll line 1 .*without a tag: 'a'"),
+        ("a\tX\nb\t\n", "", "line 2 .*without a tag"),
+        ("a\tX\nb X\n", "", "line 2 .*1 column .* 2: .*tabs"),
+        ("a O\n", "#4", "line 1 .*2 columns, .*tag column .*4"),
         ("a O\n", "#1", "from 2, got '1'"),
-        ("a B-X\nb O\n\nc B_X\n", "", "line 4 has the tag 'B_X', where others mark spans"),
-        ("a B-X\nb I-X\nc O\nd I-X\n", "", "line 4 has the tag 'I-X'.* the scheme BIO"),
-        ("a S-X\nb E-X\n", "", "line 2 has the tag 'E-X'.* the scheme BIOES"),
-        ("a S-X\n\nb B-X\nc O\n", "", "line 3 has the tag 'B-X'.* the scheme BIOES"),
+        ("a B-X\nb O\n\nc B_X\n", "", "line 4 .*tag 'B_X'"),
+        ("a B-X\nb I-X\nc O\nd I-X\n", "", "line 4 .*tag 'I-X'.* BIO"),
+        ("a S-X\nb E-X\n", "", "line 2 .*tag 'E-X'.* BIOES"),
+        ("a S-X\n\nb B-X\nc O\n", "", "line 3 .*tag 'B-X'.* BIOES"),
     ],
 )
 def test_bad_columns(config, train, tokenizer, text, part, message):
@@ -301,13 +301,13 @@ def test_json_lines(data_of_file, train, tokenizer):
 @pytest.mark.parametrize(
     ("words", "tags", "message"),
     [
-        ('["a", "b"]', '["B-X"]', "line 1 has 2 words and 1 tags"),
-        ('["a", "b"]', '["B-X", null]', "has None among its tags: give each word one"),
-        ('["a", "b"]', '["B-X", ""]', "has '' among its tags: give each word one"),
-        ('["a", "b"]', '["B-X", true]', "has True among its tags: give each word one"),
-        ('["a", null]', '["O", "O"]', "line 1 has None among its words"),
-        ('"a b"', '"O O"', "line 1 has no list of words"),
-        ('["a"]', '"O"', "line 1 has no list of tags"),
+        ('["a", "b"]', '["B-X"]', "line 1 .*2 words .*1 tags"),
+        ('["a", "b"]', '["B-X", null]', "None .*tags"),
+        ('["a", "b"]', '["B-X", ""]', "'' .*tags"),
+        ('["a", "b"]', '["B-X", true]', "True .*tags"),
+        ('["a", null]', '["O", "O"]', "line 1 .*None .*words"),
+        ('"a b"', '"O O"', "line 1 .*list of words"),
+        ('["a"]', '"O"', "line 1 .*list of tags"),
     ],
 )
 def test_bad_json_lines(data_of_file, words, tags, message):

@@ -165,10 +165,10 @@ def test_bad_files_are_named(tmp_path, name, content, message):
         (
             [],
             "#version: 0.2\na b\n",
-            "merges.txt line 2 merges 'a b', which is not in the vocabulary",
+            "merges.txt line 2 .*'a b', .*vocabulary",
         ),
-        (["ab"], "a b\na b c\n", "merges.txt line 2 is not two pieces"),
-        (None, "a b\n", "vocab.json is not .* byte-level BPE: 256 of the 256 bytes"),
+        (["ab"], "a b\na b c\n", "merges.txt line 2 .*two pieces"),
+        (None, "a b\n", "vocab.json .*BPE: 256 of .*256 bytes"),
     ],
 )
 def test_vocabulary_and_merges_that_do_not_fit(tmp_path, pieces, merges, message):

@@ -249,16 +249,16 @@ def test_probabilities_are_among_all_tokens_or_those_that_may_be_chosen(renormal
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_beams": 0}, "num_beams must be .* got 0"),
-        ({"num_return_sequences": 5}, "num_return_sequences 5 must be at most num_beams 4"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens must be .* got -1"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be .* got 0"),
-        ({"num_beams": True}, "num_beams must be .* True"),
-        ({"length_penalty": float("inf")}, "length_penalty must be .* inf"),
-        ({"eos_token_id": (True,)}, "eos_token_id must be .*True"),
-        ({"decoder_start_token_id": True}, "decoder_start_token_id must be .*True"),
-        ({"bad_words_ids": ((5, True),)}, "bad_words_ids must be .*True"),
-        ({"eos_token_id": (EOS, -1)}, r"eos_token_id must be .* \(2, -1\)"),
+        ({"num_beams": 0}, "num_beams .*got 0"),
+        ({"num_return_sequences": 5}, "num_return_sequences 5 .*num_beams 4"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens .*got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens .*got 0"),
+        ({"num_beams": True}, "num_beams .* True"),
+        ({"length_penalty": float("inf")}, "length_penalty .* inf"),
+        ({"eos_token_id": (True,)}, "eos_token_id .*True"),
+        ({"decoder_start_token_id": True}, "decoder_start_token_id .*True"),
+        ({"bad_words_ids": ((5, True),)}, "bad_words_ids .*True"),
+        ({"eos_token_id": (EOS, -1)}, r"eos_token_id .* \(2, -1\)"),
     ],
 )
 def test_refused_settings(fields, message):
@@ -269,10 +269,10 @@ def test_refused_settings(fields, message):
 @pytest.mark.parametrize(
     ("sources", "special", "message"),
     [
-        ([[5], []], {}, "source 1 has 0 tokens: the model takes 1 to 64"),
-        ([[5] * 65], {}, "source 0 has 65 tokens: the model takes 1 to 64"),
-        ([[5], [40]], {}, "token ids 40 … 40 of source 1 are not within the vocabulary"),
-        ([[5]], {"decoder_start_token_id": None}, "decoder_start_token_id is missing"),
+        ([[5], []], {}, "source 1 .*0 tokens: .*64"),
+        ([[5] * 65], {}, "source 0 .*65 tokens: .*64"),
+        ([[5], [40]], {}, "40 … 40 .*source 1 "),
+        ([[5]], {"decoder_start_token_id": None}, "decoder_start_token_id .*missing"),
         ([[5]], {"decoder_start_token_id": 37}, "decoder_start_token_id 37 .* 37"),
         ([[5]], {"eos_token_id": (37,), "forced_eos_token_id": 37}, "forced_eos_token_id 37 .* 37"),
         ([[5]], {"do_sample": True}, "do_sample True"),

@@ -267,9 +267,9 @@ def test_banned_sequences_do_not_occur(small, generator):
             context = [*context, expected[-1]]
         assert new[0].tolist() == expected
     for words, message in (
-        (((1, 29),), r"banned sequence \[1, 29\] is not within the vocabulary of 29"),
-        (((1,), ()), "a banned sequence has no token"),
-        (tuple((token,) for token in range(29)), "all 29 tokens are suppressed"),
+        (((1, 29),), r"banned sequence \[1, 29\] .*29"),
+        (((1,), ()), "banned sequence .*no token"),
+        (tuple((token,) for token in range(29)), "29 tokens .*suppressed"),
     ):
         with pytest.raises(ValueError, match=message):
             stream(generator, [prompt], 1, banned=words)
@@ -278,10 +278,10 @@ def test_banned_sequences_do_not_occur(small, generator):
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ([], "at least one token"),
-        ([[1], []], "at least one token"),
-        ([[1], [3, 29]], "token ids 3 … 29 of prompt 1 are not within the vocabulary of 29"),
-        ([[-1]], "token ids -1 … -1"),
+        ([], "one token"),
+        ([[1], []], "one token"),
+        ([[1], [3, 29]], "3 … 29 .*prompt 1 .*29"),
+        ([[-1]], "-1 … -1"),
     ],
 )
 def test_bad_prompts_are_refused(generator, prompts, message):
@@ -292,14 +292,14 @@ def test_bad_prompts_are_refused(generator, prompts, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be .* got -0.1"),
-        ({"temperature": math.nan}, "temperature must be .* got nan"),
-        ({"top_k": 0}, "top_k must be .* got 0"),
-        ({"top_p": 0.0}, "top_p must be .* got 0.0"),
-        ({"top_p": 1.5}, "top_p must be .* got 1.5"),
-        ({"top_p": math.nan}, "top_p must be .* got nan"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be .* got 0.0"),
-        ({"repetition_penalty": math.nan}, "repetition_penalty must be .* got nan"),
+        ({"temperature": -0.1}, "temperature .*got -0.1"),
+        ({"temperature": math.nan}, "temperature .*got nan"),
+        ({"top_k": 0}, "top_k .*got 0"),
+        ({"top_p": 0.0}, "top_p .*got 0.0"),
+        ({"top_p": 1.5}, "top_p .*got 1.5"),
+        ({"top_p": math.nan}, "top_p .*got nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty .*got 0.0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty .*got nan"),
     ],
 )
 def test_bad_sampling_is_refused(fields, message):

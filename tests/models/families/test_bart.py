@@ -71,12 +71,12 @@ def test_parameter_count(name):
     ("fields", "message"),
     [
         ({"positions": "sinusoidal"}, "positions 'sinusoidal'"),
-        ({"head": "causal_lm"}, "head 'causal_lm' is unknown: choose seq2seq_lm"),
-        ({"head": "sequence_classification"}, "has no labels: give at least one name"),
-        ({"head": "question_answering"}, "writes no tokens: leave output_bias and tie_output out"),
+        ({"head": "causal_lm"}, "head 'causal_lm' .*seq2seq_lm"),
+        ({"head": "sequence_classification"}, "no labels"),
+        ({"head": "question_answering"}, "output_bias .*tie_output"),
         (
             {"head": "question_answering", "output_bias": False, "end_id": 32},
-            "end_id 32 is not within the vocabulary",
+            "end_id 32 .*vocabulary",
         ),
         ({"classifier_dropout": 1.0}, "classifier_dropout must .*1.0"),
     ],

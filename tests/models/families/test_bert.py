@@ -317,16 +317,16 @@ def test_a_generator_takes_the_causal_head(bert):
 @pytest.mark.parametrize(
     ("head", "given", "message"),
     [
-        ("token_classification", {"input_ids": np.zeros((1, 17), int)}, "input of 17 tokens"),
-        ("token_classification", {"attention_mask": IDS[:, :5]}, "attention_mask has 5 columns"),
-        ("token_classification", {"token_type_ids": TYPES + 1}, "token_type_ids contain 2: the"),
-        ("token_classification", {"token_type_ids": TYPES - 1}, "token_type_ids contain -1"),
+        ("token_classification", {"input_ids": np.zeros((1, 17), int)}, "17 tokens"),
+        ("token_classification", {"attention_mask": IDS[:, :5]}, "attention_mask .*5 columns"),
+        ("token_classification", {"token_type_ids": TYPES + 1}, "token_type_ids .* 2: "),
+        ("token_classification", {"token_type_ids": TYPES - 1}, "token_type_ids .*-1"),
         ("token_classification", {"masked_positions": IDS[:, :2]}, "'token_classification'"),
         ("sequence_classification", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
-        ("multiple_choice", {}, r"head 'multiple_choice' takes input_ids \[B, C, T\], not"),
+        ("multiple_choice", {}, r"head 'multiple_choice' .*\[B, C, T\]"),
         ("question_answering", {"input_ids": IDS[:, None]}, "'question_answering' takes"),
-        ("masked_lm", {"cache": True}, "head 'masked_lm' has no use for a cache: choose head 'c"),
-        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "a cache cannot continue packed"),
+        ("masked_lm", {"cache": True}, "head 'masked_lm' .*cache: "),
+        ("causal_lm", {"cache": True, "segment_ids": TYPES}, "cache .*packed"),
     ],
 )
 def test_bad_input(bert, head, given, message):

@@ -50,7 +50,7 @@ def test_only_distances_between_tokens_matter(params, assert_close):
 
 def test_key_heads_that_cannot_be_sharded():
     mesh = sharding.make_mesh(train.MeshConfig(data=1, fsdp=2, tensor=4))
-    message = r"attention/key/kernel .*: dimension 2 cannot be .* mesh.tensor 4"
+    message = r"attention/key/kernel .*: dimension 2 .*mesh.tensor 4"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_shardings(parameter_shapes(models.create(CONFIG)), mesh)
 
@@ -97,9 +97,9 @@ def test_parameter_count(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3: .* from 1, 2, 4"),
+        ({"num_kv_heads": 3}, "num_heads 4 .*num_kv_heads 3: .* 1, 2, 4"),
         ({"num_kv_heads": 0}, "num_kv_heads must .*0"),
-        ({"d_head": 5}, "heads of size 5 cannot be rotated in pairs: choose an even d_head"),
+        ({"d_head": 5}, "size 5 .*d_head"),
         ({"rope_base": 0.0}, "rope_base must .*0.0"),
     ],
 )

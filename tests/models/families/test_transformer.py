@@ -224,12 +224,12 @@ def test_configuration_round_trip():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"decoder_num_heads": 3}, "d_model 16 is not divisible by decoder_num_heads 3: choose"),
+        ({"decoder_num_heads": 3}, "d_model 16 .*decoder_num_heads 3"),
         ({"d_k": 0}, "d_k must .*0"),
         ({"num_decoder_layers": 0}, "num_decoder_layers must .*0"),
         ({"attention_dropout_rate": 1.0}, "attention_dropout_rate must .*1.0"),
         ({"position_base": 0.0}, "position_base must .*0.0"),
-        ({"source_vocab_size": 9}, "source_vocab_size 9 needs a separate table"),
+        ({"source_vocab_size": 9}, "source_vocab_size 9 .*separate"),
     ],
 )
 def test_refused_configurations(fields, message):
@@ -241,17 +241,17 @@ def test_refused_configurations(fields, message):
     ("changes", "message"),
     [
         ({"input_ids": None}, "source .*input_ids"),
-        ({"input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
-        ({"decoder_input_ids": draw(2, 17)}, "input of 17 tokens exceeds max_length 16"),
-        ({"segment_ids": np.ones((2, 7), np.int32)}, "only one side is packed"),
-        ({"attention_mask": np.ones((2, 6), np.int32)}, "attention_mask has 6 columns for 7"),
+        ({"input_ids": draw(2, 17)}, "17 tokens .*max_length 16"),
+        ({"decoder_input_ids": draw(2, 17)}, "17 tokens .*max_length 16"),
+        ({"segment_ids": np.ones((2, 7), np.int32)}, "one side"),
+        ({"attention_mask": np.ones((2, 6), np.int32)}, "attention_mask .*6 columns .*7"),
         (
             {
                 "input_ids": None,
                 "encoder_outputs": np.ones((2, 3, 16), np.float32),
                 "attention_mask": np.ones((2, 5), np.int32),
             },
-            "attention_mask has 5 columns for 3 encoded tokens",
+            "attention_mask .*5 columns .*3 encoded",
         ),
         ({"decoder_attention_mask": np.ones((2, 6, 6), bool)}, "decoder_attention_mask"),
     ],

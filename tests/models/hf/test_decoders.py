@@ -562,50 +562,50 @@ def test_half_precision_is_read_as_it_is_stored(tmp_path):
 
 REFUSED = {
     "Llama": [
-        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "scaling of type 'ntk' is not supp"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
             "honors: mrope_section",
         ),
-        ({"rope_parameters": {"rope_type": "linear"}}, "kind linear needs factor"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "linear .*factor"),
         (
             {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 8.0}},
-            "rope_theta says rope_theta 7.0, and elsewhere it is 8.0",
+            "rope_theta 7.0, .* 8.0",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"architectures": ["LlamaForQuestionAnswering"]}, "ForQuestionAnswering is not"),
         ({"layer_types": ["full_attention"]}, "honors: layer_types"),
     ],
     "Qwen2": [
-        ({"layer_types": ["linear_attention"] * 3}, "layer_types .* is not supported: only one of"),
-        ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types .*only one"),
+        ({"layer_types": ["full_attention"]}, "3 layers"),
         (
             {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1},
             "window must .*0",
         ),
     ],
-    "Gemma": [({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not")],
+    "Gemma": [({"use_bidirectional_attention": True}, "use_bidirectional_attention True")],
     "Gemma3Text": [
-        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5.0 is not supported"),
+        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5.0"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rotary scaling of sliding_attention, .* is not supported",
+            "sliding_attention, .*not supported",
         ),
     ],
     "Olmo3": [
-        ({"rope_parameters": {"rope_theta": 50.0}}, "must have full_attention and sliding_attent"),
+        ({"rope_parameters": {"rope_theta": 50.0}}, "full_attention .*sliding_attent"),
     ],
     "SmolLM3": [
-        ({"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\] is not supported"),
+        ({"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\]"),
         ({"no_rope_layer_interval": 0}, "no_rope_layer_interval 0 must"),
-        ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window and sliding_window state"),
+        ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window .*sliding_window state"),
     ],
-    "StableLm": [({"hidden_dropout": 0.1}, "hidden_dropout 0.1 is not supported")],
+    "StableLm": [({"hidden_dropout": 0.1}, "hidden_dropout 0.1")],
     "Falcon": [
-        ({"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2 do not fit together"),
-        ({"multi_query": False, "num_kv_heads": 2}, "num_kv_heads 2 without new_decoder_arch"),
-        ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2 "),
+        ({"multi_query": False, "num_kv_heads": 2}, "num_kv_heads 2 .*new_decoder_arch"),
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ],
     "GPTNeoX": [
         (
@@ -614,15 +614,15 @@ REFUSED = {
                     **{"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.5},
                 }
             },
-            "rotates 3 of 6 dimensions: choose an even number",
+            "3 of 6 dimensions",
         ),
     ],
     "Phi3": [
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "scaling of type 'linear' is not supported: only 'default', 'longrope'",
+            "type 'linear' .*'default', 'longrope'",
         ),
-        ({"resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported"),
+        ({"resid_pdrop": 0.1}, "resid_pdrop 0.1"),
     ],
 }
 

@@ -86,7 +86,7 @@ def test_other_names_and_fields_of_searches(name, fields):
     smaller = renamed | {"num_hidden_layers": 3}
     assert MAPPING.config_from_hf(smaller, "here") == dataclasses.replace(expected, num_layers=3)
     assert MAPPING.config_from_hf(fields | {"num_hidden_layers": None}, "here") == expected
-    message = "here: num_hidden_layers 3 is another name of n_layer, which is 12: take the wrong"
+    message = "here: num_hidden_layers 3 .*n_layer, .*12"
     with pytest.raises(WeightsError, match=message):
         MAPPING.config_from_hf(fields | {"num_hidden_layers": 3}, "here")
 
@@ -100,16 +100,16 @@ def test_a_preset_is_written(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**GPT2, "architectures": ["GPT2DoubleHeadsModel"]}, "here: a GPT2DoubleHeadsModel is"),
+        ({**GPT2, "architectures": ["GPT2DoubleHeadsModel"]}, "here: .*GPT2DoubleHeadsModel"),
         (
             {**OPENAI, "architectures": ["OpenAIGPTDoubleHeadsModel"]},
-            "here: a OpenAIGPTDoubleHeadsModel is not supported: choose from OpenAI",
+            "here: .*OpenAIGPTDoubleHeadsModel .*OpenAI",
         ),
-        ({**GPT2, "add_cross_attention": True}, "here: add_cross_attention True is not"),
-        ({**GPT2, "activation_function": "mish"}, "here: activation_function 'mish' is not"),
-        ({**OPENAI, "afn": "gelu_fast"}, "here: afn 'gelu_fast' is not supported: only 'gelu',"),
-        ({**OPENAI, "n_inner": 100}, "here has fields that nothing here honors: n_inner;"),
-        ({**GPT2, "rotary_dim": 8}, "here has fields that nothing here honors: rotary_dim;"),
+        ({**GPT2, "add_cross_attention": True}, "here: add_cross_attention True"),
+        ({**GPT2, "activation_function": "mish"}, "here: activation_function 'mish'"),
+        ({**OPENAI, "afn": "gelu_fast"}, "here: afn 'gelu_fast' .*'gelu',"),
+        ({**OPENAI, "n_inner": 100}, "honors: n_inner"),
+        ({**GPT2, "rotary_dim": 8}, "honors: rotary_dim"),
     ],
 )
 def test_refused_by_name(fields, message):
@@ -120,20 +120,20 @@ def test_refused_by_name(fields, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gpt3-small", {}, "gpt2 has no local_window 256: only None"),
-        ("gpt2", {"positions": "sinusoidal"}, "gpt2 has no positions 'sinusoidal': only 'learned'"),
-        ("gpt2", {"positions": "relative"}, "gpt2 has no positions 'relative': only 'learned'"),
-        ("gpt2", {"positions_at": "queries_keys"}, "gpt2 has no positions_at 'queries_keys': only"),
-        ("gpt2", {"use_bias": False}, "gpt2 has no use_bias False: only True"),
-        ("gpt", {"d_ff": 100}, "openai-gpt has no d_ff 100: only None, 3072"),
-        ("gpt", {"activation": "gelu"}, "openai-gpt has no activation 'gelu': only 'gelu_tanh',"),
-        ("gpt2", {"head_convolution": 3}, "gpt2 has no head_convolution 3: only None"),
-        ("gpt2", {"norm_affine": False}, "gpt2 has no norm_affine False: only True"),
-        ("gpt2", {"residual_scalar": True}, "gpt2 has no residual_scalar True: only False"),
-        ("gpt2", {"causal": False}, "gpt2 has no causal False: only True"),
-        ("gpt2", {"d_v": 32}, "gpt2 has no d_v 32: only None, 64"),
-        ("gpt", {"activation": "relu_squared"}, "openai-gpt has no activation 'relu_squared':"),
-        ("gpt", {"scale_scores": False}, "openai-gpt has no scale_scores False: only True"),
+        ("gpt3-small", {}, "gpt2 .*local_window 256: .*None"),
+        ("gpt2", {"positions": "sinusoidal"}, "gpt2 .*positions 'sinusoidal': .*'learned'"),
+        ("gpt2", {"positions": "relative"}, "gpt2 .*positions 'relative': .*'learned'"),
+        ("gpt2", {"positions_at": "queries_keys"}, "gpt2 .*positions_at 'queries_keys'"),
+        ("gpt2", {"use_bias": False}, "gpt2 .*use_bias False: .*True"),
+        ("gpt", {"d_ff": 100}, "openai-gpt .*d_ff 100: .*None, 3072"),
+        ("gpt", {"activation": "gelu"}, "openai-gpt .*activation 'gelu': .*'gelu_tanh',"),
+        ("gpt2", {"head_convolution": 3}, "gpt2 .*head_convolution 3: .*None"),
+        ("gpt2", {"norm_affine": False}, "gpt2 .*norm_affine False: .*True"),
+        ("gpt2", {"residual_scalar": True}, "gpt2 .*residual_scalar True: .*False"),
+        ("gpt2", {"causal": False}, "gpt2 .*causal False: .*True"),
+        ("gpt2", {"d_v": 32}, "gpt2 .*d_v 32: .*None, 64"),
+        ("gpt", {"activation": "relu_squared"}, "openai-gpt .*activation 'relu_squared'"),
+        ("gpt", {"scale_scores": False}, "openai-gpt .*scale_scores False: .*True"),
     ],
 )
 def test_what_they_cannot_say(name, changes, message):

@@ -220,14 +220,14 @@ def test_scaled_outputs_as_transformers_reads_them(tied, scaled):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["T5EncoderModel"]}, "a T5EncoderModel is not supported: choose"),
-        ({"architectures": ["T5ForQuestionAnswering"]}, "a T5ForQuestionAnswering is not"),
-        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj 'gated-tanh' is not supported"),
-        ({"feed_forward_proj": "double-relu"}, "feed_forward_proj 'double-relu' is not supported"),
-        ({"is_gated_act": 1}, "is_gated_act 1 is not of type bool"),
-        ({"is_encoder_decoder": False}, "is_encoder_decoder False is not supported: only True"),
-        ({"is_decoder": True}, "is_decoder True is not supported: only False"),
-        ({"feed_forward_size": 3}, "nothing here honors: feed_forward_size"),
+        ({"architectures": ["T5EncoderModel"]}, "T5EncoderModel .*not supported"),
+        ({"architectures": ["T5ForQuestionAnswering"]}, "T5ForQuestionAnswering"),
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj 'gated-tanh'"),
+        ({"feed_forward_proj": "double-relu"}, "feed_forward_proj 'double-relu'"),
+        ({"is_gated_act": 1}, "is_gated_act 1 .*bool"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder False .*True"),
+        ({"is_decoder": True}, "is_decoder True .*False"),
+        ({"feed_forward_size": 3}, "honors: feed_forward_size"),
         ({"relative_attention_max_distance": 16}, "position_distance must .*16"),
     ],
 )

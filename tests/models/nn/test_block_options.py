@@ -169,7 +169,7 @@ def test_a_masked_head_is_a_head_without_output(family, assert_close):
         attention["output"]["kernel"] = kernel.at[1, 2].set(0)
         assert_close(masked, apply(changed, **ones).last_hidden_state)
         assert np.abs(masked - plain).max() > 1e-3
-    message = r"head_mask has the shape \[3\]: give one factor for each head, \[4\] or"
+    message = r"head_mask .*\[3\]: .*\[4\] "
     with pytest.raises(ValueError, match=message):
         apply(params, head_mask=np.ones(3, np.float32))
 

@@ -212,17 +212,17 @@ def test_prompts_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "no prompts in .*a.jsonl: write one on each line"),
-        ("[1]", "line 1 is a JSON list"),
-        ('{"text": "a"}', "line 1 has no 'prompt' .*text"),
+        ("", "no prompts .*a.jsonl"),
+        ("[1]", "line 1 .*JSON list"),
+        ('{"text": "a"}', "line 1 .*'prompt' .*text"),
         ('{"prompt": 3}', "'prompt' .*3"),
         ('{"prompt": "a", "seed": "b"}', "line 1: 'seed' .*'b'"),
         ('{"prompt": "a", "seed": -1}', "line 1: 'seed' .*-1"),
         ('{"prompt": "a", "stop_strings": [1]}', r"line 1: 'stop_strings' .*1"),
-        ('{"prompt": "a", "stop_strings": [""]}', "line 1: a stop string is empty"),
+        ('{"prompt": "a", "stop_strings": [""]}', "line 1: .*stop string .*empty"),
         ('{"prompt": "a", "max_new_tokens": 0}', "line 1: 'max_new_tokens' .*0"),
-        ('{"prompt": "a", "max_tokens": 5}', "'max_tokens': did you mean 'max_new_tokens'"),
-        ('{"prompt": "a", "temperature": 0}', "'temperature', which is one for all prompts"),
+        ('{"prompt": "a", "max_tokens": 5}', "'max_tokens': .*'max_new_tokens'"),
+        ('{"prompt": "a", "temperature": 0}', "'temperature', .*all prompts"),
     ],
 )
 def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
@@ -235,13 +235,13 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([], {}, "there is no prompt"),
-        (["a"], {"batch_size": 0}, "batch_size must be at least 1.* 0"),
-        (["a"], {"stop_strings": [""]}, "a stop string is empty"),
+        ([], {}, "no prompt"),
+        (["a"], {"batch_size": 0}, "batch_size .*1.* 0"),
+        (["a"], {"stop_strings": [""]}, "stop string .*empty"),
         ("ab", {}, "prompts .*'ab'"),
         (["a"], {"stop_strings": "ab"}, "stop_strings .*'ab'"),
-        (["a"], {"max_tokens": 3}, r"max_tokens \(did you mean max_new_tokens\?\)"),
-        (["a"], {"max_new_tokens": 0}, "max_new_tokens must be .* got 0"),
+        (["a"], {"max_tokens": 3}, r"max_tokens \(.*max_new_tokens"),
+        (["a"], {"max_new_tokens": 0}, "max_new_tokens .*got 0"),
     ],
 )
 def test_bad_options_are_refused(speaker, prompts, options, message):

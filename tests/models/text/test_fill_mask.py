@@ -90,8 +90,8 @@ def test_train_is_more_probable_than_peanut(stations, tmp_path, capsys):
     assert word.log_probability == pytest.approx(float(expected), rel=1e-4)
     assert word.probability == pytest.approx(math.exp(word.log_probability))
     for wrong, message in (
-        (("the [MASK] [MASK]", ["train"]), "has 2 masks: write one"),
-        ((text, ["zug"]), "the word 'zug' has a character that the vocabulary lacks"),
+        (("the [MASK] [MASK]", ["train"]), "2 masks"),
+        ((text, ["zug"]), "word 'zug' .*vocabulary"),
         ((text, []), "words"),
     ):
         with pytest.raises(UserError, match=message):

@@ -194,9 +194,9 @@ def test_words_keep_their_spaces(say, kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be .* got 0"),
-        ({"num_return_sequences": 0}, "num_return_sequences must be .* got 0"),
-        ({"stop_strings": ["x", ""]}, "a stop string is empty"),
+        ({"max_new_tokens": 0}, "max_new_tokens .*got 0"),
+        ({"num_return_sequences": 0}, "num_return_sequences .*got 0"),
+        ({"stop_strings": ["x", ""]}, "stop string .*empty"),
     ],
 )
 def test_bad_options_are_refused(speaker, options, message):

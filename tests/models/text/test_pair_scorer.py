@@ -114,17 +114,17 @@ def changed(folder, file, **fields):
     ("change", "message"),
     [
         (lambda f: changed(f, "sentence_bert_config.json", module_output_name="x"),
-         "module_output_name 'x' is not supported"),
+         "module_output_name 'x'"),
         (lambda f: changed(f, "config_sentence_transformers.json", activation_fn="my.Sigmoid"),
-         "activation_fn my.Sigmoid is not supported: only Identity"),
+         "activation_fn my.Sigmoid .*Identity"),
         (lambda f: changed(f, "config_sentence_transformers.json", activation_fn=None),
-         "has no activation_fn: restore it"),
+         "no activation_fn"),
         (lambda f: changed(f, "config_sentence_transformers.json", default_prompt_name="x"),
-         "default_prompt_name 'x' is not supported"),
+         "default_prompt_name 'x'"),
         (lambda f: (f / "modules.json").write_text(json.dumps([
             {"type": f"sentence_transformers.{name}", "path": ""}
             for name in ("Transformer", "LogitScore")])),
-         "the module LogitScore is not supported after a classifier"),
+         "LogitScore .*classifier"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
@@ -139,8 +139,8 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
 def test_wrong_pairs_and_models_are_refused(tmp_path):
     scorer = models.PairScorer.of_run(saved(tmp_path))
     for pairs, message in (
-        ([("a", "b", "c")], r"pairs\[0\] must be a tuple of two texts"),
-        ([], "pairs must not be empty"),
+        ([("a", "b", "c")], r"pairs\[0\] .*tuple"),
+        ([], "pairs .*empty"),
     ):
         with pytest.raises(UserError, match=message):
             scorer.score(pairs)

@@ -190,14 +190,14 @@ def test_a_translation_is_scored_after_its_source(sizes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s([]), "there is no text to score"),
+        (lambda s: s([]), "no text"),
         (lambda s: s("weak"), "texts .* 'weak'"),
-        (lambda s: s(["a", ""]), "text 2 of 2 is ''"),
-        (lambda s: s(["a"], sources=["b"]), "1 sources for 1 texts"),
-        (lambda s: s.next_tokens("a", top_k=0), "top_k 0 must be from 1 to "),
+        (lambda s: s(["a", ""]), "text 2 .*''"),
+        (lambda s: s(["a"], sources=["b"]), "1 sources .*1 texts"),
+        (lambda s: s.next_tokens("a", top_k=0), "top_k 0 .*1 to "),
         (lambda s: s.next_words("a", []), "words"),
-        (lambda s: s.next_words("a", ["b", " "]), "the word ' ' is empty"),
-        (lambda s: s(["a"], stride=0), "stride 0 must be from 1 to 24"),
+        (lambda s: s.next_words("a", ["b", " "]), "word ' ' .*empty"),
+        (lambda s: s(["a"], stride=0), "stride 0 .*1 to 24"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_in_a_line(scorer, call, message):

@@ -87,8 +87,8 @@ def test_what_is_written_is_read_and_what_is_not_supported_is_refused(tmp_path):
     assert read_sparse_settings(tmp_path) == settings
     file = tmp_path / "1_SpladePooling" / "config.json"
     for fields, message in (
-        ({"pooling_strategy": "sum"}, "pooling_strategy 'sum' is not supported"),
-        ({"activation_function": "gelu"}, "activation_function 'gelu' is not supported: only relu"),
+        ({"pooling_strategy": "sum"}, "pooling_strategy 'sum'"),
+        ({"activation_function": "gelu"}, "activation_function 'gelu' .*relu"),
     ):
         file.write_text(json.dumps(fields))
         with pytest.raises(WeightsError, match=message):

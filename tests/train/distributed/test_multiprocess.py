@@ -189,8 +189,8 @@ def test_who_has_others(environment, expected):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES 'two' is not a number"),
-        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2 is not below"),
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES 'two' .*number"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2 .*below"),
     ],
 )
 def test_an_environment_that_makes_no_sense(monkeypatch, variables, message):

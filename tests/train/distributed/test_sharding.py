@@ -137,7 +137,7 @@ def test_parameters_are_sharded_along_their_logical_axes(name, shape, spec):
 
 
 def test_a_parameter_without_a_rule_is_refused():
-    message = r"parameter head/kernel \(3, 4\) matches 0 rules in the parameter_axes"
+    message = r"head/kernel \(3, 4\) .*0 rules"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("head/kernel", (3, 4), mesh())
     # No pattern fits a part of a name only.
@@ -149,7 +149,7 @@ def test_a_parameter_with_two_rules_is_refused(monkeypatch):
     gpt = families()["gpt"]
     twice = dataclasses.replace(gpt, parameter_axes={**gpt.parameter_axes, r"final_.*": (None,)})
     monkeypatch.setitem(families(), "gpt", twice)
-    message = r"parameter final_norm/scale \(4,\) matches 2 rules in .*: exactly one"
+    message = r"final_norm/scale \(4,\) .*2 rules"
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("final_norm/scale", (4,), mesh())
 
@@ -161,8 +161,7 @@ def test_a_rule_of_another_rank_is_refused():
 
 def test_a_dimension_that_is_not_divisible_is_refused():
     message = (
-        r"parameter layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 cannot be sharded "
-        r"over mesh.tensor 2: choose it from 1, 3, or change the dimension"
+        r"layers/attention/query/kernel \(2, 12, 3, 4\): dimension 3 .*mesh.tensor 2: .* 1, 3,"
     )
     with pytest.raises(ValueError, match=message):
         sharding.parameter_spec("layers/attention/query/kernel", (2, 12, 3, 4), mesh(tensor=2))
@@ -216,8 +215,6 @@ def test_batches_that_cannot_be_divided_are_refused():
     sharding.check_batch(mesh(fsdp=2, tensor=2), 8, 5)
     with pytest.raises(ValueError, match=r"batch_size 6 .*4 devices"):
         sharding.check_batch(mesh(fsdp=2, tensor=2), 6, 5)
-    message = (
-        "data.length 18 cannot be sharded over mesh.context 4: choose it from 1, 2, 3, 6, 9, 18"
-    )
+    message = "data.length 18 .*mesh.context 4: .* 1, 2, 3, 6, 9, 18"
     with pytest.raises(ValueError, match=message):
         sharding.check_batch(mesh(data=2, context=4), 8, 18)

@@ -175,7 +175,7 @@ def returning(function, change):
         ("terms", lambda x: {**x, "extra": x["pair"]}, r"'extra'.* counts"),
         ("terms", lambda x: {**x, "pair": x["pair"][None]}, r"terms\['pair'\] .* \(1,\)"),
         ("terms", lambda x: {**x, "pair": None}, r"terms\['pair'\] .*NoneType"),
-        ("terms", lambda x: x["pair"], "terms of the objective returned"),
+        ("terms", lambda x: x["pair"], "terms .*returned"),
         ("terms", lambda x: {}, r"nothing without \['pair'\]"),
         ("counts", lambda x: {"accuracy": x["accuracy"]}, r"counts .* without \['pair'\]"),
         ("counts", lambda x: {"pair": x["pair"]}, r"'accuracy'.* counts"),
@@ -348,10 +348,10 @@ class Ragged(Sentences):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Noisy, "input_ids of example 0 differs between two calls"),
-        (Listed, "input_ids of example 0 is a list: give numpy arrays"),
-        (Ragged, "example 1 has other arrays than example 0"),
-        (Empty, "num_examples must be at least 1, got 0"),
+        (Noisy, "input_ids .*example 0 .*differs"),
+        (Listed, "input_ids .*example 0 .*list"),
+        (Ragged, "example 1 .*example 0"),
+        (Empty, "num_examples .*got 0"),
     ],
 )
 def test_examples_that_cannot_be_trained_on_are_refused(cls, message):

@@ -266,10 +266,10 @@ class Poison:
 @pytest.mark.parametrize(
     ("at", "checkpoint_every", "message"),
     [
-        (2, 5, r"the loss of step 3 is nan \(gradient norm nan\); no checkpoint was written yet"),
-        (6, 5, r"the loss of step 7 is nan .*; step 5 is kept: lower optimizer.peak_learning"),
+        (2, 5, r"step 3 .*nan \(gradient norm nan\); no checkpoint"),
+        (6, 5, r"step 7 .*nan .*step 5 .*optimizer.peak_learning"),
         # Step 8 is fine itself; what it leaves is not, and must not be kept.
-        (8, 4, r"the validation loss of step 8 is nan; step 4 is kept"),
+        (8, 4, r"validation loss .*step 8 .*nan; step 4 "),
     ],
 )
 def test_a_loss_that_is_not_finite_ends_the_run(

@@ -194,16 +194,16 @@ def test_nearest_is_brute_force_in_any_blocks(monkeypatch, block):
 X = distinct(0, 3)
 BAD = [
     (lambda: train.nearest(X, X[:, :5]), "width 8 .* got 5"),
-    (lambda: train.nearest(X, X[:0]), "documents must have at least one row"),
-    (lambda: train.nearest(X, X, 0), "top_k must be at least 1, got 0"),
-    (lambda: train.retrieval_scores(X, X, [{0: 1.0}]), "relevant has 1 queries, the rankings 3"),
-    (lambda: train.retrieval_scores(X, X, [{0: 1.0}, {}, {1: 0.0}]), "must have a relevant"),
+    (lambda: train.nearest(X, X[:0]), "documents .*one row"),
+    (lambda: train.nearest(X, X, 0), "top_k .*got 0"),
+    (lambda: train.retrieval_scores(X, X, [{0: 1.0}]), "relevant .*1 queries, .*rankings 3"),
+    (lambda: train.retrieval_scores(X, X, [{0: 1.0}, {}, {1: 0.0}]), "relevant"),
     (lambda: train.similarity_scores(X, X[:2], [1, 2, 3]), r"got \[3, 8\] and \[2, 8\]"),
-    (lambda: train.similarity_scores(X, X[::-1], [1, 1, 1]), "labels must have different"),
-    (lambda: train.pair_classification_scores(X, X, [0, 2, 1]), r"must be 0 or 1 .*\[0, 1, 2\]"),
-    (lambda: train.pair_classification_scores(X, X, [1, 1, 1]), r"both values, got 3 of \[1\]"),
-    (lambda: train.reranking_scores([X[0]], [np.ones(8)]), "no query has a relevant and an"),
-    (lambda: train.reranking_scores([X[0]], [np.ones(7)]), "query 0 has 8 scores and 7 labels"),
+    (lambda: train.similarity_scores(X, X[::-1], [1, 1, 1]), "labels .*different"),
+    (lambda: train.pair_classification_scores(X, X, [0, 2, 1]), r"0 or 1 .*\[0, 1, 2\]"),
+    (lambda: train.pair_classification_scores(X, X, [1, 1, 1]), r"both values, .*3 of \[1\]"),
+    (lambda: train.reranking_scores([X[0]], [np.ones(8)]), "no query .*relevant"),
+    (lambda: train.reranking_scores([X[0]], [np.ones(7)]), "query 0 .*8 scores .*7 labels"),
 ]  # fmt: skip
 
 

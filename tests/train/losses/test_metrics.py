@@ -323,9 +323,9 @@ def test_without_rouge_the_other_scores_are_there(monkeypatch):
         (entity_scores, ([["E-PER"]], [["O"]]), "'E-PER' is not BIO"),
         (answer_scores, ({"a": ["x"], "b": ["y"]}, {"a": "x"}), "1 of 2 questions .*'b'"),
         (answer_scores, ({}, {}), "0 of 0 questions"),
-        (translation_scores, ([], []), "0 texts for 0 references"),
-        (translation_scores, ([], ["a"]), "1 texts for 0 references"),
-        (rouge_scores, (["a", "b"], ["a"]), "1 texts for 2 references"),
+        (translation_scores, ([], []), "0 texts .*0 references"),
+        (translation_scores, ([], ["a"]), "1 texts .*0 references"),
+        (rouge_scores, (["a", "b"], ["a"]), "1 texts .*2 references"),
     ],
 )
 def test_predictions_that_cannot_be_scored_are_refused(score, arguments, message):

@@ -171,7 +171,7 @@ def test_each_data_set_has_its_loss(tmp_path):
         ("qa=triplet,scale=3",): "scale",
         ("qa=margin_mse,teacher=x",): "second model",
         ("qa",): "NAME=OBJECTIVE",
-        ("qa=cosent",): "cosent learns from a score for each pair",
+        ("qa=cosent",): "cosent .*score",
     }.items():
         with pytest.raises(UserError, match=named):
             train.SeveralConfig(kinds=kinds).of_data(given, is_default=False)
@@ -241,10 +241,10 @@ def test_settings_that_do_not_belong_together_are_refused(settings, named):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (train.TripletConfig(), "triplet .* 2 or more documents"),
+        (train.TripletConfig(), "triplet .* 2 .*documents"),
         (train.MultipleNegativesConfig(matryoshka_dims=(16,)), "matryoshka_dims 16 .* 8"),
-        (train.CosineConfig(), "cosine needs scores"),
-        (dataclasses.replace(CASES["distillation"][0], teacher="unread"), "2 or more documents"),
+        (train.CosineConfig(), "cosine .*scores"),
+        (dataclasses.replace(CASES["distillation"][0], teacher="unread"), "2 .*documents"),
     ],
 )
 def test_data_that_do_not_suit_are_refused(settings, named):

@@ -40,10 +40,10 @@ def test_every_preset_of_a_family_can_be_trained(family):
 @pytest.mark.parametrize(
     ("name", "preset", "message"),
     [
-        ("gpt2-large", None, "gpt2-large is a preset, not a recipe: .*train gpt --preset gpt2-l"),
-        ("gpt", "bert-small", "gpt does not have the preset .*train bert --preset bert-small"),
-        ("quickstart", "gpt2", "quickstart does not have the preset .*train gpt --preset gpt2"),
-        ("gpt", "gpt2-lage", "no preset named 'gpt2-lage': did you mean gpt2-large"),
+        ("gpt2-large", None, "gpt2-large .*train gpt --preset gpt2-l"),
+        ("gpt", "bert-small", "gpt .*train bert --preset bert-small"),
+        ("quickstart", "gpt2", "quickstart .*train gpt --preset gpt2"),
+        ("gpt", "gpt2-lage", "'gpt2-lage': .*gpt2-large"),
     ],
 )
 def test_a_preset_that_a_recipe_does_not_have(name, preset, message):

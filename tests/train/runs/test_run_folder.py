@@ -243,14 +243,14 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 6}, "batch_size 6 cannot be divided over 8 devices"),
-        ({"mesh": train.MeshConfig(data=3)}, "do not multiply to the 8 devices"),
-        ({"mesh": train.MeshConfig(tensor=8)}, "cannot be sharded over mesh.tensor 8"),
-        ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 cannot be divided over"),
+        ({"batch_size": 6}, "batch_size 6 .*8 devices"),
+        ({"mesh": train.MeshConfig(data=3)}, "multiply .*8 devices"),
+        ({"mesh": train.MeshConfig(tensor=8)}, "mesh.tensor 8"),
+        ({"parallel": "pmap", "batch_size": 6}, "batch_size 6 .*divided"),
         ({"data__source": "text:nowhere.txt"}, "no such file"),
         ({"data__validation_fraction": 0.0}, "no validation split"),
-        ({"data__tokenizer": TokenizerConfig(vocab_size=5000)}, "too small for a vocabulary"),
-        ({"model__max_length": 99_999, "data__length": 99_999}, "fewer than one sequence of 99999"),
+        ({"data__tokenizer": TokenizerConfig(vocab_size=5000)}, "too small .*vocabulary"),
+        ({"model__max_length": 99_999, "data__length": 99_999}, "one sequence .*99999"),
     ],
 )
 def test_what_cannot_be_trained_leaves_nothing_behind(config, tmp_path, changes, message):

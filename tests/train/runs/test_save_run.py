@@ -179,13 +179,13 @@ def without(params, key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: {"params": p}, r'give what is in it, params\["params"\]'),
-        (lambda p: without(p, "layers"), r"has no layers/attention/key/bias \(2, "),
-        (lambda p: p | {"extra": np.zeros(3)}, "has extra, which the model does not have"),
+        (lambda p: {"params": p}, r'params\["params"\]'),
+        (lambda p: without(p, "layers"), r"no layers/attention/key/bias \(2, "),
+        (lambda p: p | {"extra": np.zeros(3)}, "extra, .*model"),
         (lambda p: p | {"layers": 3.0}, "has layers, which|has no layers/"),
         (
             lambda p: p | {"token_embedding": {"embedding": np.zeros((5, 16), np.float32)}},
-            r"token_embedding/embedding \(5, 16\) where the model has \(290, 16\)",
+            r"token_embedding/embedding \(5, 16\) .*\(290, 16\)",
         ),
         (
             lambda p: p | {"token_embedding": {"embedding": np.zeros((290, 16), int)}},

@@ -90,11 +90,11 @@ def test_a_stage_with_other_settings_resumes_bit_for_bit(first, run, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"d_model": 32}}, "model.d_model cannot change in an extension, got 16 → 32"),
-        ({"data": {"tokenizer": {"kind": "words"}}}, "data.tokenizer.kind cannot change"),
-        ({"optimizer": {"name": "lamb"}}, "optimizer.name cannot change"),
-        ({"seed": 1}, "seed cannot change"),
-        ({"steps": 4, "batch_size": 4}, "must be above 4, the newest checkpoint of .*, got 4"),
+        ({"model": {"d_model": 32}}, "model.d_model .*16 → 32"),
+        ({"data": {"tokenizer": {"kind": "words"}}}, "data.tokenizer.kind .*change"),
+        ({"optimizer": {"name": "lamb"}}, "optimizer.name .*change"),
+        ({"seed": 1}, "seed .*change"),
+        ({"steps": 4, "batch_size": 4}, "above 4, .*got 4"),
     ],
 )
 def test_what_cannot_change_is_named(first, changes, message):

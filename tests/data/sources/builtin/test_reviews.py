@@ -73,8 +73,8 @@ def test_as_a_source():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("builtin:review", "one of reviews, got .review."),
-        ("builtin:reviews#label,words", "one of label, text, got .words."),
+        ("builtin:review", "reviews, got .review."),
+        ("builtin:reviews#label,words", "label, text, got .words."),
     ],
 )
 def test_what_is_not_built_in(source, message):

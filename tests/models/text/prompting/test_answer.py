@@ -79,10 +79,10 @@ def test_a_full_context_loses_its_first_examples_and_says_so(generator):
         "30"
     ]
     for wrong, message in (
-        ({"drop": False}, "the prompt of 8 examples and the query .* got 79"),
+        ({"drop": False}, "8 examples .*query .* got 79"),
         (
             {"max_new_tokens": T},
-            f"max_new_tokens {T} leaves no room for a prompt in the {T} tokens",
+            f"max_new_tokens {T} .*{T} tokens",
         ),
     ):
         with pytest.raises(data.UserError, match=message):
