@@ -276,9 +276,9 @@ class OpenBatch(ContinuousBatch):
         text.chosen.extend(written.tokens)
         if self._texts[row] is None:
             self._has_changed = True
-        written.alternatives = [
-            best[: text.sampling.num_alternatives] for best in written.alternatives
-        ]
+        # They are computed if any text has asked for them.
+        number = text.sampling.num_alternatives
+        written.alternatives = [best[:number] for best in written.alternatives] if number else []
         return written
 
     def _renew(self) -> None:

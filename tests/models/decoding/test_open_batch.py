@@ -111,6 +111,17 @@ def test_alternatives_are_the_most_probable_tokens(generator):
     assert all(one.log_probability == one.best[0][1] for one in expected)
 
 
+def test_alternatives_do_not_depend_on_other_texts(generator):
+    batch, found = generator.open_batch(4), {1: [], 5: []}
+    for i in found:
+        enter(batch, i)
+    while batch.is_busy:
+        for written in batch.step():
+            found[written.text] += written.alternatives
+    assert found[1] == []  # it has not asked for any
+    assert [len(row) for row in found[5]] == [2] * LIMITS[5]
+
+
 def test_a_text_that_is_stopped_frees_its_row_at_once(generator, alone):
     batch = generator.open_batch(1)
     enter(batch, 3)
