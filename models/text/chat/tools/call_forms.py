@@ -71,7 +71,7 @@ class CallForm:
         Text after it in the same token would be the model's guess of the tool's output. Returns
         None without a complete call, or if the template's end of turn ends the call.
         """
-        found = _BRACKETS.search(text) if self.name == "brackets" else None
+        found = _first_call(text) if self.name == "brackets" else None
         return None if found is None else found.end()
 
     def begins_call(self, text: str) -> int:
@@ -92,7 +92,7 @@ class CallForm:
         """
         # Parse the first call in brackets; its text is the only argument.
         if self.name == "brackets":
-            found = _BRACKETS.search(text)
+            found = _first_call(text)
             if found is None:
                 return Written(text, ())
             name, argument = found[1], found[2].strip()
@@ -112,6 +112,12 @@ class CallForm:
                     f"the call {written[:100]!r} must be an object with name and arguments",
                 )
         return Written(content, tuple(calls))
+
+
+def _first_call(text: str) -> re.Match[str] | None:
+    """Returns the first call in brackets."""
+    # Without an end to find, the expression would scan the rest of the text from each `<<`.
+    return _BRACKETS.search(text, 0, text.rfind(">>") + len(">>"))
 
 
 def _of_json(call: dict[str, Any]) -> ToolCall:

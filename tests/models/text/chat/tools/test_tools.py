@@ -397,3 +397,9 @@ def test_a_template_without_a_form_of_calls_is_refused(scripted):
     with pytest.raises(data.UserError, match="tool calls"):
         scripted(template=data.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
     assert CallForm.of(data.ChatTemplate("x <tool_call>")).name == "hermes"
+
+
+def test_the_first_call_in_brackets_ends_at_its_brackets():
+    form = CallForm("brackets")
+    assert form.end_of_call("a << b <<c d>> e>>") == 14
+    assert form.end_of_call(">> <<" + "a" * 9) is None
