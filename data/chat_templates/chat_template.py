@@ -276,7 +276,7 @@ class ChatTemplate:
         role, content = message["role"], message.get("content")
         check_role(role, f"message {number}")
         if isinstance(content, list | tuple):
-            texts = [_text_of(part, number) for part in content]
+            texts = [text_of_part(part, number) for part in content]
             # The default template needs the content as one text.
             if self.source == LECTURES:
                 message = {**message, "content": "".join(texts)}
@@ -294,8 +294,16 @@ def check_role(role: object, location: str) -> None:
     require_one_of(f"{location}: the role", role, ROLES, error=DataError)
 
 
-def _text_of(part: object, number: int) -> str:
-    """Returns the text of a part of a content; raises DataError if the part is of another kind."""
+def text_of_part(part: object, number: int) -> str:
+    """Returns the text of a part of the content of a message.
+
+    Args:
+      part: The part.
+      number: The number of the message, for the error.
+
+    Raises:
+      DataError: The part is of another kind.
+    """
     text, kind = part, type(part).__name__
     if isinstance(part, Mapping):
         kind = part.get("type", "text")

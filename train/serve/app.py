@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ...data.common.errors import UserError
 from ...data.common.fields import Positive, PositiveInt
 from ...data.common.json_text import JsonValue
-from .engine import Engine, Worker
+from .engine import Engine, Worker, report_fault
 from .fields import ApiError, read_fields, read_json
 from .metrics import Metrics
 
@@ -29,6 +30,10 @@ STREAM_HEADERS = [
 ]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names of this machine. A server that listens only there needs no key."""
+_LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
+"""The header Host of a request to one of these names."""
+QUICK_BODY = 1 << 16
+"""The fields of a longer body, in bytes, are read in another thread, because that takes long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Access:
     """The maximum size of a body, in bytes."""
     body_time: Positive = 30.0
     """Seconds within which a client must send the body."""
+    read_time: Positive = 10.0
+    """Seconds beyond the time limit of a request within which a client must read the answer."""
 
     def check(self, request: Request) -> None:
         """Checks the key, or without a key the name of the host.
@@ -68,8 +75,8 @@ class Access:
         """
         if self.key is None:
             # A page of another site may reach this server by DNS rebinding. It names its own host.
-            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
-            if host not in LOOPBACK and not host.endswith(":"):
+            host = request.headers.get("host", "")
+            if _LOOPBACK_HOST.fullmatch(host) is None:
                 message = f"the host {host[:100]!r} needs a key: start with --api-key-file"
                 raise ApiError(403, message)
             return
@@ -147,6 +154,16 @@ def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body, error.status, error.headers)
 
 
+def api_error(error: Exception) -> ApiError:
+    """Returns what the client sees of an error. An unexpected error is reported."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return ApiError(400, str(error))
+    report_fault(error)
+    return ApiError(500, f"the server has a fault ({type(error).__name__})")
+
+
 @dataclasses.dataclass(frozen=True)
 class _Handler:
     """Answers the requests to an endpoint. A client that disconnects cancels the work."""
@@ -177,16 +194,21 @@ class _Handler:
             if not self.endpoint.is_open:
                 self.service.access.check(request)
             fields = None if self.endpoint.fields is None else await self._fields(request)
-        except ApiError as error:
+        except ClientDisconnect:
+            raise
+        except Exception as error:
             # A client that is still sending cannot use the connection again.
-            error.headers.setdefault("Connection", "close")
-            await error_response(error)(request.scope, request.receive, send)
+            shown = api_error(error)
+            shown.headers.setdefault("Connection", "close")
+            await error_response(shown)(request.scope, request.receive, send)
             return
         # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
         gone = asyncio.ensure_future(_disconnected(request))
+        # A client that does not read its answer must not keep its place either.
+        limit = self.service.engine.limits.time_limit + self.service.access.read_time
         try:
-            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, gone), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Wait for the canceled task too, so that its work ends before this method returns.
             for task in (working, gone):
@@ -223,8 +245,11 @@ class _Handler:
         except TimeoutError:
             message = f"the body took longer than {access.body_time:g} s: send it faster"
             raise ApiError(408, message, code="timeout") from None
-        assert endpoint.fields is not None
-        return read_fields(endpoint.fields, read_json(b"".join(parts)))
+        cls, body = endpoint.fields, b"".join(parts)
+        assert cls is not None
+        if total <= QUICK_BODY:
+            return read_fields(cls, read_json(body))
+        return await asyncio.to_thread(lambda: read_fields(cls, read_json(body)))
 
     async def _respond(self, request: Request, fields: Any, send: Send) -> None:
         try:
@@ -233,10 +258,8 @@ class _Handler:
                 await _stream(answer, send)
                 return
             response = answer if isinstance(answer, Response) else JSONResponse(answer)
-        except ApiError as error:
-            response = error_response(error)
-        except UserError as error:
-            response = error_response(ApiError(400, str(error)))
+        except Exception as error:
+            response = error_response(api_error(error))
         await response(request.scope, request.receive, send)
 
 
@@ -259,14 +282,17 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
             async for body in parts:
                 await part(body)
         # The status was already sent, so the client reads a later error in an event.
-        except ApiError as error:
-            await part(event_of(error.body))
+        except Exception as error:
+            await part(event_of(api_error(error).body))
     await part(b"", more=False)
 
 
 def event_of(value: JsonValue) -> bytes:
-    """Returns a server-sent event with JSON."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+    """Returns a server-sent event with JSON.
+
+    It is ASCII: some clients end a line of an event at other line separators of Unicode.
+    """
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -283,8 +309,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     del request
-    # Its message may quote a prompt.
-    return error_response(ApiError(500, f"the server has a fault ({type(error).__name__})"))
+    return error_response(api_error(error))
 
 
 def make_app(service: Service) -> Starlette:

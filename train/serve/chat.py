@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from ...data.chat.encoding import encode_chat, end_of_turn
-from ...data.chat_templates.chat_template import LECTURES
+from ...data.chat_templates.chat_template import LECTURES, text_of_part
 from ...data.common.fields import (
     Checked,
     FieldError,
@@ -195,22 +195,31 @@ def _message(message: Mapping[str, Any], number: int, *, in_content: bool) -> di
     """
     result = {name: value for name, value in message.items() if value is not None}
     # A message with calls may have no content, but every template reads it.
-    result.setdefault("content", "")
-    calls = []
-    for call in result.pop("tool_calls", []):
-        try:
-            function = call["function"]
-            arguments = function.get("arguments") or "{}"
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            calls.append(ToolCall(function["name"], dict(arguments)))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            text = f"messages[{number}].tool_calls must have functions with arguments in JSON"
-            raise ApiError(400, text, "messages", "invalid_value") from None
+    content = result.setdefault("content", "")
+    if not isinstance(content, str | list):
+        text = f"messages[{number}].content must be text or a list of parts of the type text"
+        raise ApiError(400, text, "messages", "invalid_value")
+    if in_content and isinstance(content, list):
+        result["content"] = "".join(text_of_part(part, number + 1) for part in content)
+    try:
+        calls = [_call(call) for call in result.pop("tool_calls", [])]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        text = f"messages[{number}].tool_calls must have functions with arguments in JSON"
+        raise ApiError(400, text, "messages", "invalid_value") from None
     if calls and in_content:
         result["content"] = "".join([str(result["content"]), *map(_bracketed, calls)])
     elif calls:
         result["tool_calls"] = [call.message for call in calls]
     return result
+
+
+def _call(call: Any) -> ToolCall:
+    """Returns a call of a message; raises one of several errors if it has another form."""
+    function = call["function"]
+    name, arguments = function["name"], function.get("arguments") or "{}"
+    if not isinstance(name, str):
+        raise TypeError
+    return ToolCall(name, dict(json.loads(arguments) if isinstance(arguments, str) else arguments))
 
 
 def _bracketed(call: ToolCall) -> str:

@@ -22,6 +22,9 @@ from ...data.common.errors import UserError
 from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
 from .fields import ApiError
 
+STOP_TIME = 1.0
+"""Seconds within which the step of the engine must end, when the server ends."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -90,9 +93,10 @@ class Task:
             self.job.engine.post(self.job, (self.index, event, last))
 
     def fail(self, error: ApiError) -> None:
-        """Ends the whole job with an error."""
-        self.ended = True
-        self.job.engine.post(self.job, error)
+        """Ends the whole job with an error, unless the task has ended."""
+        if not self.ended:
+            self.ended = True
+            self.job.engine.post(self.job, error)
 
 
 class Job:
@@ -130,7 +134,7 @@ class Job:
         return self
 
     async def __anext__(self) -> tuple[int, Any]:
-        if not self._events and not self._left:
+        if not self._left:
             raise StopAsyncIteration
         while not self._events:
             self._arrived.clear()
@@ -199,10 +203,11 @@ class Engine:
         """Starts the thread, which first warms up the workers."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread after its current step."""
+    def stop(self) -> bool:
+        """Ends the thread after its current step. Returns False if the step takes too long."""
         self._inbox.put(None)
-        self._thread.join(timeout=5)
+        self._thread.join(STOP_TIME)
+        return not self._thread.is_alive()
 
     def check_admission(self, tokens: int = 0) -> None:
         """Checks that there is space for another job.
@@ -262,8 +267,9 @@ class Engine:
 
     def _add(self, job: Job) -> None:
         self._tasks[job.worker].update(job.tasks)
-        for task in job.tasks:
-            job.worker.add(task)
+        if not self.failed:
+            for task in job.tasks:
+                job.worker.add(task)
 
     def _drop(self, job: Job) -> None:
         tasks = self._tasks[job.worker]
@@ -286,12 +292,21 @@ class Engine:
                         self._step(worker)
                 self._deliver()
         except BaseException as error:
-            # The thread ends here, so end all jobs, whose clients would wait for it.
+            # No task is computed any more, so end all jobs, whose clients would wait for it.
             self.failed = True
-            self._report(error)
+            report_fault(error)
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Ends all jobs with an error, also those that are still admitted, until `stop`."""
+        while True:
             for worker in self.workers:
                 self._fail_all(worker, "the engine has failed: start the server again")
             self._deliver()
+            message = self._inbox.get()
+            if message is None:
+                return
+            message()
 
     def _receive(self) -> bool:
         """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
@@ -313,18 +328,12 @@ class Engine:
         try:
             worker.step()
         except Exception as error:  # the server must outlive it
-            self._report(error)
+            report_fault(error)
             # Clients see only messages that are written for them. Others may quote another prompt.
             known = isinstance(error, UserError)
             shown = str(error) if known else f"the model has failed ({type(error).__name__})"
             self._fail_all(worker, shown)
             worker.reset()
-
-    def _report(self, error: BaseException) -> None:
-        # The message of an unexpected error may quote a prompt, so print only its type and place.
-        place = "".join(traceback.format_tb(error.__traceback__))
-        message = str(error) if isinstance(error, UserError) else "(message withheld)"
-        print(f"{place}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
 
     def _fail_all(self, worker: Worker, message: str) -> None:
         for task in list(self._tasks[worker]):
@@ -336,6 +345,16 @@ class Engine:
         for loop, events in outbox.items():
             with contextlib.suppress(RuntimeError):  # the event loop was closed
                 loop.call_soon_threadsafe(_arrive, events)
+
+
+def report_fault(error: BaseException) -> None:
+    """Prints the type and the place of an error.
+
+    The message of an unexpected error may quote a prompt, so it is printed only for a `UserError`.
+    """
+    place = "".join(traceback.format_tb(error.__traceback__))
+    message = str(error) if isinstance(error, UserError) else "(message withheld)"
+    print(f"{place}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
 
 
 def _arrive(events: Sequence[tuple[Job, Any]]) -> None:

@@ -105,14 +105,18 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     # Report unknown fields first, because a misspelled field also seems to be missing.
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
+        unknown = unknown[:100]
         similar = misspelled(unknown, known)
         remedy = f"did you mean {similar}?" if similar else "leave it out"
         message = f"the field {unknown!r} is not supported here: {remedy}"
-        raise ApiError(400, message, unknown[:100], "unsupported_field")
+        raise ApiError(400, message, unknown, "unsupported_field")
     try:
         return make_record(cls, given)
     except FieldError as error:
         raise ApiError(400, str(error), error.field, "invalid_value") from None
+    except RecursionError:
+        message = "the body has too many levels of lists: send fewer"
+        raise ApiError(400, message, code="invalid_value") from None
     except UserError as error:
         # An error about several fields has only a message, so name the first field in the message.
         name = next((word for word in str(error).split() if word in known), None)

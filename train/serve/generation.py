@@ -19,6 +19,7 @@ from ...data.common.fields import (
 )
 from ...data.common.json_text import JsonValue
 from ...data.common.progress import LogFn
+from ...models.decoding.continuous_batch import Written
 from ...models.decoding.generator import SEEDS
 from ...models.decoding.request import TopP, check_token_ids
 from ...models.decoding.serving.row_sampling import Penalty, TextSampling, text_key
@@ -26,7 +27,7 @@ from ...models.text.completions import FinishReason, Prompt
 from ...models.text.generate import TextGenerator, merged_request
 from ...models.text.growing_text import GrowingText
 from .app import Served
-from .engine import Task
+from .engine import Task, report_fault
 from .fields import ApiError
 
 GENERATION, SCORING = "generation", "scoring"
@@ -249,17 +250,26 @@ class GenerationWorker:
         for written in self.batch.step():
             task = self._tasks.get(written.text)
             # A step may give a text two tokens, of which the first ended the text.
-            if task is None:
-                continue
-            work: TextWork = task.work
-            work.first_token = work.first_token or time.monotonic() - work.created
-            work.alternatives += written.alternatives
-            work.grow(written.tokens, written.log_probs)
-            ended = work.growing.reason is not None
-            if (ended or work.streamed) and (piece := work.piece()) is not None:
-                task.send(piece, last=ended)
-            if ended:
-                self.cancel(task)
+            if task is not None:
+                try:
+                    self._send(task, written)
+                except Exception as error:  # the other texts must outlive it
+                    report_fault(error)
+                    message = f"the text cannot be written ({type(error).__name__})"
+                    task.fail(ApiError(500, message, code="failed"))
+                    self.cancel(task)
+
+    def _send(self, task: Task, written: Written) -> None:
+        """Sends what is new of a text, and ends it."""
+        work: TextWork = task.work
+        work.first_token = work.first_token or time.monotonic() - work.created
+        work.alternatives += written.alternatives
+        work.grow(written.tokens, written.log_probs)
+        ended = work.growing.reason is not None
+        if (ended or work.streamed) and (piece := work.piece()) is not None:
+            task.send(piece, last=ended)
+        if ended:
+            self.cancel(task)
 
     def warm_up(self) -> None:
         """Compiles the programs for short texts in each number of rows."""

@@ -67,7 +67,8 @@ class Metrics:
     def texts(self, model: str, works: "Sequence[TextWork]") -> None:
         """Counts generated texts."""
         for work in works:
-            self._first_token.observe(work.first_token)
+            if work.first_token:  # without it nothing was generated
+                self._first_token.observe(work.first_token)
             self.tokens.labels(model, "prompt").inc(len(work.ids))
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 

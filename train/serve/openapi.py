@@ -5,6 +5,7 @@ docstrings of the dataclass.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,9 @@ def description(endpoints: Sequence[Endpoint]) -> Schema:
     }
 
 
+_described = functools.lru_cache(maxsize=1)(description)
+
+
 def _operation(endpoint: Endpoint) -> Schema:
     # GET /v1/models has the identifier get_v1_models.
     words = endpoint.path.replace("_", "/").replace(".", "/").split("/")
@@ -165,7 +169,8 @@ _GENERIC: Mapping[object, Callable[..., Schema]] = {
 async def describe(service: Service, fields: None) -> Schema:
     """Answers `/openapi.json`."""
     del fields
-    return description(service.endpoints)
+    # It needs no key, and reads source code for its descriptions, so it is made once.
+    return _described(tuple(service.endpoints))
 
 
 OPENAPI = (Endpoint("GET", "/openapi.json", describe, "This description", is_open=True),)

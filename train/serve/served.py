@@ -44,7 +44,10 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
     """
     models: dict[str, Served] = {}
     for given in names:
-        name, _, folder = given.rpartition("=")
+        name, folder = "", given
+        # A folder's own name may have an equals sign, as in runs/lr=0.1.
+        if "=" in given and not Path(given).exists():
+            name, _, folder = given.partition("=")
         name = name or Path(folder).resolve().name
         if name in models:
             raise UserError(f"two models are named {name!r}: give one as NAME=FOLDER")

@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from .app import LOOPBACK, Access, Service, make_app
 from .engine import Engine, Limits
@@ -22,7 +23,7 @@ from .metrics import Metrics
 from .rows.settings import RowSettings
 from .served import ENDPOINTS, open_models
 
-GRACE = 8.0
+GRACE = 7.0
 """Seconds within which requests may finish after a signal. The process then ends within 10 s."""
 HEAD_TIME = 30.0
 """Seconds within which a client must send the head of its first request."""
@@ -97,6 +98,10 @@ class _Server(uvicorn.Server):
             loop.call_later(GRACE, self._engine.cancel_all, error)
             self.should_exit = True
 
+    async def on_tick(self, counter: int) -> bool:
+        # A server that cannot answer any more ends, so that its supervisor starts another.
+        return await super().on_tick(counter) or self._engine.failed
+
     async def startup(self, sockets: object = None) -> None:
         await super().startup()
         # The system chooses the port if the user gives port 0, so ask the socket.
@@ -123,7 +128,7 @@ def serve(
         log: called with lines about the start and the end.
 
     Raises:
-        UserError: a model cannot be served, or the address needs a key.
+        UserError: a model cannot be served, the address needs a key, or the engine has failed.
     """
     access = Access(address.key())
     # Open the models before the server listens, so that an error ends the command.
@@ -152,4 +157,10 @@ def serve(
     # The server listens while the engine compiles programs. /health answers 503 until then.
     engine.start()
     _Server(config, engine, log).run()
-    engine.stop()
+    has_ended = engine.stop()
+    require(not engine.failed, "the engine has failed, as printed above: start the server again")
+    if not has_ended:
+        # The interpreter may crash if it ends while another thread compiles.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,5 +1,6 @@
 """Endpoints about the server: its models, health and figures, and tokens of texts."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -72,7 +73,7 @@ async def tokenize(service: Service, fields: TokenizeFields) -> JsonObject:
     """Answers `/tokenize`."""
     model = service.model(fields.model)
     tokenizer = model.front.tokenizer
-    ids = tokenizer.encode(fields.prompt, fields.add_special_tokens)
+    ids = await asyncio.to_thread(tokenizer.encode, fields.prompt, fields.add_special_tokens)
     # lm-evaluation-harness finds the ids of special tokens by their names.
     control = tokenizer.control_tokens().get(fields.prompt)
     if control is not None and not fields.add_special_tokens:
@@ -87,7 +88,7 @@ async def detokenize(service: Service, fields: DetokenizeFields) -> JsonObject:
     if beyond:
         message = f"tokens must be below {tokenizer.vocab_size:,}, got {beyond[0]}"
         raise ApiError(400, message, "tokens", "invalid_value")
-    return {"prompt": tokenizer.decode(fields.tokens)}
+    return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens)}
 
 
 async def tokenizer_info(service: Service, fields: None) -> JsonObject:

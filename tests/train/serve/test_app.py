@@ -3,15 +3,22 @@
 import asyncio
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
 from flaxzoo.data.common.errors import UserError
+from flaxzoo.data.common.fields import FieldError
+from flaxzoo.train.serve import engine as engine_module
+from flaxzoo.train.serve import served
 from flaxzoo.train.serve.app import Access, Endpoint, Served, Service, event_of, make_app
 from flaxzoo.train.serve.engine import Engine, Limits
 from flaxzoo.train.serve.fields import ApiError
 from flaxzoo.train.serve.metrics import Metrics
-from flaxzoo.train.serve.server import Address
+from flaxzoo.train.serve.rows.rerank import RerankFields
+from flaxzoo.train.serve.rows.settings import RowSettings
+from flaxzoo.train.serve.server import Address, _Server
 from flaxzoo.train.serve.status import STATUS, TokenizeFields
 
 URL = "http://127.0.0.1"
@@ -66,8 +73,22 @@ async def stream(service, fields):
     return parts()
 
 
+async def broken(service, fields):
+    raise RuntimeError(2 * fields.prompt)
+
+
+async def broken_stream(service, fields):
+    async def parts():
+        yield event_of({"begins": True})
+        raise RuntimeError(2 * fields.prompt)
+
+    return parts()
+
+
 ENDPOINTS = (
     *STATUS,
+    Endpoint("POST", "/broken", broken, "Fail", TokenizeFields),
+    Endpoint("POST", "/broken_stream", broken_stream, "Fail in a stream", TokenizeFields),
     Endpoint("POST", "/echo", echo, "Echo", TokenizeFields),
     Endpoint("POST", "/stream", stream, "Echo in a stream", TokenizeFields),
 )
@@ -162,14 +183,38 @@ async def leave(client, request, engine):
     async def send(message):
         del message
 
-    scope = {
+    await client._transport.app(scope_of(request), receive, send)
+
+
+def scope_of(request):
+    return {
         "type": "http",
         "method": "POST",
         "path": request.url.path,
         "headers": [(k.lower(), v) for k, v in request.headers.raw],
         "query_string": b"",
     }
-    await client._transport.app(scope, receive, send)
+
+
+def test_a_client_that_does_not_read_loses_its_place():
+    async def run():
+        access = Access(read_time=0.05)
+        async with running(access=access, time_limit=0.05) as (client, worker, engine):
+            request = client.build_request("POST", "/stream", json={"prompt": "a"})
+            messages = [{"type": "http.request", "body": request.content}]
+
+            async def receive():
+                return messages.pop() if messages else await asyncio.Event().wait()
+
+            async def send(message):
+                await asyncio.Event().wait()
+
+            await client._transport.app(scope_of(request), receive, send)
+            while worker.canceled != ["a"]:
+                await asyncio.sleep(0.001)
+            assert not engine.jobs
+
+    asyncio.run(run())
 
 
 def test_faults_do_not_end_the_server_or_show_prompts(capsys):
@@ -186,6 +231,69 @@ def test_faults_do_not_end_the_server_or_show_prompts(capsys):
 
     asyncio.run(run())
     assert "faultfault" not in capsys.readouterr().err
+
+
+def test_faults_of_endpoints_are_answered_and_do_not_show_prompts(capsys):
+    async def run():
+        async with running() as (client, *_):
+            answer = await client.post("/broken", json={"prompt": "fault"})
+            assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+            text = (await client.post("/broken_stream", json={"prompt": "fault"})).text
+            assert text.startswith('data: {"begins": true}\n\ndata: {"error":')
+            figures = (await client.get("/metrics")).text
+            assert 'flaxzoo_requests_total{path="/broken",status="500"} 1.0' in figures
+
+    asyncio.run(run())
+    shown = capsys.readouterr().err
+    assert "RuntimeError" in shown
+    assert "faultfault" not in shown
+
+
+def test_an_error_does_not_replace_a_complete_answer():
+    async def run():
+        async with running() as (_, worker, engine):
+            worker.may.set()
+            async with engine.submit(worker, ["a"], tokens=1) as job:
+                while not job.num_ready:
+                    await asyncio.sleep(0.001)
+                engine.cancel_all(ApiError(503, "the server shuts down"))
+                assert [event async for _, event in job] == ["a"]
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys):
+    async def run():
+        worker = Worker()
+        worker.warm_up = lambda: 1 / 0
+        engine = Engine(Limits(), [worker])
+        jobs = [engine.submit(worker, ["a"], tokens=1) for _ in range(2)]
+        engine.start()
+        for job in jobs:
+            async with job:
+                with pytest.raises(ApiError, match="failed"):
+                    await anext(job)
+        assert not engine.is_ready
+        with pytest.raises(ApiError, match="failed"):
+            engine.check_admission()
+        server = _Server(uvicorn.Config("", log_config=None), engine, print)
+        assert await server.on_tick(1)
+        assert engine.stop()
+
+    asyncio.run(run())
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_end_does_not_wait_for_a_long_step(monkeypatch):
+    monkeypatch.setattr(engine_module, "STOP_TIME", 0.05)
+    worker = Worker()
+    worker.warm_up = worker.may.wait
+    engine = Engine(Limits(), [worker])
+    engine.start()
+    assert not engine.stop()
+    worker.may.set()
+    while not engine.stop():
+        pass
 
 
 def test_a_server_that_ends_refuses_requests():
@@ -213,6 +321,21 @@ def test_a_key_is_required():
                 assert answer.status_code == status
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/v1/models")).status_code == 401
+
+    asyncio.run(run())
+
+
+def test_without_a_key_only_this_machine_is_answered():
+    async def run():
+        async with running() as (client, worker, _):
+            worker.may.set()
+            local = ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]", "[::1]:8000")
+            other = ("evil.com", "evil.com:80", "evil.com::80", "localhost.evil.com", "[::2]:80")
+            for hosts, status in ((local, 200), (other, 403)):
+                for host in hosts:
+                    headers = {"Host": host}
+                    answer = await client.post("/echo", json={"prompt": "a"}, headers=headers)
+                    assert (host, answer.status_code) == (host, status)
 
     asyncio.run(run())
 
@@ -248,3 +371,37 @@ def test_slow_and_long_bodies_are_refused():
                 assert answer.status_code == status
 
     asyncio.run(run())
+
+
+def test_a_long_body_is_read_like_a_short_one():
+    async def run():
+        async with running() as (client, worker, _):
+            worker.may.set()
+            text = "a" * 100_000
+            assert (await client.post("/echo", json={"prompt": text})).json() == {"text": [text]}
+            answer = await client.post("/echo", json={"prompt": text, 70_000 * "b": 1})
+            assert answer.status_code == 400
+            assert len(answer.text) < 400
+
+    asyncio.run(run())
+
+
+def test_an_event_has_no_separators_of_lines():
+    assert event_of({"text": "ß\u2028\x85"}) == b'data: {"text": "\\u00df\\u2028\\u0085"}\n\n'
+
+
+def test_models_are_named_by_their_folders(monkeypatch, tmp_path):
+    folder = tmp_path / "lr=0.1"
+    folder.mkdir()
+    monkeypatch.setattr(served, "local_folder", lambda folder: folder)
+    monkeypatch.setattr(served, "model_config", lambda folder: SimpleNamespace(head="none"))
+    monkeypatch.setattr(served.opening, "open_rows", lambda name, folder, *_: folder)
+    found = served.open_models([f"{folder}", f"b={folder}"], RowSettings(), print)
+    assert found == {"lr=0.1": f"{folder}", "b": f"{folder}"}
+
+
+def test_a_setting_of_the_other_form_of_documents_is_refused():
+    with pytest.raises(FieldError, match="return_documents"):
+        RerankFields(query="a", texts=("b",), return_documents=True)
+    with pytest.raises(FieldError, match="return_text"):
+        RerankFields(query="a", documents=("b",), return_text=True)

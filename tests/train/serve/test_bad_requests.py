@@ -68,6 +68,14 @@ FIELDS = [
     (CHAT, {"messages": [{"content": "hi"}]}, 400, None),
     (CHAT, {"messages": [{"role": "pirate", "content": "hi"}]}, 400, None),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None),
+    (CHAT, {"messages": [{"role": "user", "content": {"text": "hi"}}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "messages"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]},
+        400,
+        "messages",
+    ),
     (CHAT, {**HI, "messages": [{"role": "user", "content": "a " * 500}]}, 400, "messages"),
     (CHAT, {**HI, "response_format": {"type": "json_object"}}, 400, "response_format.type"),
     (CHAT, {**HI, "tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice"),
@@ -89,6 +97,7 @@ BODIES = [
     (b'{"prompt": "\xff"}', 400),
     (b'{"prompt": "\\ud800"}', 400),
     (b"[" * 100_000, 400),
+    (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", 400),
     (b'{"prompt": ' + b"1" * 5000 + b"}", 400),
     (b'{"prompt": "' + b"a" * (2 << 20) + b'"}', 413),
 ]

@@ -148,3 +148,9 @@ def test_earlier_calls_are_written_as_the_template_has_them(ask, template, writt
         '{"name": "weather", "arguments": {"city": "Ulm"}}',
     )
     assert prompt.index("Ulm") < prompt.index("sunny")
+
+
+def test_parts_of_a_text_are_joined(ask):
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    messages = [{"role": "system", "content": parts}, {"role": "user", "content": "hi"}]
+    assert ask("Yes.", None, messages=messages)[2].startswith("Be brief.\nTools:")

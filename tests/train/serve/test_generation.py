@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import itertools
 from typing import Any, cast
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ import openai
 import pytest
 from flaxzoo import models
 from flaxzoo.models.text.completions import Prompt
+from flaxzoo.train.serve.generation import GenerationWorker, TextFields, make_works
 from lm_eval.api.instance import Instance
 
 from ...support.server import wait_for
@@ -119,6 +121,34 @@ def test_log_probabilities_are_those_in_process(client, generator, run_folder):
         model="tiny", prompt=ids, max_tokens=0, logprobs=1, echo=True
     )
     assert answer.choices[0].logprobs.token_logprobs[1:] == scores[1 : len(ids)]
+
+
+def test_a_text_that_cannot_be_written_does_not_end_others(generator, capsys):
+    fields, worker = TextFields(temperature=0), GenerationWorker(generator, 2, print)
+    tasks = []
+    for _ in range(2):
+        works = make_works(
+            generator,
+            Prompt("we"),
+            generator.encode("we"),
+            fields,
+            sampling=fields.sampling({}),
+            seed=0,
+            param="prompt",
+            limit=4,
+        )
+        tasks.append(Mock(work=works[0]))
+        worker.add(tasks[-1])
+    good, bad = tasks
+    bad.work.ends = Mock(side_effect=ValueError("secret"))
+    while worker.wait is not None:
+        worker.step()
+    assert bad.fail.call_args.args[0].status == 500
+    assert not good.fail.called
+    assert good.send.call_args.kwargs == {"last": True}
+    shown = capsys.readouterr().err
+    assert "ValueError" in shown
+    assert "secret" not in shown.splitlines()[-1]
 
 
 MESSAGES = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ....data.common.fields import Checked, FieldError, PositiveInt
+from ....data.common.fields import Checked, FieldError, PositiveInt, require_default
 from ....data.common.json_text import JsonValue
 from ....models.config import TransformerConfig
 from ....models.text.pair_scorer import PairScorer
@@ -49,6 +49,8 @@ class RerankFields(Checked):
         super().__post_init__()
         if (self.texts is None) == (self.documents is None):
             raise FieldError("documents", "or texts is missing: give one of the two")
+        unused = "return_documents" if self.documents is None else "return_text"
+        require_default(self, [unused], "belongs to the other form of documents")
         for i, document in enumerate(self.documents or ()):
             if not isinstance(document, str) and [*document] != ["text"]:
                 raise FieldError(f"documents[{i}]", "must be a text or an object with text alone")
