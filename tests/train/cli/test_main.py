@@ -125,7 +125,7 @@ def test_train_prints_a_sample_and_where_to_go_on(trained):
     done, run = trained
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the")
-    assert "the trained model's output for --sample-prompt 'the':" in done.stderr
+    assert "--sample-prompt 'the'" in done.stderr
     assert re.search(r"compiled the step in \d+\.\d s", done.stderr)
     assert "unigram entropy" in done.stderr
     assert f"flaxzoo generate {run} --prompt" in done.stderr
@@ -138,7 +138,7 @@ def test_the_mesh_is_checked_before_data_are_read(flaxzoo, tmp_path):
         *("--workdir", tmp_path / "run"),
     )
     assert (status, out) == (2, "")
-    assert "do not multiply to the" in messages
+    assert "multiply" in messages
     assert messages.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -168,7 +168,7 @@ def test_evaluate_without_each_head(run, flaxzoo):
     assert any(float(x) != 0 for line in layers for x in line.split()[2:])
     status, _, message = flaxzoo("evaluate", run, "--without-heads", "--num-beams", 2)
     assert status == 2
-    assert "--num-beams applies to the loss, not to --without-heads" in message
+    assert re.search("--num-beams .*--without-heads", message)
 
 
 def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
@@ -179,7 +179,7 @@ def test_evaluate_scores_an_unseen_file(run, tmp_path, flaxzoo):
     assert numbers["tokens"] == 27  # and the token that closes the document
     bits = numbers["loss"] * 27 / math.log(2)
     assert numbers["bits_per_byte"] == pytest.approx(bits / 28)
-    assert "; 1 of 28 tokens are unknown to the tokenizer\n" in messages
+    assert "1 of 28 tokens" in messages
 
 
 @pytest.mark.slow
@@ -305,7 +305,9 @@ def test_tokenizer_train(text, tmp_path, flaxzoo, kind):
     assert tokenizer.decode(tokenizer.encode("the cat, É")) == "the cat, É"
     before = {file: file.read_bytes() for file in (tmp_path / "t").iterdir()}
     status, _, messages = flaxzoo(*arguments, "--vocab-size", 301)
-    assert (status, messages) == (2, f"flaxzoo: {tmp_path}/t exists: give a folder that does not\n")
+    assert status == 2
+    assert messages.startswith(f"flaxzoo: {tmp_path}/t exists")
+    assert messages.count("\n") == 1
     assert {file: file.read_bytes() for file in (tmp_path / "t").iterdir()} == before
 
 
@@ -319,62 +321,62 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("trian", "flaxzoo: no command named 'trian': did you mean train"),
-        ("train quickstar", "flaxzoo: no recipe named 'quickstar': did you mean quickstart"),
+        ("trian", "'trian': .* train"),
+        ("train quickstar", "'quickstar': .*quickstart"),
         ("train quickstart --optimizer.peak-lerning-rate 1", "--optimizer.peak-learning-rate"),
         (
             "train quickstart --steps many",
-            "--steps must be a whole number, got 'many'",
+            "--steps .*got 'many'",
         ),
-        ("train quickstart --steps", "flaxzoo: --steps has no value: add one (see "),
+        ("train quickstart --steps", "--steps .*no value"),
         (
             "train quickstart --data.length 999",
-            "flaxzoo: --data.length 999 exceeds --model.max-length 128: lower the first",
+            "--data.length 999 .*--model.max-length 128",
         ),
         (
             "train quickstart --model.num-heads 7",
-            "--model.d-model 192 is not divisible by --model.num-heads 7: choose",
+            "--model.d-model 192 .*--model.num-heads 7",
         ),
-        ("evaluate", "flaxzoo: evaluate needs RUN (see flaxzoo evaluate --help)"),
-        ("generate RUN --temprature 3", "unknown option --temprature: did you mean --temperature?"),
+        ("evaluate", "evaluate .*RUN .*evaluate --help"),
+        ("generate RUN --temprature 3", "--temprature: .*--temperature"),
         (
             "generate RUN --num-samples 4",
-            "flaxzoo: unknown option --num-samples: here it is --num-return-sequences",
+            "--num-samples: .*--num-return-sequences",
         ),
         (
             "translate RUN --input - --num-best 4",
-            "flaxzoo: unknown option --num-best: here it is --num-return-sequences",
+            "--num-best: .*--num-return-sequences",
         ),
-        ("chat RUN --stop x", "flaxzoo: unknown option --stop: here it is --stop-strings"),
+        ("chat RUN --stop x", "--stop: .*--stop-strings"),
         (
             "prompt RUN --query x --draft y",
-            "flaxzoo: unknown option --draft: here it is --assistant-model",
+            "--draft: .*--assistant-model",
         ),
-        ("generate RUN more", "flaxzoo: unexpected argument 'more' (see flaxzoo generate --help)"),
-        ("export RUN out --form npy", "--form must be one of huggingface,"),
-        ("generate runs/nowhere", "flaxzoo: there is no folder runs/nowhere: give a run folder"),
-        ("train RUN --preset gpt2", "is a folder with a model, not a recipe: give a recipe and"),
+        ("generate RUN more", "'more' .*generate --help"),
+        ("export RUN out --form npy", "--form .*huggingface,"),
+        ("generate runs/nowhere", "no folder runs/nowhere"),
+        ("train RUN --preset gpt2", "folder .*not a recipe"),
         ("train no.toml", "no.toml"),
-        ("train runs/z", "flaxzoo: no recipe named 'runs/z'"),
-        ("train quickstart --model.head sequence", "flaxzoo: --model.head follows from the data"),
-        ("train bert-classify --model.head span", "data train the head sequence_classification:"),
+        ("train runs/z", "recipe .*'runs/z'"),
+        ("train quickstart --model.head sequence", "--model.head .*data"),
+        ("train bert-classify --model.head span", "head sequence_classification:"),
         (
             "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
-            "flaxzoo: there is no folder runs/no",  # before the data are read
+            "no folder runs/no",  # before the data are read
         ),
         (
             "tokenizer train builtin:python-docs out --vocab-size 5",
-            "special tokens: set --vocab-size to at least 257",
+            "--vocab-size .*257",
         ),
-        ("generate RUN --prompt", "flaxzoo: there is no prompt: give at least one text"),
-        ("generate RUN --step 3", "has no checkpoint of step 3: it has 2, 4"),
+        ("generate RUN --prompt", "no prompt"),
+        ("generate RUN --step 3", "step 3: .* 2, 4"),
         ("evaluate RUN --data txt:nowhere", "'txt:nowhere'"),
         (
             "generate RUN --temperature -1",
-            "flaxzoo: --temperature must be at least 0",
+            "--temperature .* 0",
         ),
-        ("generate RUN --stop-strings ''", "flaxzoo: a stop string is empty"),
-        ("tokenizer trian a b", "flaxzoo: flaxzoo tokenizer knows one action: train"),
+        ("generate RUN --stop-strings ''", "stop string .*empty"),
+        ("tokenizer trian a b", "tokenizer .*action: train"),
     ],
 )
 def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, message):
@@ -382,7 +384,7 @@ def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, mess
     arguments = [str(run) if word == "RUN" else word for word in shlex.split(arguments)]
     status, out, messages = flaxzoo(*arguments)
     assert (status, out) == (2, "")
-    assert message in messages
+    assert re.search(message, messages)
     assert "Traceback" not in messages
     assert messages.startswith("flaxzoo: ")
     assert messages.count("\n") == 1
@@ -392,12 +394,12 @@ def test_mistakes_are_named(flaxzoo, run, tmp_path, monkeypatch, arguments, mess
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file: '{file}'"),
-        (b"", "no text in 'text:{file}#block'"),
-        (b" \n\n \n", "no text in 'text:{file}#block'"),
-        ("one é".encode() + b"\xff two", "{file} line 1 is not UTF-8: byte 0xff at its byte 7;"),
-        (b"one\n\ntwo\n\nthree", "fewer than one sequence of 16"),
-        (b"word " * 50, "has 1 different text"),
+        (None, "file: '{file}'"),
+        (b"", "'text:{file}#block'"),
+        (b" \n\n \n", "'text:{file}#block'"),
+        ("one é".encode() + b"\xff two", "{file} line 1 .* 0xff .*byte 7;"),
+        (b"one\n\ntwo\n\nthree", "one sequence .*16"),
+        (b"word " * 50, "1 different text"),
     ],
 )
 def test_bad_text_ends_before_a_run_begins(flaxzoo, tmp_path, content, message):
@@ -408,7 +410,7 @@ def test_bad_text_ends_before_a_run_begins(flaxzoo, tmp_path, content, message):
     assert (status, out) == (2, "")
     last = messages.splitlines()[-1]
     assert last.startswith("flaxzoo: ")
-    assert message.format(file=file) in last
+    assert re.search(message.format(file=re.escape(str(file))), last)
     assert messages.count("flaxzoo: ") == 1
     assert "Traceback" not in messages
     assert not (tmp_path / "run").exists()
@@ -418,7 +420,7 @@ def test_a_vocabulary_that_is_too_large(flaxzoo, text, tmp_path):
     arguments = ["train", "quickstart", "--data.source", f"text:{text}#block"]
     status, _, messages = flaxzoo(*arguments, "--workdir", tmp_path / "run")
     assert status == 2
-    assert "flaxzoo: the corpus is too small for a vocabulary of" in messages
+    assert "too small" in messages
     assert messages.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -429,7 +431,7 @@ def test_a_published_data_set_without_a_network(flaxzoo, tmp_path, monkeypatch):
     monkeypatch.setattr("flaxzoo.data.sources.tfds.documents._any_reachable", lambda urls: False)
     for name, message in (
         ("ag_news_subset#description", "cannot be downloaded"),
-        ("ag_news_subst", "did you mean ag_news_subset"),
+        ("ag_news_subst", " ag_news_subset"),
     ):
         arguments = ["train", "shakespeare-char", "--data.source", f"tfds:{name}"]
         status, _, messages = flaxzoo(*arguments, "--workdir", tmp_path / "run", *TINY)
@@ -451,19 +453,19 @@ def test_a_run_folder_that_cannot_be(flaxzoo, text, tmp_path):
 def test_another_configuration_is_refused(flaxzoo, run, text):
     status, _, messages = flaxzoo(*train(text, run, "--seed", 3))
     assert status == 2
-    assert "holds a run with another configuration (seed 0 → 3): give the same" in messages
+    assert "(seed 0 → 3)" in messages
     assert "--init-from" not in messages
     options = ["--seed", 3, "--batch-size", 4, "--micro-batches", 2, "--model.dropout-rate", 0.3]
     status, _, messages = flaxzoo(*train(text, run, *options))
     assert status == 2
-    assert re.search(r"configuration \(([^→]+→ \S+){3} and 1 more\): give", messages)
+    assert re.search(r"\(([^→]+→ \S+){3} and 1 more\)", messages)
     status, _, messages = flaxzoo(*train(text, run, "--steps", 8))
     assert status == 2
-    assert "(steps 4 → 8): give the same, or another --workdir (to train longer:" in messages
+    assert "(steps 4 → 8)" in messages
     assert f"flaxzoo train {run} --extend-to STEPS)" in messages
     status, _, messages = flaxzoo(*train(text, run, "--no-resume"))
     assert status == 2
-    assert "has checkpoints up to step 4: leave out --no-resume" in messages
+    assert re.search("step 4: .*--no-resume", messages)
 
 
 @pytest.mark.slow
@@ -584,7 +586,7 @@ def test_a_beginning_that_the_recipe_names_is_no_misspelling(
     monkeypatch.chdir(tmp_path)
     status, _, shown = flaxzoo("train", recipe)
     assert status == 2
-    assert f"the recipe {recipe} starts from the run runs/{begin}" in shown
+    assert f"run runs/{begin}" in shown
     assert f"flaxzoo train {begin}" in shown
     assert "did you mean" not in shown
     status, _, shown = flaxzoo("train", recipe, "--init-from", "runs/sft")

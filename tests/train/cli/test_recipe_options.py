@@ -1,6 +1,7 @@
 """Tests of the options of `flaxzoo train`, `plan` and `bench`."""
 
 import dataclasses
+import re
 
 import pytest
 from flaxzoo.data.common.errors import UserError
@@ -140,10 +141,10 @@ def test_a_familiar_name_is_read_or_answered_with_ours(name, capsys, tmp_path):
     assert cli.main(["train", *arguments, "--workdir", str(tmp_path / "run")]) == 2
     message = capsys.readouterr().err
     if name == "epochs":  # has the same name here
-        assert "--steps must be at least 0, got -1" in message
+        assert re.search("--steps .*got -1", message)
         return
     ours = f"--{FAMILIAR_NAMES[name]}" if name in FAMILIAR_NAMES else f"--optimizer.{name}"
-    assert message.startswith(f"flaxzoo: unknown option --{name}: ")
+    assert re.match(f"flaxzoo: .*--{name}: ", message)
     assert ours in message
     assert message.count("\n") == 1
 

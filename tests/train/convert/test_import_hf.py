@@ -153,16 +153,16 @@ def test_the_command(tmp_path, theirs, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "THEIRS"], "was not trained here: name the data"),
-        (["predict", "THEIRS", "--input", "none.txt"], "no head to predict with: fine-tune it"),
-        (["generate", "THEIRS"], "or use the command embed"),
-        (["translate", "THEIRS", "--input", "none.txt"], "head none translates nothing"),
-        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb must be finite"),
-        (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb applies to"),
-        (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz has no bfloat"),
-        (["export", "FILE", "OUT"], "config.json is no folder: give a run folder"),
-        (["export", "NOWHERE", "OUT"], "NOWHERE does not exist: give a run folder"),
-        (["import", "THEIRS", "THEIRS"], "exists: give a folder that does not"),
+        (["evaluate", "THEIRS"], "not trained here"),
+        (["predict", "THEIRS", "--input", "none.txt"], "no head .*predict"),
+        (["generate", "THEIRS"], "command embed"),
+        (["translate", "THEIRS", "--input", "none.txt"], "head none .*translates"),
+        (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb .*finite"),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb "),
+        (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz .*bfloat"),
+        (["export", "FILE", "OUT"], "config.json .*no folder"),
+        (["export", "NOWHERE", "OUT"], "NOWHERE .*exist"),
+        (["import", "THEIRS", "THEIRS"], "exists"),
     ],
 )
 def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, arguments, message):
@@ -172,5 +172,5 @@ def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, 
     error = capsys.readouterr().err
     assert error.startswith("flaxzoo: ")
     assert error.count("\n") == 1
-    assert message in error
+    assert re.search(message, error)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -96,9 +97,9 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("do", "status", "told"),
     [
-        ("die", 128 + signal.SIGKILL, "flaxzoo: process 1 was ended by SIGKILL, and the others"),
-        ("freeze", 128 + signal.SIGABRT, "stopped sending heartbeats"),
-        ("fail", 1, "[process 1] FileNotFoundError: a file of text is gone"),
+        ("die", 128 + signal.SIGKILL, "process 1 .*SIGKILL"),
+        ("freeze", 128 + signal.SIGABRT, "heartbeats"),
+        ("fail", 1, r"\[process 1\] FileNotFoundError: "),
     ],
 )
 def test_a_process_that_is_lost_takes_the_others_with_it(
@@ -109,8 +110,8 @@ def test_a_process_that_is_lost_takes_the_others_with_it(
     config = dataclasses.replace(config, steps=10_000, checkpoint_every=10_000)
     assert run_in_two(1, (config, tmp_path / "run", do, 3), silence=15) == status
     said = capfd.readouterr().err
-    assert told in said
-    assert "the same command resumes from the last checkpoint" in said
+    assert re.search(told, said)
+    assert "the last checkpoint" in said
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_a_process_stops_waiting_for_the_others_after_the_timeout():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert "flaxzoo: not all 2 processes met at 127.0.0.1:" in ended.stderr
+    assert " 2 processes met at 127.0.0.1:" in ended.stderr
     assert "within 1 s" in ended.stderr
 
 
@@ -265,14 +266,14 @@ def test_gpus_are_divided_among_processes(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "starts the command train, after two dashes"),
-        (["train", "quickstart"], "starts the command train, after two dashes"),
-        (["--", "evaluate", "runs/x"], "starts the command train, not 'evaluate', after two"),
-        (["--", "train", "quickstar"], "no recipe named 'quickstar': did you mean quickstart"),
+        ([], "command train, .*two dashes"),
+        (["train", "quickstart"], "command train, .*two dashes"),
+        (["--", "evaluate", "runs/x"], "command train, .*'evaluate', "),
+        (["--", "train", "quickstar"], "'quickstar': .*quickstart"),
     ],
 )
 def test_a_wrong_launch_command_is_refused_in_one_line(capfd, arguments, message):
     assert cli.main(["launch", "--processes", "2", *arguments]) == 2
     said = capfd.readouterr().err
-    assert message in said
+    assert re.search(message, said)
     assert said.count("\n") == 1

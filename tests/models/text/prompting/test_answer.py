@@ -1,6 +1,7 @@
 """Answers to queries: a model that has learned two answers by heart, and full contexts."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -119,11 +120,11 @@ def test_the_command(generator, tmp_path, capsys):
     assert rows[0]["prompt"] == few.prompt(SHOTS[0])
     for wrong, message in (
         (["--query", "x", "--shots", "9"], "got 9"),
-        (["--query", "x", "--query-file", "y"], "needs either --query TEXT or --query-file FILE"),
-        (["--query", "x", "--labels", "a"], "--pattern and --labels"),
-        (["--query", "x" * 99], "the query must have"),
+        (["--query", "x", "--query-file", "y"], "--query TEXT .*--query-file FILE"),
+        (["--query", "x", "--labels", "a"], "--pattern .*--labels"),
+        (["--query", "x" * 99], "query "),
     ):
         status, said = flaxzoo(*wrong)
         assert status == 2
-        assert message in said.err
+        assert re.search(message, said.err)
         assert said.err.count("\n") == 1

@@ -1,6 +1,7 @@
 """`flaxzoo prompt` and `flaxzoo generate --prompt-file`, as a person types them."""
 
 import json
+import re
 import shlex
 import string
 
@@ -85,7 +86,7 @@ def test_examples_of_the_querys_task_are_shown(flaxzoo):
     assert "Q: x" not in out
     status, _, messages = flaxzoo(f"{asked} --task z")
     assert status == 2
-    assert "examples of the task 'z'" in messages
+    assert "task 'z'" in messages
 
 
 def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
@@ -95,10 +96,10 @@ def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
     status, out, messages = flaxzoo(asked)
     assert status == 0, messages
     assert json.loads(out.splitlines()[0])["prompt"] == PRINTED
-    assert "2 of 2 prompts lost their first examples: with 40 tokens for the answer" in messages
+    assert re.search("2 of 2 prompts .* 40 tokens", messages)
     status, out, messages = flaxzoo(f"{asked} --full-context error")
     assert (status, out) == (2, "")
-    assert "the prompt of 3 examples" in messages
+    assert "3 examples" in messages
     assert messages.count("\n") == 1
 
 
@@ -107,7 +108,7 @@ def test_every_answer_says_why_it_ended(flaxzoo):
     asked += " --stop-strings a e"
     status, out, messages = flaxzoo(f"{asked} --num-return-sequences 6 --json --seed 1")
     assert status == 0, messages
-    assert "2 prompts: 8 rows at a time" in messages
+    assert "2 prompts: 8 rows" in messages
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["query"] for row in rows] == [{"input": "one"}, {"input": "two"}]
     assert rows[1]["prompt"] == "Poor English input: two\nGood English output:"
@@ -141,31 +142,31 @@ def test_completions_of_a_file(flaxzoo):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("prompt run --examples a.jsonl", "prompt needs either --query TEXT or --query-file FILE"),
+        ("prompt run --examples a.jsonl", "--query TEXT .*--query-file FILE"),
         ("prompt run --query a", "give --pattern"),
-        ("prompt run --query a --shots 2 --pattern question", "--shots 2 needs examples to"),
-        ("prompt run --query a --queries b", "unknown option --queries: here it is --query-file"),
-        ("prompt run --query a --examples a.jsonl --pattern gramar", "did you mean grammar"),
+        ("prompt run --query a --shots 2 --pattern question", "--shots 2 .*examples"),
+        ("prompt run --query a --queries b", "--queries: .*--query-file"),
+        ("prompt run --query a --examples a.jsonl --pattern gramar", "grammar"),
         ("prompt run --query a --examples a.jsonl --pattern question", "got 'question'"),
-        ("prompt run --query a --examples bare.jsonl", "no pattern has the fields input"),
-        ("prompt run --query a --examples bare.jsonl --labels x y", "2 labels ('x', 'y') are"),
+        ("prompt run --query a --examples bare.jsonl", "fields input"),
+        ("prompt run --query a --examples bare.jsonl --labels x y", r"2 labels \('x', 'y'\)"),
         ("prompt run --query a --examples a.jsonl --shots 4", "got 4"),
         ("prompt run --query a --examples none.jsonl", "none.jsonl"),
-        ("prompt run --query a --pattern words", "the pattern has 2 fields before the answer"),
-        ("prompt run --query a --pattern '{a}'", "the pattern has 0 fields before the answer"),
+        ("prompt run --query a --pattern words", "2 fields"),
+        ("prompt run --query a --pattern '{a}'", "0 fields"),
         ("prompt run --query a --pattern question --max-new-tokens 100", "--max-new-tokens 100"),
         (f"prompt run --query {'a' * 99} --pattern question", "got 105"),
-        ("generate run --prompt a --prompt-file q.txt", "--prompt and --prompt-file are both"),
-        ("generate run --prompt-file none.txt", "no such file: 'none.txt'"),
+        ("generate run --prompt a --prompt-file q.txt", "--prompt .*--prompt-file"),
+        ("generate run --prompt-file none.txt", "'none.txt'"),
         (
             "generate run --prompt-file q.txt --batch-size 0",
-            "--batch-size must be at least 1, got 0",
+            "--batch-size .*got 0",
         ),
     ],
 )
 def test_mistakes_are_named_in_a_line(flaxzoo, command, message):
     status, out, messages = flaxzoo(command)
     assert (status, out) == (2, "")
-    assert message in messages
+    assert re.search(message, messages)
     assert messages.startswith("flaxzoo: ")
     assert messages.count("\n") == 1

@@ -1,6 +1,7 @@
 """`flaxzoo prepare` on Apache Beam, which has an environment of its own (see .ci/run)."""
 
 import importlib.util
+import re
 import shutil
 import sys
 
@@ -70,10 +71,8 @@ def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
     (tmp_path / "1.txt").write_bytes(b"caf\xe9")
     capfd.readouterr()
     assert prepare(tmp_path, tmp_path / "rows") == 2
-    assert capfd.readouterr().err == (
-        f"flaxzoo: {tmp_path}/1.txt line 1 is not UTF-8: byte 0xe9 at its byte 4; convert the file "
-        "to UTF-8, or correct the line\n"
-    )
+    [line] = capfd.readouterr().err.splitlines()
+    assert re.match(f"flaxzoo: {tmp_path}/1.txt line 1 .*UTF-8.* 0xe9 .*byte 4", line)
     names = sorted(path.name[:5] for path in (tmp_path / "rows" / "shards").iterdir())
     assert names == ["0.txt", "2.txt", "3.txt", "4.txt"]
     assert not (tmp_path / "rows" / "manifest.json").exists()
@@ -93,24 +92,21 @@ def test_options_that_beam_refuses(place, tmp_path, capfd, options):
 def test_other_settings_are_refused(place, tmp_path, capfd):
     shutil.copytree(place / "alone", tmp_path / "rows")
     assert prepare(place, tmp_path / "rows", length=16) == 2
-    error = capfd.readouterr().err
-    assert error == (
-        f"flaxzoo: {tmp_path}/rows was prepared with other settings (length 8 → 16): give the "
-        "same, or name another folder\n"
-    )
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"flaxzoo: {tmp_path}/rows ")
+    assert "(length 8 → 16)" in line
 
 
 def test_without_beam_the_extra_is_named(place, tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     assert prepare(place, tmp_path / "rows") == 2
-    assert capfd.readouterr().err == (
-        "flaxzoo: preparing needs Apache Beam, which is not installed: "
-        "pip install 'flaxzoo[prepare]'\n"
-    )
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("flaxzoo: ")
+    assert "pip install 'flaxzoo[prepare]'" in line
     assert not (tmp_path / "rows").exists()
 
 
 def test_help_tells_what_follows_two_dashes(capfd):
     assert cli.main(["prepare", "--help"]) == 0
     text = capfd.readouterr().out
-    assert "options follow two dashes" in " ".join(text.split()).replace("│ │ ", "")
+    assert "two dashes" in " ".join(text.split()).replace("│ │ ", "")
