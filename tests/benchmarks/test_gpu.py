@@ -38,7 +38,7 @@ def test_its_help_names_the_cases():
 def test_an_unknown_case_is_named():
     done = run("--tiny", "gpt5")
     assert done.returncode == 2
-    assert "no case named 'gpt5': choose from check, attention" in done.stderr
+    assert "'gpt5': choose from check, attention" in done.stderr
 
 
 def test_a_peer_takes_turns():

@@ -64,10 +64,9 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(start, tmp_path)
     assert first.stdout.readline() == "held\n"
     holder = json.loads((tmp_path / "lock.json").read_text())
     printed = start().stdout.readline()
-    assert printed == (
-        f"{tmp_path} is in use by process {first.pid} on {os.uname().nodename} since "
-        f"{holder['started']}: wait for it, stop it (kill {first.pid}), or give another --workdir\n"
-    )
+    assert printed.startswith(f"{tmp_path} ")
+    for part in (f"process {first.pid} ", os.uname().nodename, holder["started"], "--workdir"):
+        assert part in printed
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", holder["started"])
     with pytest.raises(RunError, match=f"process {first.pid} "):
         acquire(tmp_path)

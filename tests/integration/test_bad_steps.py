@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import signal
 
 import jax
@@ -138,11 +139,9 @@ def go(on_one_device):
 def test_bad_steps_are_skipped_counted_and_logged(config, go, tmp_path, capsys):
     assert go(config, tmp_path / "run", bad=(4, 5, 9)).finished
     skipped = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert skipped == [
-        "the loss of step 4 is nan (gradient norm nan): skipped, 1 of at most 2 in a row",
-        "the loss of step 5 is nan (gradient norm nan): skipped, 2 of at most 2 in a row",
-        "the loss of step 9 is nan (gradient norm nan): skipped, 1 of at most 2 in a row",
-    ]
+    counted = re.findall(r"step (\d+) .*nan.* (\d) of at most 2", "\n".join(skipped))
+    assert counted == [("4", "1"), ("5", "2"), ("9", "1")]
+    assert len(skipped) == 3
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in lines(tmp_path / "run")]
     rows = {row["step"]: row for row in rows if row["split"] == "train"}

@@ -420,4 +420,4 @@ def test_the_jobset_parses(capsys):
 def read_options(command, capsys):
     """Checks that `flaxzoo train` accepts all options and refuses the one added to them."""
     assert cli.main([*command, "--steps", "-1"]) == 2
-    assert "steps must be at least 0, got -1" in capsys.readouterr().err
+    assert re.search("steps .*got -1", capsys.readouterr().err)

@@ -87,7 +87,7 @@ def test_headers_are_recognized_and_said(read, kind, header, rows, part, found, 
         assert result[1] == ()
     else:
         (line,) = result[1]
-        assert f"line 1 of {result[0][0].location.rpartition(' line')[0]} read as" in line
+        assert f"line 1 of {result[0][0].location.rpartition(' line')[0]} " in line
         assert note in line
 
 

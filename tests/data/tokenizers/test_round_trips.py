@@ -110,7 +110,7 @@ def trip(request, tmp_path_factory):
         else:
             closing = model_type in ("t5", "mt5", "bart", "mbart", "pegasus")
             line = ours[-1].export(folder, closing=closing, padding_side="right")
-            assert ("names of special tokens" in line) != ("split_special_tokens" in stated)
+            assert ("special tokens" in line) != ("split_special_tokens" in stated)
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
         theirs.append(AutoTokenizer.from_pretrained(folder))
         ours.append(load_tokenizer(folder))

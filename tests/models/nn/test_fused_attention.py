@@ -406,7 +406,7 @@ def test_flash_attention_is_for_what_the_compiler_can_place_on_the_chip(length, 
     call = AttentionCall(length, length, size, size, dtype, 0.1)
     said = refusal("flash", call)
     assert (said is None) == fits
-    assert fits or f"heads of size {size} in {dtype} they do not fit the memory" in (said or "")
+    assert fits or f"size {size} in {dtype} " in (said or "")
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")

@@ -136,4 +136,4 @@ def test_the_command_prints_tables_and_draws(bert, tmp_path, capsys):
     status, _, message = flaxzoo("--output", str(tmp_path / "it.gif"))
     assert (status, "--output must be" in message) == (2, True)
     status, _, message = flaxzoo("--head", "3")
-    assert (status, "head 3 must be from 1 to 2" in message) == (2, True)
+    assert (status, "head 3 " in message) == (2, True)

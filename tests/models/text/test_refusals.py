@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -85,10 +86,7 @@ def test_a_parameter_that_is_not_finite_is_named(tmp_path, capsys, name, value):
     write(tmp_path / "model", config, **{spoiled: value})
     status, out, lines = run(tmp_path, capsys, command)
     assert (status, out) == (2, "")
-    assert (
-        f"model has NaN or infinity in 1 of {len(params)} parameters, first in {spoiled}"
-        in (lines[-1])
-    )
+    assert f"in 1 of {len(params)} parameters, first in {spoiled}" in (lines[-1])
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
@@ -99,7 +97,7 @@ def test_an_output_that_is_not_finite_is_refused(tmp_path, capsys, name):
     status, out, lines = run(tmp_path, capsys, command)
     assert (status, out) == (2, "")
     assert lines[-1].startswith("flaxzoo: ")
-    assert "NaN or infin" in lines[-1] or "scores are not numbers" in lines[-1]
+    assert "NaN or infin" in lines[-1] or "not numbers" in lines[-1]
     assert not (tmp_path / "out.npy").exists()
 
 
@@ -110,7 +108,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, capsys
     status, out, lines = run(tmp_path, capsys, command)
     assert (status, out) == (2, "")
     [line] = lines[-1:]
-    assert "has 18 tokens, more than the 16 of its model: give the model's own" in line
+    assert "18 tokens, more than the 16 " in line
 
 
 def test_so_is_that_of_a_run_folder(tmp_path, capsys):
@@ -120,7 +118,7 @@ def test_so_is_that_of_a_run_folder(tmp_path, capsys):
     for command in ("generate MODEL", f"train quickstart --init-from MODEL --workdir {tmp_path}/w"):
         status, _, lines = run(tmp_path, capsys, command)
         assert status == 2
-        assert "has 18 tokens, more than the 16 of its model: give the model's own" in lines[-1]
+        assert "18 tokens, more than the 16 " in lines[-1]
 
 
 def test_a_tokenizer_that_pads_with_another_token_is_another_models(tmp_path, capsys):
@@ -129,7 +127,7 @@ def test_a_tokenizer_that_pads_with_another_token_is_another_models(tmp_path, ca
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token_id": 1}))
     status, _, [line] = run(tmp_path, capsys, COMMANDS["predict"][1])
     assert status == 2
-    assert "has 10 tokens and pads with 0, the model has 16 and pads with 1" in line
+    assert "10 tokens and pads with 0, the model has 16 and pads with 1" in line
 
 
 @pytest.mark.slow
@@ -138,7 +136,7 @@ def test_padded_embeddings_are_fine_and_many_rows_without_a_token_are_mentioned(
     write(tmp_path / "model", large)
     status, _, lines = run(tmp_path, capsys, COMMANDS["predict"][1])
     assert status == 0
-    assert f"note: the tokenizer of {tmp_path / 'model'} has 10 tokens, its model 1,035" in lines[0]
+    assert f"{tmp_path / 'model'} has 10 tokens, its model 1,035" in lines[0]
     (tmp_path / "model").rename(tmp_path / "large")
     write(tmp_path / "model", dataclasses.replace(large, vocab_size=large.vocab_size - 1))
     status, _, lines = run(tmp_path, capsys, COMMANDS["predict"][1])
@@ -153,17 +151,15 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
     assert main([*command, prompt, "cat"]) == 0
     printed = capsys.readouterr()
     assert len(json.loads(printed.out)["samples"]) == 2
-    assert printed.err == (
-        "1 of 2 prompts exceed the 32 tokens that the model reads (the longest has 41): only the "
-        "last 24 of each are read\n"
-    )
+    [line] = printed.err.splitlines()
+    assert re.search("1 of 2 prompts .*32 tokens .*41.* 24 ", line)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--temperature", "0"], "1 of 1 texts exceed the 32 tokens that the model reads"),
-        (["--num-beams", "2"], "1 of 1 texts end at the 32 tokens that the model reads"),
+        (["--temperature", "0"], "1 of 1 texts exceed the 32 tokens"),
+        (["--num-beams", "2"], "1 of 1 texts end at the 32 tokens"),
     ],
 )
 def test_a_text_that_comes_to_the_context_is_mentioned(options, said, tmp_path, capsys):

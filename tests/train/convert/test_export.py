@@ -295,7 +295,7 @@ def test_what_marian_cannot_say_is_refused(translation, tmp_path, capsys):
     (run / "config.json").write_text(json.dumps(fields))
     assert main(["export", str(run), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "has no norm_eps 1e-06: only 1e-05" in error
+    assert "norm_eps 1e-06: only 1e-05" in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 

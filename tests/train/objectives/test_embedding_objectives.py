@@ -281,7 +281,7 @@ def test_prompts_that_training_left_out_are_not_kept():
 
 def test_a_loss_of_dot_products_is_said_to_differ_from_evaluations():
     source = KINDS["distillation"]
-    assert "by their dot product" in (train.DistillationConfig().loss_note(source) or "")
+    assert "dot product" in (train.DistillationConfig().loss_note(source) or "")
     for settings in ({"normalize": True}, {"similarity": "cosine"}):
         assert train.DistillationConfig(**settings).loss_note(source) is None
         stored = train.DistillationConfig(**settings).vector_settings(source, None)

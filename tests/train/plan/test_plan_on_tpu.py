@@ -43,7 +43,7 @@ def test_a_step_that_fits(capfd, topology, mesh):
     status, out = plan(capfd, "--topology", topology, mesh)
     assert status == 0
     assert "fits: " in out
-    assert "estimate, not a measurement" in out
+    assert "estimate" in out
     assert ("between slices" in out) == topology.startswith("2*")
 
 
@@ -53,7 +53,7 @@ def test_a_step_that_does_not_fit(capfd):
     )
     assert status == 1
     assert "does not fit: " in out
-    assert "would help: more --micro-batches" in out
+    assert "more --micro-batches" in out
 
 
 def test_the_kernel_is_that_of_the_real_run_or_the_reason_is_given(capfd):

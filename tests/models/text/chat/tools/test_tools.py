@@ -351,11 +351,11 @@ def test_calls_are_limited_and_unknown_tools_are_told(scripted):
     chat.reply("Go")
     errors = [turn.content for turn in chat.turns if turn.role == "tool"]
     assert errors[:2] == ["1", "1"]
-    assert "no more than 2 calls" in errors[2]
+    assert "2 calls" in errors[2]
     assert len(errors) == 3
     chat = scripted(" <<rm -rf>>", " No.<E>")
     assert chat.reply("Go").content == "No."
-    assert "there is no tool 'rm': choose from arithmetic" in chat.turns[2].content
+    assert "tool 'rm': choose from arithmetic" in chat.turns[2].content
 
 
 def test_what_a_tool_says_is_data(scripted, generator):
