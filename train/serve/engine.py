@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -299,9 +299,11 @@ class Engine:
 
     def _refuse(self) -> None:
         """Ends all jobs with an error, also those that are still admitted, until `stop`."""
+        shown = ApiError(500, "the engine has failed: start the server again", code="failed")
         while True:
-            for worker in self.workers:
-                self._fail_all(worker, "the engine has failed: start the server again")
+            for tasks in self._tasks.values():
+                for task in tasks:
+                    task.fail(shown)
             self._deliver()
             message = self._inbox.get()
             if message is None:
@@ -328,16 +330,8 @@ class Engine:
         try:
             worker.step()
         except Exception as error:  # the server must outlive it
-            report_fault(error)
-            # Clients see only messages that are written for them. Others may quote another prompt.
-            known = isinstance(error, UserError)
-            shown = str(error) if known else f"the model has failed ({type(error).__name__})"
-            self._fail_all(worker, shown)
+            fail_tasks(self._tasks[worker], error)
             worker.reset()
-
-    def _fail_all(self, worker: Worker, message: str) -> None:
-        for task in list(self._tasks[worker]):
-            task.fail(ApiError(500, message, code="failed"))
 
     def _deliver(self) -> None:
         """Passes the events of a step to their event loops, one call for each loop."""
@@ -355,6 +349,16 @@ def report_fault(error: BaseException) -> None:
     place = "".join(traceback.format_tb(error.__traceback__))
     message = str(error) if isinstance(error, UserError) else "(message withheld)"
     print(f"{place}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
+
+
+def fail_tasks(tasks: Iterable[Task], error: Exception) -> None:
+    """Reports an error of a model, and ends the jobs of tasks with it."""
+    report_fault(error)
+    # Clients see only messages that are written for them. Others may quote another prompt.
+    known = isinstance(error, UserError)
+    shown = str(error) if known else f"the model has failed ({type(error).__name__})"
+    for task in tasks:
+        task.fail(ApiError(500, shown, code="failed"))
 
 
 def _arrive(events: Sequence[tuple[Job, Any]]) -> None:

@@ -27,7 +27,7 @@ from ...models.text.completions import FinishReason, Prompt
 from ...models.text.generate import TextGenerator, merged_request
 from ...models.text.growing_text import GrowingText
 from .app import Served
-from .engine import Task, report_fault
+from .engine import Task, fail_tasks
 from .fields import ApiError
 
 GENERATION, SCORING = "generation", "scoring"
@@ -254,9 +254,7 @@ class GenerationWorker:
                 try:
                     self._send(task, written)
                 except Exception as error:  # the other texts must outlive it
-                    report_fault(error)
-                    message = f"the text cannot be written ({type(error).__name__})"
-                    task.fail(ApiError(500, message, code="failed"))
+                    fail_tasks([task], error)
                     self.cancel(task)
 
     def _send(self, task: Task, written: Written) -> None:
@@ -320,7 +318,12 @@ class ScoringWorker:
         """Scores one prompt."""
         task = self._waiting.popleft()
         ids, number = task.work
-        task.send(self._generator.token_scores(ids, number), last=True)
+        try:
+            scores = self._generator.token_scores(ids, number)
+        except Exception as error:  # the other prompts must outlive it
+            fail_tasks([task], error)
+        else:
+            task.send(scores, last=True)
 
 
 def make_works(

@@ -69,7 +69,8 @@ class Metrics:
         for work in works:
             if work.first_token:  # without it nothing was generated
                 self._first_token.observe(work.first_token)
-            self.tokens.labels(model, "prompt").inc(len(work.ids))
+            if work.number == 0:  # the texts of a prompt share its tokens
+                self.tokens.labels(model, "prompt").inc(len(work.ids))
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 
     def watch_rows(self, model: str, read: Callable[[], float]) -> None:

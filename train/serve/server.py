@@ -50,7 +50,8 @@ class Address:
         key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         # A file that is given as an option takes precedence over the environment.
         if self.api_key_file is not None:
-            key, place = self.api_key_file.read_text(encoding="utf-8").strip(), self.api_key_file
+            place = self.api_key_file
+            key = place.read_text(encoding="utf-8", errors="replace").strip()
         if key is not None and (not key or not key.isascii() or not key.isprintable()):
             raise UserError(f"the key in {place} must be printable ASCII and not empty: correct it")
         if key is None and self.host not in LOOPBACK:

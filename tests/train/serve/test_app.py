@@ -347,6 +347,9 @@ def test_an_address_of_other_machines_needs_a_key(tmp_path, monkeypatch):
         Address("0.0.0.0").key()
     (tmp_path / "key").write_text("secret\n")
     assert Address("0.0.0.0", api_key_file=tmp_path / "key").key() == "secret"
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="must be printable ASCII"):
+        Address(api_key_file=tmp_path / "key").key()
     monkeypatch.setenv("FLAXZOO_API_KEY", "")
     with pytest.raises(UserError, match="printable ASCII"):
         Address().key()
@@ -405,3 +408,15 @@ def test_a_setting_of_the_other_form_of_documents_is_refused():
         RerankFields(query="a", texts=("b",), return_documents=True)
     with pytest.raises(FieldError, match="return_text"):
         RerankFields(query="a", documents=("b",), return_text=True)
+
+
+def test_the_prompt_of_several_texts_is_counted_once():
+    metrics, growing = Metrics(Engine(Limits(), [])), SimpleNamespace(num_chosen=2)
+    works = [
+        SimpleNamespace(number=i, ids=[1, 2, 3], first_token=0.0, growing=growing) for i in range(2)
+    ]
+    metrics.texts("m", works)
+    figures = metrics.text().decode()
+    assert 'flaxzoo_tokens_total{kind="prompt",model="m"} 3.0' in figures
+    assert 'flaxzoo_tokens_total{kind="text",model="m"} 4.0' in figures
+    assert "flaxzoo_first_token_seconds_count 0.0" in figures

@@ -18,6 +18,9 @@ class Task(engine.Task):
         assert last
         self.found = found
 
+    def fail(self, error):
+        self.found = error.status
+
 
 class Requests:
     """A worker, what it computed, and what its tasks received."""
@@ -40,6 +43,8 @@ class Requests:
 
     def compute(self, items):
         self.batches.append([*items])
+        if "bad" in items:
+            raise ValueError("bad")
         return [item.upper() for item in items]
 
     def add(self, text, group=None):
@@ -98,6 +103,15 @@ def test_a_batch_has_one_group_and_no_more_tokens_than_allowed():
     long = requests.add("b" * 60)
     requests.worker.step()
     assert long.found == "B" * 60
+
+
+def test_a_batch_that_fails_does_not_end_others(capsys):
+    requests = Requests()
+    bad, good = requests.add("bad", group=1), requests.add("good", group=2)
+    requests.worker.step()
+    requests.worker.step()
+    assert (bad.found, good.found) == (500, "GOOD")
+    assert "ValueError: (message withheld)" in capsys.readouterr().err
 
 
 def test_a_canceled_row_leaves_before_its_batch():

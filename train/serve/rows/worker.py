@@ -15,7 +15,7 @@ from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
 from ....models.text.bucketing import padded_batches, padded_length, padded_rows
 from ..app import Served, Service
-from ..engine import Task
+from ..engine import Task, fail_tasks
 from .settings import RowSettings
 
 MANY = 1 << 20
@@ -108,7 +108,11 @@ class RowWorker:
         batch = self._batch()
         for task in batch:
             del self._arrivals[task]
-        found = self._function.compute([task.work.item for task in batch])
+        try:
+            found = self._function.compute([task.work.item for task in batch])
+        except Exception as error:  # the other rows must outlive it
+            fail_tasks(batch, error)
+            return
         for task, result in zip(batch, found, strict=True):
             task.send(result, last=True)
 
