@@ -71,8 +71,12 @@ class TrainBatches(PickledByFields):
         """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
         # Number the examples of the whole run, so that an epoch may end inside a batch.
-        first = self._before + (index - self.start) * self.batch_size + self.process_index * local
+        first = self.read_before(index) + self.process_index * local
         return _stack([self.examples.example(*self._at(g)) for g in range(first, first + local)])
+
+    def read_before(self, step: int) -> int:
+        """Returns the number of examples in the batches before that of a step, from `start` on."""
+        return self._before + (step - self.start) * self.batch_size
 
     def _at(self, g: int) -> tuple[int, int]:
         """Returns the epoch and the index of an example, given its number in the whole run."""
@@ -166,7 +170,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         examples = self._batches.examples
         if not isinstance(examples, MixedExamples):
             return {"step": step}
-        return {"step": step, MIXTURE: examples.positions(step * self._batches.batch_size)}
+        return {"step": step, MIXTURE: examples.positions(self._batches.read_before(step))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the step of a state.
@@ -181,8 +185,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
                 f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
                 "resume with at least as many steps"
             )
-        expected = self._state_at(step).get(MIXTURE)
-        if state.get(MIXTURE) != expected:
+        expected, start = self._state_at(step).get(MIXTURE), self._batches.start
+        # The data or the batch size may change at `start`, which is 0 if they never do.
+        if state.get(MIXTURE) != expected and not step == start > 0:
             raise DataError(
                 f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, and the "
                 f"mixture of this run at {expected}: keep the sources, the weights and batch_size"

@@ -188,7 +188,12 @@ def mix(
     # The mixture has token counts only if every source has them.
     counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
     shares = examples.counts(_SCALE)
-    known = [x * n for x, n in zip(counts, shares, strict=True) if x is not None]
+    known = [
+        # The counts of a source are those of all its examples.
+        x * (n / part.examples.num_examples)
+        for x, n, part in zip(counts, shares, examples.parts, strict=True)
+        if x is not None
+    ]
     content = MixedContent(np.sum(known, axis=0)) if len(known) == len(counts) else None
     return DataSplit(examples, content, fingerprint, summary, tuple(notes))
 

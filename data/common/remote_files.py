@@ -8,10 +8,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from .errors import DataError
+from .hashing import digest
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+# What a store states about the version of a file.
+_VERSIONS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -45,14 +48,16 @@ class RemoteFile:
 
     @property
     def version(self) -> str:
-        """A hash of the file's size, and of its time or version.
+        """A hash of the file's size, and of its time or version if the store states one.
 
         Raises:
           DataError: The file cannot be read.
         """
         with _named(self.url):
             system, path = _file_system(self.url)
-            return cast(str, system.ukey(path))
+            # Over HTTP, `ukey` is a hash of the URL alone.
+            facts = cast("dict[str, object]", system.info(path))
+            return digest([str(system.ukey(path)), *(str(facts.get(x)) for x in _VERSIONS)])
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the file, which is read by ranges of bytes.

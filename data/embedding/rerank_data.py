@@ -60,6 +60,12 @@ class RerankData(ColumnsData):
     ) -> ExampleSet[EmbeddingExample]:
         """See ``RecordData``; documents without a query are left out."""
         found = super().read(source, published, split)
+        require(
+            all(example.documents for example in found.examples),
+            f"{source.name!r} has texts with labels, and a reranker learns from queries with "
+            "documents: name the columns after a #, as #query,document",
+            error=DataError,
+        )
         return replace(found, examples=tuple(x for x in found.examples if x.anchor is not None))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from flaxzoo import data
 from flaxzoo.data import DataError, TokenizerConfig, TrainBatches, train_iterator
+from flaxzoo.data.dataset import DataSplit
 from flaxzoo.data.filters.conditions import LeftOut
-from flaxzoo.data.mixture import MixedExamples, MixedPart
+from flaxzoo.data.mixture import MixedContent, MixedExamples, MixedPart, mix
 from flaxzoo.data.prepared.write_shards import prepare
 
 from .test_batching import Numbers, check_equal, take
@@ -192,3 +193,31 @@ def test_a_source_without_training_text_is_named(tmp_path):
     config = data.CausalLMData(source=source, length=4, tokenizer=CHARACTERS)
     with pytest.raises(DataError, match=r"no text .*'text:.*empty.txt'"):
         config.make_tokenizer()
+
+
+@pytest.mark.parametrize(("weights", "before"), [([0.7, 0.3], 32), ([0.2, 0.8], 0)])
+def test_a_stage_has_another_batch_size_or_mixture_and_resumes(weights, before):
+    first = train_iterator(mixture([0.7, 0.3], [11, 5]), batch_size=8, seed=5, num_steps=4)
+    take(first, 4)
+    state = first.get_state()
+    first.close()
+    stage = {"batch_size": 4, "seed": 5, "num_steps": 12, "start": 4, "examples_before": before}
+    mixed = mixture(weights, [11, 5])
+    begun = train_iterator(mixed, **stage)
+    begun.set_state(state)
+    take(begun, 3)
+    later = json.loads(json.dumps(begun.get_state()))
+    assert later == {"step": 7, "mixture": mixed.positions(before + 12)}
+    resumed = train_iterator(mixed, **stage)
+    resumed.set_state(later)
+    check_equal(list(resumed), list(begun))
+
+
+def test_the_sizes_of_the_sources_do_not_change_the_tokens_of_a_mixture():
+    splits = [
+        DataSplit(Numbers(size), MixedContent(np.array(counts)), "", "")
+        for size, counts in ((10, [20, 0]), (1000, [0, 2000]))
+    ]
+    mixed = mix({"few": (1.0, splits[0]), "many": (3.0, splits[1])}, "documents", "")
+    few, many = mixed.content.token_counts
+    assert many == pytest.approx(3 * few)

@@ -188,11 +188,15 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 
 
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
-    """Returns each source of a mixture and its part in the whole run; empty for other data."""
+    """Returns each source of a mixture and its part in the run; empty for other data.
+
+    If a stage began with other data, the part is that in the batches from there on.
+    """
     examples, config = run.train.examples, run.config
     if not isinstance(examples, MixedExamples):
         return []
-    return list(examples.lines(config.steps * config.batch_size))
+    stage = config.stage or Stage()
+    return list(examples.lines(stage.examples + (config.steps - stage.start) * config.batch_size))
 
 
 def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
@@ -291,6 +295,10 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     # Parameters are read directly into their shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
+    if state.further is not None:
+        begun = opened.objective.with_followed(state.further, params)
+        placed = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), begun, state.further)
+        state = dataclasses.replace(state, further=placed)
     frozen, opt_state = state.frozen, _begun_average(state, params)
     if keep_initial:  # a copy, as a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}

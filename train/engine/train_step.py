@@ -12,6 +12,7 @@ from ...models.nn.typing import Array, Key, Params
 from ..distributed.fsdp import GradientFn
 from ..losses.micro_batches import accumulate, micro_batches
 from ..losses.objective import ApplyFn, Batch, Objective, Outputs, Terms, joined, split
+from ..optim.ema import map_ema
 from ..state import Metrics, StepFn, TrainState
 from .grad_cache import Rows, cached_gradient
 
@@ -106,7 +107,10 @@ def make_train_step(
         loss, norm = weigh(means, scales[1]), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
+            # The optimizer sees differences, and its average is stored in the form of parameters.
+            opt_state = map_ema(objective.differences, opt_state)
             updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
+            opt_state = map_ema(objective.followed, opt_state)
             followed = objective.followed(updates)  # pyright: ignore[reportArgumentType]
             return optax.apply_updates(params, followed), opt_state  # pyright: ignore[reportReturnType]
 

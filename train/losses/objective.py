@@ -151,11 +151,23 @@ class Objective:
         for number, (name, model) in enumerate(self.models.items()):
             made = trained if model.trained else frozen
             made[name] = model.init(jax.random.fold_in(rng, number))
-            if params is not None:
-                # Both models start with equal followed parameters, so their difference is 0.
-                followed = {part: params[part] for part in model.followed}
-                made[name] |= jax.tree.map(jnp.copy, followed)
+        if params is not None:
+            # Both models start with equal followed parameters, so their difference is 0.
+            trained = self.with_followed(trained, params)
         return trained or None, {FURTHER: frozen} if frozen else None
+
+    def with_followed(self, further: Params, params: Params) -> Params:
+        """Returns trained further models with copies of what the model of the run follows.
+
+        Args:
+            further: the parameters of the further models.
+            params: the parameters of the model of the run.
+        """
+        found = {}
+        for name, own in further.items():
+            followed = {part: params[part] for part in self.models[name].followed}
+            found[name] = {**own, **jax.tree.map(jnp.copy, followed)}
+        return found
 
     def outputs(
         self,

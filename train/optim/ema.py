@@ -5,6 +5,7 @@ checkpoint stores it as a separate part in the form of the parameters.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -54,6 +55,12 @@ def with_ema(opt_state: optax.OptState, ema: PyTree) -> optax.OptState:
     return jax.tree.map(
         lambda x: ParameterEma(ema) if _is_ema(x) else x, opt_state, is_leaf=_is_ema
     )
+
+
+def map_ema(function: Callable[[Params], Params], opt_state: optax.OptState) -> optax.OptState:
+    """Returns the state of an optimizer with `function` of its average, if it has one."""
+    ema = ema_of(opt_state)
+    return opt_state if ema is None else with_ema(opt_state, function(ema))
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:

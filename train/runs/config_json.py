@@ -30,6 +30,10 @@ def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], typ
     """Returns a section as a record of the class that its field `kind` names."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
+    if kind == "replaced_token_detection" and "share_embeddings" in section:
+        # Runs from before `embeddings` existed.
+        shared = section.pop("share_embeddings")
+        section["embeddings"] = "shared" if shared else "separate"
     try:
         cls = class_of(kind)
     except KeyError:

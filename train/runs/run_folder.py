@@ -48,6 +48,8 @@ from .stages import add_stage, check_extension, next_stage
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names. The others are counted."""
+COVERED = ("data.source", "data.validation", "data.validation_fraction")
+"""The fields whose effect on the training examples the fingerprint of the data covers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +131,8 @@ def prepare_run(
     else:
         _check_empty(folder)
         given = config.model.vocab_size
+        # The settings may be those of another run, whose last stage is none of this run.
+        config = dataclasses.replace(config, stage=None)
         # The vocabulary decides the shapes of the parameters, so plan their source after it.
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
@@ -160,7 +164,7 @@ def prepare_run(
     if existing and not run.extends:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
-    if fitting < warmup and config.stage is None:
+    if fitting < warmup and run.stated.stage is None:
         log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
     return run
 
@@ -174,14 +178,18 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 def _with_stage(run: Run) -> Run:
     """Returns the run with a further stage if its configuration differs from the stored one."""
     old, new = open_run(run.folder)[0], run.stated
-    if not differences(old, new):
+    changed = differences(old, new)
+    if not changed:
         return run
+    # A fingerprint need not cover the settings that make examples of texts, such as their length.
+    resized = any(name.startswith("data.") and name not in COVERED for name in changed)
+    same_texts = _stored_fingerprints(run.folder).get("train") == run.train.fingerprint
     stage = next_stage(
         old,
         new,
         run.folder,
         num_examples=run.train.examples.num_examples,
-        same_data=_stored_fingerprints(run.folder).get("train") == run.train.fingerprint,
+        same_data=same_texts and not resized,
     )
     return dataclasses.replace(run, stated=dataclasses.replace(new, stage=stage), extends=True)
 

@@ -76,6 +76,7 @@ def test_with_few_documents_fewer_are_sampled():
     [
         (LISTS, {"sampled_negatives": 2}, "sampled_negatives 2 "),
         ([{"anchor": "a", "positive": "b", "score": None}], {}, "number .*score"),
+        ([{"text": "a", "label": "b"}], {}, "labels.*#query,document"),
     ],
 )
 def test_what_has_no_meaning_is_refused(source, fields, message):

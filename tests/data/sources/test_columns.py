@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import datasets
 import fsspec
@@ -12,6 +13,7 @@ import pytest
 from flaxzoo import data
 from flaxzoo.data import DataError
 from flaxzoo.data.chat.rows import read_rows
+from flaxzoo.data.common import remote_files
 from flaxzoo.data.sources.columnar import tables
 from flaxzoo.data.sources.parallel_corpus import open_parallel
 
@@ -97,6 +99,17 @@ def test_documents_of_columns_are_read_by_pieces_and_not_again(folder, monkeypat
     documents = data.load_documents(source, "train", validation_fraction=0.0)
     assert documents[30] == ROWS[30]["text"]
     assert read == [(4, ["text"])]
+
+
+def test_a_file_of_a_web_server_has_another_version_when_it_changes(monkeypatch):
+    facts = {"size": 3, "ETag": "a"}
+    system = types.SimpleNamespace(ukey=lambda path: "its URL", info=lambda path: dict(facts))
+    monkeypatch.setattr(remote_files, "_file_system", lambda url: (system, url))
+    file = remote_files.RemoteFile("https://host/a.txt")
+    before = file.version
+    assert file.version == before
+    facts["ETag"] = "b"
+    assert file.version != before
 
 
 def test_published_splits_are_used_as_those_of_tfds(folder):

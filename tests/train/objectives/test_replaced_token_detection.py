@@ -24,6 +24,7 @@ from flaxzoo.train.objectives.replaced_token_detection import (
     generator_config,
     sampled_tokens,
 )
+from flaxzoo.train.optim.ema import ema_of
 from flaxzoo.train.optim.optimizer import make_optimizer
 
 from ...support.run_folders import assert_same, everything, write_text
@@ -168,6 +169,35 @@ def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
     difference = state.params["token_embedding"]["embedding"]
     difference -= tables_of(state)["token_embedding"]["embedding"]
     assert np.abs(difference).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_the_average_of_disentangled_embeddings_is_one_of_parameters():
+    config = ElectraConfig(**SIZES, dropout_rate=0.0)
+    learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
+    objective = learned.with_models(learned.build(DATA), config, Execution())
+    model = models.create(config)
+    tx = make_optimizer(train.OptimizerConfig(peak_learning_rate=1e-2, ema_decay=0.75), 3)
+    state = jax.jit(make_init(model, objective, tx))(jax.random.key(0))
+    step, expected = jax.jit(make_train_step(model.apply, objective, tx)), ema_of(state.opt_state)
+    for _ in range(2):
+        state, _ = step(state, BATCH, jax.random.key(1))
+        found = joined(state.params, state.further)
+        expected = jax.tree.map(lambda old, x: 0.75 * old + 0.25 * x, expected, found)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), ema_of(state.opt_state), expected
+    )
+
+
+def test_followed_embeddings_begin_at_those_of_the_model():
+    config = ElectraConfig(**SIZES)
+    learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
+    objective = learned.with_models(learned.build(DATA), config, Execution())
+    params = {name: {"embedding": jnp.full((2, 2), 3.0)} for name in EMBEDDINGS}
+    further = {GENERATOR: {**jax.tree.map(jnp.zeros_like, params), "layers": jnp.zeros(3)}}
+    begun = objective.with_followed(further, params)[GENERATOR]
+    assert all((begun[name]["embedding"] == 3).all() for name in EMBEDDINGS)
+    assert (begun["layers"] == 0).all()
 
 
 def tables_of(state):

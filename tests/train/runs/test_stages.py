@@ -9,6 +9,7 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import RunError
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.runs.load_run import config_of_run
+from flaxzoo.train.runs.run_folder import prepare_run
 
 from tests.support.run_folders import WORDS, assert_same, everything, lines, small_run
 
@@ -109,6 +110,19 @@ def test_what_cannot_change_is_named(first, changes, message):
         train.train(changed(first[0], {"steps": 8, **changes}), first[1], extend=True, quiet=True)
     with pytest.raises(RunError, match="extend"):
         train.train(first[0], first[1].parent / "none", extend=True, quiet=True)
+
+
+@pytest.mark.slow
+def test_a_stage_with_shorter_texts_begins_at_its_first_example(first, tmp_path):
+    said = []
+    data = dataclasses.replace(first[0].data, length=first[0].data.length // 2)
+    second = config_with(first[0], **SECOND, data=data)
+    assert prepare_run(second, first[1], said.append, extend=True).stated.stage.examples == 0
+    # A stage has no warm-up of its own.
+    assert not any("warm-up" in line for line in said)
+    # The settings of an extended run begin a new run without a stage.
+    staged = config_with(first[0], stage=train.Stage(start=4, examples=32))
+    assert prepare_run(staged, tmp_path / "new", said.append).stated.stage is None
 
 
 @pytest.mark.slow

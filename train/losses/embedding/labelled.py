@@ -39,7 +39,7 @@ def batch_all_triplet(
         # [B, B]: positives along the rows, negatives along the columns.
         losses = d[:, None] - d[None] + margin
         counted = is_positive[:, None] & is_negative[None] & (losses > 0)
-        return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted)
+        return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted, dtype=jnp.float32)
 
     # One anchor at a time, so that only [B, B] numbers are in memory.
     sums, numbers = jax.lax.map(of_anchor, (distances, positive, negative))
