@@ -262,10 +262,10 @@ def test_an_error_does_not_replace_a_complete_answer():
     asyncio.run(run())
 
 
-def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys):
+def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys, monkeypatch):
     async def run():
         worker = Worker()
-        worker.warm_up = lambda: 1 / 0
+        monkeypatch.setattr(worker, "warm_up", lambda: 1 / 0)
         engine = Engine(Limits(), [worker])
         jobs = [engine.submit(worker, ["a"], tokens=1) for _ in range(2)]
         engine.start()
@@ -287,7 +287,7 @@ def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys):
 def test_the_end_does_not_wait_for_a_long_step(monkeypatch):
     monkeypatch.setattr(engine_module, "STOP_TIME", 0.05)
     worker = Worker()
-    worker.warm_up = worker.may.wait
+    monkeypatch.setattr(worker, "warm_up", worker.may.wait)
     engine = Engine(Limits(), [worker])
     engine.start()
     assert not engine.stop()
