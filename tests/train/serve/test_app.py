@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -183,17 +184,18 @@ async def leave(client, request, engine):
     async def send(message):
         del message
 
-    await client._transport.app(scope_of(request), receive, send)
+    await call(client, request, receive, send)
 
 
-def scope_of(request):
-    return {
+async def call(client, request, receive, send):
+    scope = {
         "type": "http",
         "method": "POST",
         "path": request.url.path,
         "headers": [(k.lower(), v) for k, v in request.headers.raw],
         "query_string": b"",
     }
+    await client._transport.app(scope, receive, send)
 
 
 def test_a_client_that_does_not_read_loses_its_place():
@@ -209,7 +211,7 @@ def test_a_client_that_does_not_read_loses_its_place():
             async def send(message):
                 await asyncio.Event().wait()
 
-            await client._transport.app(scope_of(request), receive, send)
+            await call(client, request, receive, send)
             while worker.canceled != ["a"]:
                 await asyncio.sleep(0.001)
             assert not engine.jobs
@@ -412,7 +414,7 @@ def test_a_setting_of_the_other_form_of_documents_is_refused():
 
 def test_the_prompt_of_several_texts_is_counted_once():
     metrics, growing = Metrics(Engine(Limits(), [])), SimpleNamespace(num_chosen=2)
-    works = [
+    works: Any = [
         SimpleNamespace(number=i, ids=[1, 2, 3], first_token=0.0, growing=growing) for i in range(2)
     ]
     metrics.texts("m", works)
