@@ -10,9 +10,7 @@ from typing import Annotated, Literal
 from ...data.common.fields import (
     Checked,
     Fraction,
-    NonNegative,
     NonNegativeInt,
-    Positive,
     Range,
     Seed,
     require,
@@ -31,11 +29,15 @@ from .engine import Task, fail_tasks
 from .fields import ApiError
 
 GENERATION, SCORING = "generation", "scoring"
-MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 8, 16, 200
-"""The largest `n`, the number of stop strings, and their length in characters."""
+MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
+"""The largest `n`, the number of stop strings, their length in characters, and the number of tokens
+in `logit_bias`."""
 
 Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
 Bias = Annotated[float, Range(least=-100, most=100)]
+# The logits overflow float32 with larger values, and would be NaN.
+Temperature = Annotated[float, Range(least=0, most=100)]
+Repetition = Annotated[float, Range(least=0.01, most=100)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class TextFields(Checked):
 
     model: str | None = None
     """The name of the model. It may be left out if only one is served."""
-    temperature: NonNegative | None = None
+    temperature: Temperature | None = None
     """0 takes the most probable token each time. By default as stored with the model, or 1."""
     top_p: TopP | None = None
     """Samples from the most probable tokens whose probabilities sum to p."""
@@ -60,7 +62,7 @@ class TextFields(Checked):
     """Samples from the k most probable tokens."""
     min_p: Fraction | None = None
     """Samples from the tokens that are at least p times as probable as the best one."""
-    repetition_penalty: Positive | None = None
+    repetition_penalty: Repetition | None = None
     """Above 1 makes tokens of the prompt and the text less likely."""
     presence_penalty: Penalty = 0.0
     """Subtracted from the logits of tokens that the text has."""
@@ -86,6 +88,10 @@ class TextFields(Checked):
         require(
             len(self.stops) <= MOST_STOPS and all(0 < len(x) <= LONGEST_STOP for x in self.stops),
             f"stop must have at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
+        )
+        require(
+            len(self.logit_bias) <= MOST_BIASES,
+            f"logit_bias must have at most {MOST_BIASES:,} tokens, got {len(self.logit_bias):,}",
         )
         require(
             self.stream or self.stream_options is None,
