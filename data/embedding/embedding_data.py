@@ -109,7 +109,7 @@ class EmbeddingData(ColumnsData):
         """Returns the form of the scores of the training examples, which are read."""
         return form_of(self._part("train").examples[0])
 
-    def label_names(self, example: EmbeddingExample) -> tuple[str, ...]:
+    def labels_in(self, example: EmbeddingExample) -> tuple[str, ...]:
         """See ``RecordData``."""
         return () if example.label is None else (example.label,)
 

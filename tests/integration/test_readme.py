@@ -154,7 +154,9 @@ def opened(tmp_path_factory):
             shutil.copytree(kept, runs, dirs_exist_ok=True)
             return
         run()
-        copies[opening] = shutil.copytree(runs, tmp_path_factory.mktemp("opened") / "runs")
+        # With --save-config, a command trains nothing.
+        if runs.is_dir():
+            copies[opening] = shutil.copytree(runs, tmp_path_factory.mktemp("opened") / "runs")
 
     return opened
 

@@ -223,7 +223,7 @@ def test_loss_and_gradient(name):
     ]
     given = None if labels is None else torch.tensor(labels)
     loss = make_theirs(Columns())(features, given)
-    loss = sum(loss.values()) if isinstance(loss, dict) else loss
+    loss = torch.stack([*loss.values()]).sum() if isinstance(loss, dict) else loss
     loss.backward()
 
     vectors = Vectors(

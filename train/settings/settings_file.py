@@ -109,7 +109,10 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
         base = starting_config(name, choice)
         given = {**choice, **_differing(base, config)}
         known = {x: value for x, value in given.items() if x not in (RECIPE, "preset", OBJECTIVE)}
-        return None if _differing(with_settings(base, known), config) else given
+        made = with_settings(base, known)
+        # A head is not a setting: another recipe of the same data may have another head.
+        same = made.model.head == config.model.head or config.init_from is not None
+        return given if same and not _differing(made, config) else None
     return None
 
 

@@ -91,7 +91,7 @@ def test_wsd_is_stable_and_then_decays():
     ]
     expected = optax.join_schedules(parts, [WARMUP, 80])
     values = rates("wsd")
-    np.testing.assert_array_equal(values, [float(expected(step)) for step in range(1, 101)])
+    np.testing.assert_array_equal(values, np.asarray([expected(n) for n in range(1, 101)]))
     assert values[[9, 79, 89]].tolist() == pytest.approx([PEAK, PEAK, PEAK * (1 + FINAL) / 2])
     assert values[-1] == pytest.approx(PEAK * FINAL)
     # Without a stable phase it is linear.

@@ -20,6 +20,8 @@ from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.state import count_parameters
 
 ANY_FAMILY = [name for name, recipe in RECIPES.items() if recipe.of_model is not None]
+HEADS_OF = {"text-to-text": "seq2seq_lm", "splade": "masked_lm"}
+"""The heads that these recipes need, where others take a causal language model."""
 
 
 def planned(*words, command="plan"):
@@ -43,7 +45,7 @@ def test_every_preset_is_planned_as_published(family):
 
 @pytest.mark.parametrize("name", ANY_FAMILY)
 def test_recipes_of_all_families_plan_the_published_vocabulary(name):
-    head = "seq2seq_lm" if name == "text-to-text" else "causal_lm"
+    head = HEADS_OF.get(name, "causal_lm")
     published = [family.presets for family in families().values() if family.presets]
     for presets in published:
         preset, entry = list(presets.items())[-1]
@@ -103,7 +105,7 @@ def gpt2_config(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in ANY_FAMILY if name != "text-to-text"])
+@pytest.mark.parametrize("name", [name for name in ANY_FAMILY if name not in HEADS_OF])
 @pytest.mark.parametrize("command", ["plan", "bench", "train"])
 def test_a_published_folder_is_planned_as_the_preset_of_its_size(gpt2_config, name, command):
     of_folder = RecipeParser(command, [name, "--init-from", str(gpt2_config)]).read_recipe()[1]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 DRAW = random.Random(0)
 PAIRS = [(" ".join(DRAW.choices(WORDS, k=4)), " ".join(DRAW.choices(WORDS, k=6))) for _ in range(8)]
-WEIGHTS = {"document_weight": 0.3, "query_weight": 0.5}
+DOCUMENT_WEIGHT, QUERY_WEIGHT = 0.3, 0.5
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def published(tmp_path_factory):
     return place / "model"
 
 
-def config_of(init_from, *, steps=1, micro_batches=1, **settings):
+def config_of(init_from, *, steps=1, micro_batches=1, **settings: Any):
     pairs = data.Examples.of(PAIRS)
     return train.TrainConfig(
         model=models.BertConfig(**SIZES, dropout_rate=0.0),
@@ -64,14 +65,16 @@ def rows_of(run):
 
 def test_a_run_learns_the_loss_of_the_package_and_is_exported_for_it(published, tmp_path, capsys):
     run = tmp_path / "run"
-    train.train(config_of(published, ramp_fraction=0.0, **WEIGHTS), run, quiet=True)
+    weights: dict[str, Any] = {"document_weight": DOCUMENT_WEIGHT, "query_weight": QUERY_WEIGHT}
+    train.train(config_of(published, ramp_fraction=0.0, **weights), run, quiet=True)
     before, first, after = rows_of(run)
     # The loss and its gradient before the update.
     model = SparseEncoder(str(published), device="cpu")
     ranking = losses.SparseMultipleNegativesRankingLoss(model)
-    loss = losses.SpladeLoss(model, ranking, *WEIGHTS.values())
+    loss = losses.SpladeLoss(model, ranking, DOCUMENT_WEIGHT, QUERY_WEIGHT)
     columns = [[f"it saw {a}" for a, _ in PAIRS], [b for _, b in PAIRS]]
-    total = sum(loss([model.preprocess(texts) for texts in columns], None).values())
+    parts = loss([model.preprocess(texts) for texts in columns], None)
+    total = torch.stack([*parts.values()]).sum()
     total.backward()
     norm = np.sqrt(
         sum(float(x.grad.square().sum()) for x in model.parameters() if x.grad is not None)
@@ -109,7 +112,7 @@ def test_a_run_learns_the_loss_of_the_package_and_is_exported_for_it(published, 
 
 
 def test_micro_batches_on_one_device_equal_eight_devices_and_weights_grow(published, tmp_path):
-    settings = {"ramp_steps": 2, **WEIGHTS}
+    settings = {"ramp_steps": 2, "document_weight": DOCUMENT_WEIGHT, "query_weight": QUERY_WEIGHT}
     found = {}
     for number in (1, 4):
         config = config_of(published, steps=3, micro_batches=number, **settings)
