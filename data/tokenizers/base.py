@@ -77,6 +77,8 @@ class Tokenizer(ABC):
       named_tokens: The special tokens of its folder by role, such as ``eos_token``. None if no
         folder names them.
       batch_settings: How transformers batches texts with its folder, or None without a folder.
+      joins_bytes: Whether the text of tokens is the joined bytes of the single tokens. Then tokens
+        after the end of a character do not change the text up to it.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
@@ -87,6 +89,7 @@ class Tokenizer(ABC):
     own_chat_template: ChatTemplate | None = None
     named_tokens: Mapping[str, str] | None = None
     batch_settings: BatchSettings | None = None
+    joins_bytes: bool = False
     sentinels: tuple[int, ...] = ()
 
     @property

@@ -30,6 +30,7 @@ class CharacterTokenizer(ExportedTokenizer):
     """
 
     kind = "characters"
+    joins_bytes = True
 
     def __init__(self, characters: str) -> None:
         """Makes the tokenizer.

@@ -68,6 +68,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         # A name such as "<|endoftext|>" in a text is ordinary text.
         backend.encode_special_tokens = True
         self._backend = backend
+        self.joins_bytes = not cleans and isinstance(backend.decoder, decoders.ByteLevel)
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
         # Ids may have gaps, so the number of pieces is not the size.
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1

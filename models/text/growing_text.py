@@ -31,8 +31,10 @@ class GrowingText:
         self._forced_end = forced_end
         self.prompt, self.prompt_ids = prompt, list(prompt_ids)
         # Decoding may depend on the previous word, so the text is decoded with the prompt's text.
-        self._before = self.prompt_ids if prompt.ids is None else []
-        self._prompt_length = len(tokenizer.decode(self._before))  # in characters
+        # `_open` are the tokens to decode again, and `_closed` is the text of the earlier ones. The
+        # text of `_open` begins with `_skipped` characters of the prompt.
+        self._open = list(self.prompt_ids) if prompt.ids is None else []
+        self._closed, self._skipped = "", len(tokenizer.decode(self._open))
         self.limit = prompt.max_new_tokens
         """The maximum length, in tokens. If None, the model's positions are the limit."""
         self.text = ""
@@ -68,9 +70,14 @@ class GrowingText:
                 return
             self.tokens.append(token)
             self.log_probabilities.extend(log_probabilities[i : i + 1])
-            # Decode all tokens again, because a token may be only a part of a character.
-            decoded = self._tokenizer.decode(self._before + self.tokens)
-            self.text = decoded[self._prompt_length :]
+            # Decode earlier tokens again, because a token may be only a part of a character.
+            self._open.append(token)
+            decoded = self._tokenizer.decode(self._open)
+            self.text = self._closed + decoded[self._skipped :]
+            # An incomplete character decodes to U+FFFD.
+            if self._tokenizer.joins_bytes and not decoded.endswith("\N{REPLACEMENT CHARACTER}"):
+                self._skipped = max(0, self._skipped - len(decoded))
+                self._closed, self._open = self.text, []
             # Cut the text at the first stop string.
             found = [index for s in self._stop if (index := self.text.find(s)) >= 0]
             if found:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import data, models
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
+from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.models.decoding.padding import pad_rows
 from flaxzoo.models.text.growing_text import GrowingText
 from flaxzoo.models.text.text_model import require_texts
@@ -84,6 +85,32 @@ def test_the_share_of_padding_is_told(completed):
     read = 2 * sum(len(LETTERS.encode(prompt)) or 1 for prompt in PROMPTS)
     share = f"{1 - read / (12 * 32):.1%}"
     assert lines[0].startswith(f"6 prompts: 5 rows at a time, {share} of the positions read and ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("characters", 0), ("byte-bpe", 280), ("wordpiece", 40)]
+)
+def test_a_growing_text_is_the_text_of_all_its_tokens(kind, size):
+    """Random tokens, most of them parts of characters, after prompts that end anywhere."""
+    tokenizer = LETTERS
+    if kind != "characters":
+        tokenizer = train_tokenizer(
+            ["größer 日本語 😀 isn't it ?"] * 9, TokenizerConfig(kind, size)
+        )
+    assert tokenizer.joins_bytes == (kind != "wordpiece")
+    draw = np.random.default_rng(0)
+    ids = tokenizer.encode("größer 日本語 😀", add_special_tokens=False)
+    for number in range(20):
+        before, drawn = ids[:number], draw.integers(0, tokenizer.vocab_size, 60).tolist()
+        tokens = [*ids[number:], *drawn, *ids]
+        # Tokens of a prompt that is given as tokens are not decoded with the text.
+        with_text, alone = models.Prompt("a"), models.Prompt("", ids=tuple(before))
+        for prompt, decoded in ((with_text, before), (alone, [])):
+            growing = GrowingText(tokenizer, prompt, before)
+            for i, token in enumerate(tokens):
+                growing.grow([token])
+                whole = tokenizer.decode([*decoded, *tokens[: i + 1]])
+                assert growing.text == whole[len(tokenizer.decode(decoded)) :]
 
 
 class Recorder(GrowingText):
