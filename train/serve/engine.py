@@ -120,7 +120,16 @@ class Job:
         self._left = len(self.tasks)
         self._events: collections.deque[Any] = collections.deque()
         self._arrived = asyncio.Event()
-        self._deadline = self.loop.time() + engine.limits.time_limit
+        limit = engine.limits.time_limit
+        # OpenAI's library sends a failed request again unless this header forbids it.
+        late = ApiError(
+            504,
+            f"the request took longer than {limit:g} s: ask for fewer tokens",
+            code="timeout",
+            headers={"x-should-retry": "false"},
+        )
+        # One timer for all events, because one for each event would cost as much as the event.
+        self._timer = self.loop.call_later(limit, self.arrive, late)
 
     def arrive(self, event: Any) -> None:
         """Takes an event. Only the event loop may call this."""
@@ -138,16 +147,7 @@ class Job:
             raise StopAsyncIteration
         while not self._events:
             self._arrived.clear()
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    await self._arrived.wait()
-            except TimeoutError:
-                limit = self.engine.limits.time_limit
-                message = f"the request took longer than {limit:g} s: ask for fewer tokens"
-                # OpenAI's library sends a failed request again unless this header forbids it.
-                raise ApiError(
-                    504, message, code="timeout", headers={"x-should-retry": "false"}
-                ) from None
+            await self._arrived.wait()
         event = self._events.popleft()
         if isinstance(event, ApiError):
             raise event
@@ -166,6 +166,7 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._timer.cancel()
         self.engine.leave(self)
 
 

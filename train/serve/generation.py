@@ -33,6 +33,9 @@ MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
 """The largest `n`, the number of stop strings, their length in characters, and the number of tokens
 in `logit_bias`."""
 
+STREAM_INTERVAL = 0.025
+"""Seconds between two pieces of a stream. Faster tokens share a piece."""
+
 Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
 Bias = Annotated[float, Range(least=-100, most=100)]
 # The logits overflow float32 with larger values, and would be NaN.
@@ -176,6 +179,8 @@ class TextWork:
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
     """Seconds until the first token."""
+    due: float = 0.0
+    """The time from which the next piece may be sent."""
     shown: int = 0
     """The number of tokens that were sent."""
 
@@ -266,11 +271,14 @@ class GenerationWorker:
     def _send(self, task: Task, written: Written) -> None:
         """Sends what is new of a text, and ends it."""
         work: TextWork = task.work
-        work.first_token = work.first_token or time.monotonic() - work.created
+        now = time.monotonic()
+        work.first_token = work.first_token or now - work.created
         work.alternatives += written.alternatives
         work.grow(written.tokens, written.log_probs)
         ended = work.growing.reason is not None
-        if (ended or work.streamed) and (piece := work.piece()) is not None:
+        # Each piece of a stream costs the event loop as much as a token costs the engine.
+        if (ended or (work.streamed and now >= work.due)) and (piece := work.piece()) is not None:
+            work.due = now + STREAM_INTERVAL
             task.send(piece, last=ended)
         if ended:
             self.cancel(task)

@@ -12,6 +12,7 @@ import openai
 import pytest
 from flaxzoo import models
 from flaxzoo.models.text.completions import Prompt
+from flaxzoo.train.serve import generation
 from flaxzoo.train.serve.generation import GenerationWorker, TextFields, make_works
 from lm_eval.api.instance import Instance
 
@@ -82,6 +83,30 @@ def test_a_stream_is_the_whole_text(client, texts):
         # An incomplete character is never sent: the pieces are valid text by themselves.
         assert [p.choices[0].finish_reason for p in parts[:-1]] == [None] * (len(parts) - 1)
         assert (last.choices, last.usage.total_tokens > 0) == ([], True)
+
+
+@pytest.mark.parametrize("interval", [0.0, 1e9])
+def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval):
+    monkeypatch.setattr(generation, "STREAM_INTERVAL", interval)
+    fields, worker = TextFields(temperature=0, stream=True), GenerationWorker(generator, 1, print)
+    (work,) = make_works(
+        generator,
+        Prompt("we"),
+        generator.encode("we"),
+        fields,
+        sampling=fields.sampling({}),
+        seed=0,
+        param="prompt",
+        limit=16,
+    )
+    task = Mock(work=work)
+    worker.add(task)
+    while worker.wait is not None:
+        worker.step()
+    pieces = [call.args[0] for call in task.send.call_args_list]
+    assert "".join(piece.text for piece in pieces) == work.growing.text
+    assert [t for piece in pieces for t in piece.tokens] == work.growing.tokens
+    assert len(pieces) > 2 if interval == 0 else len(pieces) <= 2
 
 
 def test_a_stop_string_may_cross_the_borders_of_tokens(client, generator):
