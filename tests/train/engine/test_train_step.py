@@ -274,7 +274,8 @@ def test_parts_of_the_step():
     np.testing.assert_array_equal(parts[:, :, 0] // 2, [[0, 3], [1, 4], [2, 5]])
     sums, counts = ({"a": jnp.float32(a), "b": jnp.float32(b)} for a, b in ((6, 3), (3, 0)))
     means = divide(sums, counts)
-    assert float(weigh(means, TWO_TERMS)) == 2 + 0.5 * 3
+    weights = {"a": jnp.float32(1.0), "b": jnp.float32(0.5)}
+    assert float(weigh(means, weights)) == 2 + 0.5 * 3
 
 
 def test_evaluation_by_hand():

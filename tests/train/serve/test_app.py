@@ -400,9 +400,14 @@ def test_models_are_named_by_their_folders(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.setattr(served, "local_folder", lambda folder: folder)
     monkeypatch.setattr(served, "model_config", lambda folder: SimpleNamespace(head="none"))
-    monkeypatch.setattr(served.opening, "open_rows", lambda name, folder, *_: folder)
+    monkeypatch.setattr(
+        served.opening, "open_rows", lambda name, folder, *_: Served(name, folder, None, {})
+    )
     found = served.open_models([f"{folder}", f"b={folder}"], RowSettings(), print)
-    assert found == {"lr=0.1": f"{folder}", "b": f"{folder}"}
+    assert {name: (one.name, one.source) for name, one in found.items()} == {
+        "lr=0.1": ("lr=0.1", f"{folder}"),
+        "b": ("b", f"{folder}"),
+    }
 
 
 def test_a_setting_of_the_other_form_of_documents_is_refused():

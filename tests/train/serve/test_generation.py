@@ -13,6 +13,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.text.completions import Prompt
 from flaxzoo.train.serve import generation
+from flaxzoo.train.serve.engine import Task
 from flaxzoo.train.serve.generation import GenerationWorker, TextFields, make_works
 from lm_eval.api.instance import Instance
 
@@ -88,7 +89,7 @@ def test_a_stream_is_the_whole_text(client, texts):
 @pytest.mark.parametrize("interval", [0.0, 1e9])
 def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval):
     monkeypatch.setattr(generation, "STREAM_INTERVAL", interval)
-    fields, worker = TextFields(temperature=0, stream=True), GenerationWorker(generator, 1, print)
+    fields, worker = TextFields(temperature=0.0, stream=True), GenerationWorker(generator, 1, print)
     (work,) = make_works(
         generator,
         Prompt("we"),
@@ -99,7 +100,7 @@ def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval)
         param="prompt",
         limit=16,
     )
-    task = Mock(work=work)
+    task = Mock(Task, work=work)
     worker.add(task)
     while worker.wait is not None:
         worker.step()
@@ -110,7 +111,7 @@ def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval)
 
 
 def test_a_stop_string_may_cross_the_borders_of_tokens(client, generator):
-    (whole,) = generator.complete(["the small dog"], temperature=0, max_new_tokens=24)
+    (whole,) = generator.complete(["the small dog"], temperature=0.0, max_new_tokens=24)
     text, pieces = whole.completions[0].text, whole.completions[0].pieces
     middle = len(text) // 2
     stop = text[middle : middle + 4]
@@ -126,13 +127,13 @@ def test_a_stop_string_may_cross_the_borders_of_tokens(client, generator):
 def test_log_probabilities_are_those_in_process(client, generator, run_folder):
     ids = generator.encode("the small dog sleeps")
     answer = client.completions.create(
-        model="tiny", prompt=[ids], max_tokens=4, logprobs=3, echo=True, temperature=0, seed=1234
+        model="tiny", prompt=[ids], max_tokens=4, logprobs=3, echo=True, temperature=0.0, seed=1234
     )
     (choice,) = answer.choices
     scores, top = choice.logprobs.token_logprobs, choice.logprobs.top_logprobs
     assert (scores[0], top[0]) == (None, None)
     prompt = Prompt("", ids=tuple(ids))
-    (done,) = generator.complete([prompt], temperature=0, max_new_tokens=4, log=lambda _: None)
+    (done,) = generator.complete([prompt], temperature=0.0, max_new_tokens=4, log=lambda _: None)
     assert choice.text == "the small dog sleeps" + done.completions[0].text
     np.testing.assert_allclose(scores[len(ids) :], done.completions[0].log_probabilities, atol=1e-5)
     expected = generator.token_scores(ids, 3)
@@ -149,7 +150,7 @@ def test_log_probabilities_are_those_in_process(client, generator, run_folder):
 
 
 def test_a_text_that_cannot_be_written_does_not_end_others(generator, capsys):
-    fields, worker = TextFields(temperature=0), GenerationWorker(generator, 2, print)
+    fields, worker = TextFields(temperature=0.0), GenerationWorker(generator, 2, print)
     tasks = []
     for _ in range(2):
         works = make_works(
@@ -162,7 +163,7 @@ def test_a_text_that_cannot_be_written_does_not_end_others(generator, capsys):
             param="prompt",
             limit=4,
         )
-        tasks.append(Mock(work=works[0]))
+        tasks.append(Mock(Task, work=works[0]))
         worker.add(tasks[-1])
     good, bad = tasks
     bad.work.ends = Mock(side_effect=ValueError("secret"))
