@@ -47,8 +47,8 @@ class DataConfig(Checked, ABC):
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
     parquet:GLOB#field, arrow:GLOB#field, tfds:NAME/CONFIG#field or hf:NAME/CONFIG#field, or several
-    of them, joined by " + ". A GLOB may be a URL, such as gs://bucket/*.jsonl. 0.7*SOURCE +
-    0.3*SOURCE mixes sources of documents or conversations. For next-token prediction also
+    of them, joined by " + ". A GLOB may be a URL, such as `gs://bucket/*.jsonl`. `0.7*SOURCE +
+    0.3*SOURCE` mixes sources of documents or conversations. For next-token prediction also
     prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
     For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python also
     the examples themselves."""
