@@ -189,7 +189,7 @@ def mix(
     counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
     shares = examples.counts(_SCALE)
     known = [
-        # The counts of a source are those of all its examples.
+        # Counts are of all examples of a source, of which the mixture takes n.
         x * (n / part.examples.num_examples)
         for x, n, part in zip(counts, shares, examples.parts, strict=True)
         if x is not None

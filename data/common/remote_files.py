@@ -13,7 +13,7 @@ from .hashing import digest
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-# What a store states about the version of a file.
+# The fields in which a store states the version of a file.
 _VERSIONS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 

@@ -248,7 +248,8 @@ class Loop:
         """Returns the measure of a checkpoint, which is lowest for the best one."""
         if self.config.best_metric is not None:
             direction, _, name = self.config.best_metric.partition(":")
-            require_one_of("the metric of best_metric", name, scores)
+            numbers = [x for x, score in scores.items() if not isinstance(score, str)]
+            require_one_of("the metric of best_metric", name, numbers)
             return scores[name] if direction == "min" else -scores[name]
         own = bool(self.run.custom.names)
         return scores["loss"] if own else self.config.objective.to_minimize(scores)

@@ -9,6 +9,7 @@ import jax
 
 from ...data.chat.records import Demonstration, Preference
 from ...data.common.errors import UserError, counted
+from ...data.common.fields import require
 from ...data.common.progress import Progress
 from ...models.nn.heads import CAUSAL_HEADS
 from ..config import TrainConfig
@@ -111,6 +112,8 @@ def train(
             f"config {config!r} is not a TrainConfig: give one, for example "
             'train.recipe("quickstart")'
         )
+    # A stage continues from a checkpoint. Refuse before the folder records the stage.
+    require(resume or not extend, "extend needs a checkpoint, and resume is False: leave it out")
     if config.wandb_project is not None:  # fail before data are read
         wandb_of(config.wandb_project)
     progress = Progress(quiet or not is_primary())

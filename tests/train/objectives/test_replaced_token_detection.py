@@ -121,15 +121,20 @@ def test_both_losses_and_who_learns_from_which():
     assert evaluated(params, BATCH) == evaluated(params, BATCH)
 
 
-@pytest.mark.slow
-def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
-    """Three steps equal those of a model that stores the difference, E = stop(G) + Δ."""
+def disentangled(**settings):
+    """The model, objective, optimizer and initial state of a run with disentangled embeddings."""
     config = ElectraConfig(**SIZES, dropout_rate=0.0)
     learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
     objective = learned.with_models(learned.build(DATA), config, Execution())
     model = models.create(config)
-    tx = make_optimizer(train.OptimizerConfig(peak_learning_rate=1e-2, weight_decay=0.1), 3)
-    state = jax.jit(make_init(model, objective, tx))(jax.random.key(0))
+    tx = make_optimizer(train.OptimizerConfig(peak_learning_rate=1e-2, **settings), 3)
+    return model, objective, tx, jax.jit(make_init(model, objective, tx))(jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
+    """Three steps equal those of a model that stores the difference, E = stop(G) + Δ."""
+    model, objective, tx, state = disentangled(weight_decay=0.1)
     for name in EMBEDDINGS:
         own, other = (x[name]["embedding"] for x in (state.params, tables_of(state)))
         np.testing.assert_array_equal(own, other)
@@ -173,12 +178,7 @@ def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
 
 @pytest.mark.slow
 def test_the_average_of_disentangled_embeddings_is_one_of_parameters():
-    config = ElectraConfig(**SIZES, dropout_rate=0.0)
-    learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
-    objective = learned.with_models(learned.build(DATA), config, Execution())
-    model = models.create(config)
-    tx = make_optimizer(train.OptimizerConfig(peak_learning_rate=1e-2, ema_decay=0.75), 3)
-    state = jax.jit(make_init(model, objective, tx))(jax.random.key(0))
+    model, objective, tx, state = disentangled(ema_decay=0.75)
     step, expected = jax.jit(make_train_step(model.apply, objective, tx)), ema_of(state.opt_state)
     for _ in range(2):
         state, _ = step(state, BATCH, jax.random.key(1))

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from flaxzoo import models, train
-from flaxzoo.data.common.errors import RunError
+from flaxzoo.data.common.errors import RunError, UserError
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.runs.load_run import config_of_run
 from flaxzoo.train.runs.run_folder import prepare_run
@@ -110,6 +110,14 @@ def test_what_cannot_change_is_named(first, changes, message):
         train.train(changed(first[0], {"steps": 8, **changes}), first[1], extend=True, quiet=True)
     with pytest.raises(RunError, match="extend"):
         train.train(first[0], first[1].parent / "none", extend=True, quiet=True)
+
+
+def test_a_stage_that_does_not_resume_leaves_the_run_as_it_is(first):
+    before = (first[1] / "config.json").read_bytes()
+    longer = dataclasses.replace(first[0], steps=8)
+    with pytest.raises(UserError, match=r"extend .*resume"):
+        train.train(longer, first[1], extend=True, resume=False, quiet=True)
+    assert (first[1] / "config.json").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -86,10 +86,8 @@ def test_a_stream_is_the_whole_text(client, texts):
         assert (last.choices, last.usage.total_tokens > 0) == ([], True)
 
 
-@pytest.mark.parametrize("interval", [0.0, 1e9])
-def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval):
-    monkeypatch.setattr(generation, "STREAM_INTERVAL", interval)
-    fields, worker = TextFields(temperature=0.0, stream=True), GenerationWorker(generator, 1, print)
+def task_of(generator, fields, *, limit):
+    """A task that continues "we" and records what it sends."""
     (work,) = make_works(
         generator,
         Prompt("we"),
@@ -98,9 +96,17 @@ def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval)
         sampling=fields.sampling({}),
         seed=0,
         param="prompt",
-        limit=16,
+        limit=limit,
     )
-    task = Mock(Task, work=work)
+    return Mock(Task, work=work)
+
+
+@pytest.mark.parametrize("interval", [0.0, 1e9])
+def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval):
+    monkeypatch.setattr(generation, "STREAM_INTERVAL", interval)
+    fields, worker = TextFields(temperature=0.0, stream=True), GenerationWorker(generator, 1, print)
+    task = task_of(generator, fields, limit=16)
+    work = task.work
     worker.add(task)
     while worker.wait is not None:
         worker.step()
@@ -153,17 +159,7 @@ def test_a_text_that_cannot_be_written_does_not_end_others(generator, capsys):
     fields, worker = TextFields(temperature=0.0), GenerationWorker(generator, 2, print)
     tasks = []
     for _ in range(2):
-        works = make_works(
-            generator,
-            Prompt("we"),
-            generator.encode("we"),
-            fields,
-            sampling=fields.sampling({}),
-            seed=0,
-            param="prompt",
-            limit=4,
-        )
-        tasks.append(Mock(Task, work=works[0]))
+        tasks.append(task_of(generator, fields, limit=4))
         worker.add(tasks[-1])
     good, bad = tasks
     bad.work.ends = Mock(side_effect=ValueError("secret"))
@@ -258,3 +254,4 @@ def test_clients_that_leave_free_their_rows(server):
             with client.stream("POST", url, json=fields, timeout=timeout) as response:
                 next(response.iter_bytes(), None)
     wait_for(lambda: jobs(server) == [0, 0], seconds=30)
+    assert jobs(server) == [0, 0]
