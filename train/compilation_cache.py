@@ -7,14 +7,19 @@ from contextlib import contextmanager
 HIT = "/jax/compilation_cache/cache_hits"
 
 
-def enable_compilation_cache() -> None:
-    """Caches compiled programs in flaxzoo's folder, unless jax has a configured cache folder."""
+def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
+    """Caches compiled programs in flaxzoo's folder, unless jax has a configured cache folder.
+
+    Args:
+        least_seconds: Programs that compile faster are not stored.
+    """
     import jax
 
     from ..data.common.files import default_cache_dir
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", os.fspath(default_cache_dir() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
 
 
 @contextmanager

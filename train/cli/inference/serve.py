@@ -43,7 +43,8 @@ def serve_command(arguments: list[str]) -> None:
         importlib.util.find_spec("uvicorn") is not None,
         "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'",
     )
-    enable_compilation_cache()
+    # A server starts with many programs that compile in less than a second each.
+    enable_compilation_cache(least_seconds=0.0)
     from ...serve.engine import Limits
     from ...serve.server import Address, serve
 
