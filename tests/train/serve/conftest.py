@@ -1,6 +1,7 @@
 """A server of a tiny language model."""
 
 import pytest
+import requests
 from flaxzoo import train
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 
@@ -23,3 +24,19 @@ def run_folder(tiny, tmp_path_factory):
 def server(run_folder, tmp_path_factory):
     with running(tmp_path_factory.mktemp("logs"), run_folder, "--rows", 4) as server:
         yield server
+
+
+@pytest.fixture
+def closed_sessions(monkeypatch):
+    """Closes the connections that lm-eval leaves open, of which Python warns at any later time."""
+    opened = []
+
+    class Session(requests.Session):
+        def __init__(self):
+            super().__init__()
+            opened.append(self)
+
+    monkeypatch.setattr(requests, "Session", Session)
+    yield
+    for session in opened:
+        session.close()

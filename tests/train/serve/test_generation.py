@@ -27,7 +27,8 @@ LONG = {"max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def client(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +206,7 @@ def instances(kind, arguments):
     return [Instance(kind, {}, given, number) for number, given in enumerate(arguments)]
 
 
+@pytest.mark.usefixtures("closed_sessions")
 def test_the_harness_over_http_is_the_harness_in_process(server, run_folder, monkeypatch):
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 

@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import itertools
 import re
 
 import httpx
@@ -79,11 +80,10 @@ def close(found, expected):
 
 
 def test_vectors_are_those_of_the_embedder_in_all_forms(server, embedder):
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     expected, ids = embedder(TEXTS), [embedder.tokenizer.encode(text) for text in TEXTS]
     # The client asks for base64 unless it is told otherwise.
-    for given in (TEXTS, ids):
-        for form in (openai.omit, "float"):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for given, form in itertools.product((TEXTS, ids), (openai.omit, "float")):
             found = client.embeddings.create(model="embedder", input=given, encoding_format=form)
             close([one.embedding for one in found.data], expected)
             assert [one.index for one in found.data] == [0, 1, 2, 3]

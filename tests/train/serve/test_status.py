@@ -21,6 +21,7 @@ def test_texts_are_tokenized_and_decoded(server, run_folder):
     assert httpx.post(f"{server.url}/detokenize", json={"tokens": ids}).json()["prompt"] == text
 
 
+@pytest.mark.usefixtures("closed_sessions")
 def test_lm_eval_reads_the_tokenizer(server, run_folder):
     tokenizer, text = load_tokenizer(run_folder / "tokenizer"), "the red <|endoftext|> größer"
     remote = RemoteTokenizer(f"{server.url}/v1/completions")
