@@ -263,7 +263,7 @@ class TransformerConfig(Checked):
     # property is a field.
 
     head: ClassVar[str] = "none"
-    """The kind of output: the name of a record in `models.nn.heads.HEADS`."""
+    """The kind of output: the name of a record in `models.heads.specs.HEADS`."""
     causal: ClassVar[bool] = True
     """Whether a model that predicts next tokens hides later tokens; else it cannot generate."""
     labels: ClassVar[tuple[str, ...]] = ()

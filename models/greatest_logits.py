@@ -7,7 +7,7 @@ so that `[B, T, V]` is materialized neither in the forward nor in the backward p
 import jax
 import jax.numpy as jnp
 
-from .nn.heads import Projection
+from .heads.outputs import Projection
 from .nn.masks import AnyArray
 from .nn.typing import Array, Float, Int, PyTree
 from .token_log_probs import as_projection, chunk_length, gradients_of_chunk

@@ -12,8 +12,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from .config import TransformerConfig
+from .heads.specs import HEADS
 from .init import parameter_shapes
-from .nn.heads import HEADS
 from .nn.typing import Array, Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from .heads.outputs import Projection
 from .mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
-from .nn.heads import Projection
 from .nn.typing import Array, Bool, Float, Int, PyTree
 
 MOST_POSITIONS = 1024

@@ -30,7 +30,7 @@ ORDER = {
         {"mesh_axes", "rotary_scaling"},
         {"checksums", "config", "hub", "tokenizer"},
         {"nn", "registry"},
-        {"model"},
+        {"heads", "model"},
         {*(room.partition(".")[0] for room in FAMILIES.values())},
         {"lectures"},
         {"init", "token_log_probs"},

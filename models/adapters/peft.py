@@ -23,10 +23,10 @@ from ...data.common.errors import UserError
 from ...data.common.fields import require
 from ...data.common.json_text import read_object
 from ..config import TransformerConfig
+from ..heads.specs import HEADS
 from ..hf.registry import mapping_of
 from ..hf.safetensors_files import open_tensors
 from ..hf.tensor_mapping import Shape, TensorMapping, TensorRule, WeightsError, rule_tensors
-from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import family_name
 from .lora import nested

@@ -16,11 +16,11 @@ import numpy as np
 from ...data.common.atomic_io import new_folder
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
+from ..heads.specs import HEADS
 from ..hf.registry import mapping_of
 from ..hf.save_weights import write_json
 from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError, rule_tensors
 from ..model import Model
-from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import create
 from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps

@@ -11,21 +11,12 @@ import flax.linen as nn
 from ...data.common.errors import UserError
 from ...data.common.fields import Rate
 from ..config import Execution, TransformerConfig
+from ..heads.modules import ClassificationHead, HeadInputs, LastTokenClassificationHead, ValueHead
+from ..heads.outputs import CausalLMOutput, ClassifierOutput, EncoderOutput, Projection
+from ..heads.specs import CAUSAL_HEADS, HEADS, HeadSpec, check_head
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys
 from ..nn.experts import config_of_call, real_tokens, stack_statistics
-from ..nn.heads import (
-    CAUSAL_HEADS,
-    CausalLMOutput,
-    ClassificationHead,
-    ClassifierOutput,
-    EncoderOutput,
-    HeadInputs,
-    LastTokenClassificationHead,
-    Projection,
-    ValueHead,
-    check_head,
-)
 from ..nn.layers import Embedding
 from ..nn.masks import AnyArray
 from ..nn.positions import Positions
@@ -89,6 +80,11 @@ class CausalLMConfig(TransformerConfig):
     def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalLMConfig":
         """Returns the configuration of the same body with another head."""
         return dataclasses.replace(self, head=head, labels=labels)
+
+    @property
+    def head_spec(self) -> HeadSpec:
+        """The record of the head."""
+        return HEADS[self.head]
 
     @property
     def attention_dropout_rate(self) -> float:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from ...data.common.fields import require
+from ..heads.outputs import CausalLMOutput, Seq2SeqLMOutput
+from ..heads.specs import CAUSAL_HEADS, require_head
 from ..model import Model
 from ..nn.cache import Cache, init_cache
-from ..nn.heads import CAUSAL_HEADS, CausalLMOutput, Seq2SeqLMOutput, require_head
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Params
 from .rows import last_logits

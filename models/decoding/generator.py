@@ -12,9 +12,9 @@ import numpy as np
 
 from ...data.common.fields import PositiveInt, Seed, check_value, require
 from ..config import TransformerConfig
+from ..heads.specs import CAUSAL_HEADS, require_head
 from ..model import Model
 from ..nn.dropout import RowKeys, row_keys
-from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows, beams_of

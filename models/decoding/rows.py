@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ..heads.outputs import CausalLMOutput
 from ..model import Model
 from ..nn.cache import Cache, grow_cache, init_cache
-from ..nn.heads import CausalLMOutput
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Params
 from .sample import History, SamplingParams, choose, most_probable

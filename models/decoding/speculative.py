@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from ...data.common.fields import PositiveInt, check_value, require
+from ..heads.specs import CAUSAL_HEADS, require_head
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.masks import AnyArray
 from ..nn.typing import Array, Bool, Float, Int, Key, Params
 from .request import GenerationRequest

@@ -21,15 +21,10 @@ import jax.numpy as jnp
 from ...data.common.errors import UserError
 from ...data.common.fields import Positive, Rate, require, require_default
 from ..config import Activation, Count, PositionKind, Settings
+from ..heads.modules import HeadInputs
+from ..heads.outputs import EncoderOutput, ModelOutput, Seq2SeqLMOutput
+from ..heads.specs import HEADS, check_head
 from ..nn.dropout import RowKeys, dropout
-from ..nn.heads import (
-    HEADS,
-    EncoderOutput,
-    HeadInputs,
-    ModelOutput,
-    Seq2SeqLMOutput,
-    check_head,
-)
 from ..nn.layers import Linear
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...data.common.errors import UserError
 from ..config import Execution, TransformerConfig
+from ..heads.outputs import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.cache import Cache
 from ..nn.dropout import RowKeys, fold_in
-from ..nn.heads import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.masks import AnyArray, AttentionMask, Size
 from ..nn.stack import (
     Layer,

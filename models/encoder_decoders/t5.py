@@ -23,10 +23,10 @@ import flax.linen as nn
 
 from ...data.common.fields import Positive, Rate, require_default
 from ..config import Activation, Depth, PositionKind, Settings, Size, TransformerConfig
+from ..heads.outputs import Projection
 from ..nn.attention import AttentionContext
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout
-from ..nn.heads import Projection
 from ..nn.layers import Embedding, FeedForward, GatedFeedForward, RMSNorm
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES

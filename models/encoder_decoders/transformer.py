@@ -30,9 +30,9 @@ import flax.linen as nn
 
 from ...data.common.fields import Positive, Rate, require
 from ..config import Activation, Depth, PositionKind, Size, TransformerConfig, divisors_of
+from ..heads.outputs import Projection
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import dropout
-from ..nn.heads import Projection
 from ..nn.layers import Embedding, FeedForward, LayerNorm
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, LAYER_AXES

@@ -22,17 +22,11 @@ from jax.core import Tracer
 from ...data.common.errors import UserError
 from ...data.common.fields import Positive, Range, Rate, require
 from ..config import Activation, Execution, TransformerConfig
+from ..heads.modules import HeadInputs
+from ..heads.outputs import CausalLMOutput, EncoderOutput, ModelOutput
+from ..heads.specs import HEADS, HeadSpec, check_head
 from ..nn.cache import Cache, advance_cache
 from ..nn.dropout import RowKeys, dropout, row_keys
-from ..nn.heads import (
-    HEADS,
-    CausalLMOutput,
-    EncoderOutput,
-    HeadInputs,
-    HeadSpec,
-    ModelOutput,
-    check_head,
-)
 from ..nn.layers import (
     ACTIVATIONS,
     Embedding,

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from ...data.common.json_text import JsonObject
 from ..config import TransformerConfig
-from ..nn.heads import HEADS
+from ..heads.specs import HEADS
 from .config_mapping import (
     ConfigMapping,
     HFConfig,

@@ -19,8 +19,8 @@ from ..decoding.padding import pad_rows
 from ..decoding.request import GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
 from ..encoders.roberta import RobertaConfig
+from ..heads.specs import CAUSAL_HEADS
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
 from ..registry import create
 from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf

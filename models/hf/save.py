@@ -10,9 +10,9 @@ from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import published_request
 from ..encoders.bert import BertConfig
+from ..heads.specs import CAUSAL_HEADS, HEADS
 from ..init import fitting_params
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS, HEADS
 from ..nn.typing import Params
 from ..tokenizer import Vocabulary
 from .cross_encoder import PairScoring, write_pair_scoring

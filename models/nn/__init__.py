@@ -1,1 +1,1 @@
-"""Building blocks of the models: attention, masks, norms, feed-forward layers, heads."""
+"""Building blocks of the models: attention, masks, norms, feed-forward layers."""

@@ -48,4 +48,4 @@ HEAD_AXES = {
     r"head/\w+/kernel": ("model", None),
     r"head/\w+/(scale|bias)": (None,),
 }
-"""Linear maps and norms of any head (`models.nn.heads`), and the bias of its logits."""
+"""Linear maps and norms of any head (`models.heads`), and the bias of its logits."""

@@ -13,7 +13,7 @@ from ...data.common.errors import suggest
 from ...data.common.fields import check_value, require
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
-from ..nn.heads import HEADS
+from ..heads.specs import HEADS
 from ..nn.typing import Float
 from .text_model import TextModel
 from .translate import TextTranslator

@@ -11,11 +11,11 @@ from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
+from ..heads.specs import HEADS, encoder_heads
 from ..hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ..hf.sentence_modules import kind_of, lower_case
 from ..hub import local_folder
 from ..model import Model
-from ..nn.heads import HEADS, encoder_heads
 from ..nn.pooling import pool
 from ..nn.typing import Params
 from .bucketing import pad_batch, padded_batches

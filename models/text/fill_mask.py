@@ -9,8 +9,8 @@ import numpy as np
 from ...data.common.fields import require
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
+from ..heads.specs import HEADS
 from ..model import Model
-from ..nn.heads import HEADS
 from ..nn.typing import Params
 from .bucketing import pad_batch
 from .score import NextWord, TokenScore, check_known

@@ -10,11 +10,11 @@ from ...data.tokenizers.load import load_tokenizer
 from ..config import TransformerConfig
 from ..decoding.request import GenerationRequest
 from ..encoders.encoder import EncoderConfig
+from ..heads.specs import HEADS
 from ..hf.generation_config import GENERATION, generation_arguments, stored_request
 from ..hf.save import check_vocabulary
 from ..hub import local_folder
 from ..loading import model_config
-from ..nn.heads import HEADS
 from ..run_files import TOKENIZER, is_foreign, read_fields
 
 PADDING_ROWS = 1024

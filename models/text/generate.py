@@ -16,9 +16,9 @@ from ..decoding.request import GenerationRequest
 from ..decoding.serving.open_batch import OpenBatch
 from ..decoding.serving.score_tokens import TokenAlternatives
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Acceptance, Draft
+from ..heads.specs import CAUSAL_HEADS
 from ..hf.generation_config import request_from_hf
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS
 from ..nn.typing import Params
 from .batches import Callbacks, sample_texts, search_texts
 from .completions import Completed, Completion, Prompt

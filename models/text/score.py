@@ -19,8 +19,8 @@ from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source, start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ..finite import check_outputs
+from ..heads.specs import CAUSAL_HEADS, require_head
 from ..model import Model
-from ..nn.heads import CAUSAL_HEADS, require_head
 from ..nn.typing import Array, Params
 from .bucketing import pad_batch
 from .prompting.continuations import ContinuationScorer

@@ -10,12 +10,12 @@ import numpy as np
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ..greatest_logits import greatest_logits
+from ..heads.specs import HEADS
 from ..hf.sentence_embedding import EmbeddingSettings
 from ..hf.sentence_modules import kind_of
 from ..hf.sparse_encoder import SparseSettings, read_sparse_settings
 from ..hub import local_folder
 from ..model import Model
-from ..nn.heads import HEADS
 from ..nn.typing import Params
 from .embed import TextEmbedder
 

@@ -10,8 +10,8 @@ from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ..config import TransformerConfig
 from ..finite import load_finite
+from ..heads.specs import HEADS, require_head
 from ..model import Model
-from ..nn.heads import HEADS, require_head
 from ..nn.typing import Params
 from .folder import open_folder, target_start, vocabulary_note
 

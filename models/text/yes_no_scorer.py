@@ -19,11 +19,11 @@ from ...data.features.bert_inputs import Template
 from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.frame import Frame, Layout
 from ..decoders.causal_lm import CausalLMConfig
+from ..heads.specs import HEADS
 from ..hf.cross_encoder import PairScoring
 from ..hub import local_folder
 from ..loading import model_config
 from ..model import Model
-from ..nn.heads import HEADS
 from ..nn.typing import Params
 from ..registry import create
 from .pair_scorer import PairScorer

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flaxzoo.models import token_log_probs
 from flaxzoo.models.greatest_logits import NEVER, greatest_logits
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 
 B, T, D, V = 3, 7, 4, 11
 

@@ -19,6 +19,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
 from ...models.adapters.peft_export import save_adapter
 from ...models.finite import check_finite, load_finite
+from ...models.heads.specs import CAUSAL_HEADS, HEADS
 from ...models.hf.cross_encoder import read_pair_scoring
 from ...models.hf.registry import mapping_of
 from ...models.hf.save import FolderSettings, write_model
@@ -27,7 +28,6 @@ from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_se
 from ...models.hf.sparse_encoder import read_sparse_settings
 from ...models.hub import local_folder
 from ...models.loading import load_adapters
-from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.nn.typing import Params
 from ...models.run_files import CONFIG_FILE, IMPORTED_FROM, chosen_step, is_foreign, read_fields
 from ...models.stablehlo import export_forward, input_names

@@ -8,6 +8,7 @@ from ...data.common.json_text import JsonObject
 from ...data.tokenizers.load import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.finite import check_finite
+from ...models.heads.specs import HEADS
 from ...models.hf.cross_encoder import read_pair_scoring, write_pair_scoring
 from ...models.hf.generation_config import GENERATION
 from ...models.hf.save import check_vocabulary
@@ -19,7 +20,6 @@ from ...models.hf.sentence_modules import IN_RUN
 from ...models.hf.sparse_encoder import read_sparse_settings, write_sparse_settings
 from ...models.hub import local_folder
 from ...models.loading import load
-from ...models.nn.heads import HEADS
 from ...models.registry import family_name
 from ...models.run_files import IMPORTED_FROM, is_foreign, read_fields
 from ...models.text.folder import beam_search_defaults, generation_defaults, vocabulary_note

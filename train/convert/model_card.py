@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...data.common.json_text import JsonObject
-from ...models.nn.heads import HEADS
+from ...models.heads.specs import HEADS
 from ...models.registry import family_name
 from ...models.run_files import IMPORTED_FROM
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict

@@ -11,7 +11,7 @@ from ...data.chat.records import Demonstration, Preference
 from ...data.common.errors import UserError, counted
 from ...data.common.fields import require
 from ...data.common.progress import Progress
-from ...models.nn.heads import CAUSAL_HEADS
+from ...models.heads.specs import CAUSAL_HEADS
 from ..config import TrainConfig
 from ..distributed.multiprocess import barrier, is_primary
 from ..evaluation.answers import (

@@ -10,7 +10,7 @@ from ...data.chat.records import Demonstration, Preference, PromptedText
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import load_finite
-from ...models.nn.heads import CAUSAL_HEADS
+from ...models.heads.specs import CAUSAL_HEADS
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
 from .reward_model import RewardModel

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ...models.nn.heads import HEADS
+from ...models.heads.specs import HEADS
 from ...models.text.fill_mask import MaskFiller
 from ...models.text.generate import TextGenerator
 from ..runs.load_run import open_run

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...models.nn.heads import Projection
+from ...models.heads.outputs import Projection
 from ...models.nn.typing import Array, Float, Int
 from ...models.token_log_probs import Sums, as_projection, gradients_of_chunk, over_positions
 

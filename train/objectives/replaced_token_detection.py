@@ -24,8 +24,8 @@ from ...data.common.fields import Positive, Range, require
 from ...data.dataset import DataSplit
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...models.config import Execution, TransformerConfig
+from ...models.heads.outputs import Projection
 from ...models.init import init_params
-from ...models.nn.heads import Projection
 from ...models.nn.typing import Array, Float, Int, Params
 from ...models.registry import create
 from ..losses.eval_step import Evaluation

@@ -6,7 +6,7 @@ from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
-from ...models.nn.heads import HEADS
+from ...models.heads.specs import HEADS
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 

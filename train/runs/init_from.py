@@ -9,9 +9,9 @@ import jax
 from ...data.common.errors import RunError
 from ...data.common.progress import LogFn
 from ...models.config import TransformerConfig
+from ...models.heads.specs import HEADS
 from ...models.init import parameter_shapes
 from ...models.loading import read_params
-from ...models.nn.heads import HEADS
 from ...models.nn.typing import Params, PyTree
 from ...models.registry import create
 from ..optim.parameters import map_named, named

@@ -10,9 +10,9 @@ from ...data.tasks.base import Target
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
+from ...models.heads.specs import CAUSAL_HEADS, HEADS
 from ...models.hub import local_folder
 from ...models.loading import model_config
-from ...models.nn.heads import CAUSAL_HEADS, HEADS
 from ...models.run_files import (
     IMPORTED_FROM,
     check_run,

@@ -18,6 +18,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
+from ...models.heads.specs import HEADS
 from ...models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
 from ...models.hf.sentence_embedding import EmbeddingSettings
 from ...models.hf.sentence_modules import IN_RUN
@@ -28,7 +29,6 @@ from ...models.hf.sparse_encoder import (
 )
 from ...models.hub import local_folder
 from ...models.loading import model_config
-from ...models.nn.heads import HEADS
 from ...models.registry import create, family_name
 from ...models.run_files import (
     CONFIG_FILE,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ...data.common.errors import UserError
 from ...data.common.progress import LogFn
+from ...models.heads.specs import CAUSAL_HEADS
 from ...models.hub import local_folder
 from ...models.loading import model_config
-from ...models.nn.heads import CAUSAL_HEADS
 from .app import Endpoint, Served
 from .chat import CHAT
 from .completions import COMPLETIONS

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ...heads.outputs import Projection
 from ...model import Model
-from ...nn.heads import Projection
 from ...nn.typing import Array, Float, Int, Params
 from ...token_log_probs import over_positions
 

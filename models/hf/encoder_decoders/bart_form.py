@@ -12,7 +12,7 @@ import numpy as np
 
 from ....data.common.json_text import JsonObject
 from ...encoder_decoders.transformer import EncoderDecoderConfig
-from ...nn.heads import HEADS
+from ...heads.specs import HEADS
 from ...nn.positions import sinusoidal_positions
 from ..config_mapping import (
     ACTIVATIONS,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....data.common.json_text import JsonObject
 from ...encoders.encoder import EncoderConfig
-from ...nn.heads import HEADS
+from ...heads.specs import HEADS
 from ..config_mapping import ACTIVATIONS, Field, FixedField, HFConfig, settings_from_hf
 from ..form import Form
 from ..registry import HFMapping

@@ -23,9 +23,9 @@ from ....data.tasks.translation import encode_source
 from ...decoding.cached_context import rotates_by_length
 from ...decoding.padding import pad_rows, power_of_two, round_up
 from ...finite import check_outputs
+from ...heads.specs import CAUSAL_HEADS
 from ...mesh_axes import BATCH_AXES
 from ...nn.cache import Cache, init_cache
-from ...nn.heads import CAUSAL_HEADS
 from ...nn.masks import AnyArray
 from ...nn.typing import Array, Bool, Int, Params
 from ...token_log_probs import token_log_probs

@@ -12,9 +12,9 @@ import torch
 import transformers
 from flax.traverse_util import flatten_dict
 from flaxzoo import data, models, train
+from flaxzoo.models.heads.specs import HEADS
 from flaxzoo.models.hf.equivalent_params import as_marian
 from flaxzoo.models.init import parameter_shapes
-from flaxzoo.models.nn.heads import HEADS
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.config import to_dict
 from flaxzoo.train.convert.export import export_model

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo.models import token_log_probs
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 from flaxzoo.train import MeshConfig
 from flaxzoo.train.distributed.sharding import make_mesh
 from flaxzoo.train.losses import cross_entropy as losses

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flaxzoo.models import token_log_probs as module
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 from flaxzoo.train import MeshConfig, token_log_probs
 from flaxzoo.train.distributed.sharding import make_mesh
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import DPOData, Examples, TokenizerConfig, UserError
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 from flaxzoo.train.losses.objective import Objective
 from flaxzoo.train.runs import run_folder
 from flaxzoo.train.runs.custom import Custom

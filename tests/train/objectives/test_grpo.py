@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flaxzoo import train
 from flaxzoo.data import UserError
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 
 GRPOConfig = train.GRPOConfig
 V, D, T, B = 7, 5, 4, 3

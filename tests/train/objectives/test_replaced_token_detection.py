@@ -13,7 +13,7 @@ from flaxzoo.data import UserError
 from flaxzoo.models.config import Execution
 from flaxzoo.models.encoders.deberta.deberta import DebertaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
-from flaxzoo.models.nn.heads import Projection
+from flaxzoo.models.heads.outputs import Projection
 from flaxzoo.train.engine.sharded_step import make_init
 from flaxzoo.train.engine.train_step import make_train_step
 from flaxzoo.train.losses.objective import joined

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 from flaxzoo import models, train
-from flaxzoo.models.nn.heads import HEADS, ClassifierOutput, encoder_heads
+from flaxzoo.models.heads.outputs import ClassifierOutput
+from flaxzoo.models.heads.specs import HEADS, encoder_heads
 from flaxzoo.models.nn.layers import Linear
 from flaxzoo.models.registry import FAMILIES, families
 from flaxzoo.train.recipes import RECIPES

@@ -1,0 +1,1 @@
+"""The heads of models: their modules, outputs, and records."""
