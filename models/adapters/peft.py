@@ -25,8 +25,10 @@ from ...data.common.json_text import read_object
 from ..config import TransformerConfig
 from ..heads.specs import HEADS
 from ..hf.registry import mapping_of
-from ..hf.safetensors_files import open_tensors
-from ..hf.tensor_mapping import Shape, TensorMapping, TensorRule, WeightsError, rule_tensors
+from ..hf.tensors.export import rule_tensors
+from ..hf.tensors.layout import Shape
+from ..hf.tensors.mapping import TensorMapping, TensorRule, WeightsError
+from ..hf.tensors.safetensors_files import open_tensors
 from ..nn.typing import Params
 from ..registry import family_name
 from .lora import nested

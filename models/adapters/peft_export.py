@@ -19,7 +19,8 @@ from ..config import TransformerConfig
 from ..heads.specs import HEADS
 from ..hf.registry import mapping_of
 from ..hf.save_weights import write_json
-from ..hf.tensor_mapping import TensorMapping, TensorRule, WeightsError, rule_tensors
+from ..hf.tensors.export import rule_tensors
+from ..hf.tensors.mapping import TensorMapping, TensorRule, WeightsError
 from ..model import Model
 from ..nn.typing import Params
 from ..registry import create

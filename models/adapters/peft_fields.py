@@ -14,7 +14,7 @@ from typing import Literal
 from ...data.common.errors import UserError
 from ...data.common.fields import Checked, make_record
 from ...data.common.json_text import JsonObject
-from ..hf.tensor_mapping import WeightsError
+from ..hf.tensors.mapping import WeightsError
 
 MERGE = "merge the adapter with peft (merge_and_unload), and import the model"
 USE_PEFT = "no merged model computes the same: use it with peft"

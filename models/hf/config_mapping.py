@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 HFConfig: TypeAlias = Mapping[str, JsonValue]
 """The content of a `config.json`, or part of it."""

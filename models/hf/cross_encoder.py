@@ -32,7 +32,7 @@ from .sentence_modules import (
     write_modules,
     write_transformer,
 )
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 _CONFIG = "config.json"
 _TRANSFORMER = transformer_fields("sequence-classification", "logits", "scores")

@@ -18,7 +18,7 @@ from .config_mapping import (
     settings_to_hf,
 )
 from .registry import HFMapping
-from .tensor_mapping import TensorMapping, WeightsError
+from .tensors.mapping import TensorMapping, WeightsError
 
 Config = TypeVar("Config", bound=TransformerConfig)
 

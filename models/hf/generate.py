@@ -24,7 +24,7 @@ from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
 from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 WHERE = "models.generate"
 # Arguments that make transformers return more than tokens, which is not supported.

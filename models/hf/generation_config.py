@@ -15,7 +15,7 @@ from ..decoding.request import GenerationRequest, Sampling
 from ..hub import local_folder
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
 from .registry import mapping_of_family, mapping_of_type
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 HFSettings: TypeAlias = Mapping[str, JsonValue]
 """Fields of transformers' `GenerationConfig`, by name."""

@@ -14,8 +14,10 @@ from ..config import TransformerConfig
 from ..nn.typing import Params, PyTree
 from .config_mapping import HFConfig
 from .registry import mapping_of, mapping_of_type
-from .safetensors_files import TensorFiles
-from .tensor_mapping import Index, WeightsError, locate, read_parameter
+from .tensors.locate import locate
+from .tensors.mapping import WeightsError
+from .tensors.read import Index, read_parameter
+from .tensors.safetensors_files import TensorFiles
 
 MAX_THREADS = 8
 """Maximum number of copying threads; more would be limited by memory bandwidth."""

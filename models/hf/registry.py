@@ -16,7 +16,8 @@ from ..config import TransformerConfig
 from ..nn.typing import Params
 from ..registry import families, family_name
 from .config_mapping import HFConfig
-from .tensor_mapping import TensorMapping, TensorSource, WeightsError
+from .tensors.mapping import TensorMapping, WeightsError
+from .tensors.read import TensorSource
 
 Config = TypeVar("Config", bound=TransformerConfig)
 

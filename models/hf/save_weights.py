@@ -16,8 +16,9 @@ from ..decoding.request import GenerationRequest
 from ..nn.typing import Params
 from .config_mapping import HFConfig
 from .registry import mapping_of
-from .safetensors_files import INDEX, WHOLE
-from .tensor_mapping import ExportedTensor, WeightsError, export_tensors
+from .tensors.export import ExportedTensor, export_tensors
+from .tensors.mapping import WeightsError
+from .tensors.safetensors_files import INDEX, WHOLE
 
 Precision: TypeAlias = Literal["float32", "float16", "bfloat16"]
 DTYPES: Mapping[Precision, DTypeLike] = {

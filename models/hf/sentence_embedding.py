@@ -17,7 +17,6 @@ from ...data.common.json_text import JsonObject
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
 from .config_mapping import ConfigMapping, Field, FixedField
-from .safetensors_files import WHOLE, TensorFiles
 from .save_weights import write_json
 from .sentence_modules import (
     ACTIVATIONS,
@@ -37,7 +36,8 @@ from .sentence_modules import (
     write_modules,
     write_transformer,
 )
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
+from .tensors.safetensors_files import WHOLE, TensorFiles
 
 CLASSES = {
     "Transformer": "sentence_transformers.models.Transformer",

@@ -18,7 +18,7 @@ from ...data.common.files import path_inside
 from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
 from .save_weights import write_json
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 IN_RUN = "sentence_transformers"
 """The subfolder of a run folder that holds the imported files."""

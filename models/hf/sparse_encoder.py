@@ -35,7 +35,7 @@ from .sentence_modules import (
     write_modules,
     write_transformer,
 )
-from .tensor_mapping import WeightsError
+from .tensors.mapping import WeightsError
 
 SparseActivation = Literal["relu", "log1p_relu"]
 _TRANSFORMER = transformer_fields("fill-mask", "logits", "token_embeddings")

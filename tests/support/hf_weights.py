@@ -7,7 +7,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.registry import mapping_of
-from flaxzoo.models.hf.tensor_mapping import Shape, locate, read_parameter
+from flaxzoo.models.hf.tensors.layout import Shape
+from flaxzoo.models.hf.tensors.locate import locate
+from flaxzoo.models.hf.tensors.read import read_parameter
 from flaxzoo.models.init import parameter_shapes
 from transformers.core_model_loading import revert_weight_conversion
 

@@ -19,9 +19,8 @@ from ..config_mapping import (
     typed_field,
 )
 from ..form import Form
-from ..tensor_mapping import (
-    FROM_HEADS,
-    LINEAR,
+from ..tensors.layout import FROM_HEADS, LINEAR
+from ..tensors.mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,

@@ -4,7 +4,7 @@ from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.olmo3 import FULL_EVERY, Olmo3Config
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
 from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .causal_decoder import (
     ATTENTION,
     FEED_FORWARD,

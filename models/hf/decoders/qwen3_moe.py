@@ -7,7 +7,7 @@ from ...decoders.qwen3_moe import Qwen3MoeConfig
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
 from ..form import head_classes
 from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .causal_decoder import (
     ATTENTION,
     FEED_FORWARD,

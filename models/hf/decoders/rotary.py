@@ -6,7 +6,7 @@ from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
 from ..config_mapping import Settings
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 """The scalings of rotary frequencies that transformers supports for most families."""

@@ -13,7 +13,7 @@ from ...nn.typing import Params
 from ..config_mapping import ConfigMapping, Field, Settings
 from ..equivalent_params import with_zeros
 from ..form import head_classes, join_forms
-from ..tensor_mapping import TensorSource
+from ..tensors.read import TensorSource
 from .bart_form import ALIASES, IGNORED, SIZES, BartForm, type_fields
 
 NUM_LABELS = 3

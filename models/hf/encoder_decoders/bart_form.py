@@ -25,8 +25,8 @@ from ..config_mapping import (
 )
 from ..form import Form
 from ..generation_config import NAMES
-from ..tensor_mapping import (
-    ROW,
+from ..tensors.layout import ROW
+from ..tensors.mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,

@@ -9,7 +9,7 @@ from ...encoder_decoders.transformer import EncoderDecoderConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
 from ..equivalent_params import as_marian
 from ..form import join_forms
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .bart_form import ALIASES, IGNORED, SIZES, BartForm, type_fields
 
 FIXED: Settings = {

@@ -28,18 +28,17 @@ from ..config_mapping import (
 )
 from ..generation_config import NAMES
 from ..registry import HFMapping
-from ..tensor_mapping import (
-    LINEAR,
-    TABLE,
+from ..tensors.layout import LINEAR, TABLE
+from ..tensors.mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,
-    TensorSource,
     WeightsError,
     embedding,
     layer_rules,
     norm,
 )
+from ..tensors.read import TensorSource
 
 
 def _fields(vocab_size: int, d_ff: int, num_layers: int, num_heads: int) -> ConfigMapping:

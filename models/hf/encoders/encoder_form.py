@@ -16,18 +16,18 @@ from ...heads.specs import HEADS
 from ..config_mapping import ACTIVATIONS, Field, FixedField, HFConfig, settings_from_hf
 from ..form import Form
 from ..registry import HFMapping
-from ..tensor_mapping import (
-    VECTOR,
+from ..tensors.layout import VECTOR
+from ..tensors.mapping import (
     IgnoredTensor,
     TensorMapping,
     TensorRule,
-    TensorSource,
     WeightsError,
     embedding,
     layer_rules,
     linear,
     norm,
 )
+from ..tensors.read import TensorSource
 
 Config = TypeVar("Config", bound=EncoderConfig)
 

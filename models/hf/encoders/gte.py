@@ -7,7 +7,7 @@ from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.gte import GteConfig
 from ..config_mapping import ConfigMapping, HFConfig, Settings, typed_field
 from ..generation_config import NAMES
-from ..tensor_mapping import TensorRule, WeightsError, linear
+from ..tensors.mapping import TensorRule, WeightsError, linear
 from .encoder_form import BERT_EMBEDDINGS, LEGACY_NAMES, TokenLogits
 from .rotary_form import rotary_fields, rotary_form, take_older_values, take_positions
 

@@ -7,7 +7,7 @@ from ..decoders.causal_decoder import take_layer_types
 from ..decoders.rotary import take_rotary
 from ..form import head_classes
 from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .encoder_form import EncoderForm, TokenLogits
 
 BASES = {

@@ -7,7 +7,7 @@ from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.nomic_bert import NomicBertConfig
 from ..config_mapping import ConfigMapping, Settings, typed_field
 from ..generation_config import NAMES
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .encoder_form import BERT_EMBEDDINGS, TokenLogits
 from .rotary_form import rotary_fields, rotary_form, take_older_values, take_positions
 

@@ -6,7 +6,7 @@ from ....data.common.json_text import JsonObject
 from ...encoders.roberta import RobertaConfig
 from ..config_mapping import ConfigMapping, Settings, with_defaults
 from ..form import head_classes
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .bert import IGNORED, IS_DECODER
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 

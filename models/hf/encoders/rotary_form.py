@@ -7,7 +7,7 @@ from ...encoders.nomic_bert import NomicBertConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings, with_defaults
 from ..decoders.rotary import rotary_settings, rotary_to_hf, take_rotary
 from ..form import head_classes
-from ..tensor_mapping import WeightsError
+from ..tensors.mapping import WeightsError
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm
 
 Config = TypeVar("Config", bound=NomicBertConfig)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from safetensors.numpy import load_file, save_file
 
 torch = pytest.importorskip("torch")

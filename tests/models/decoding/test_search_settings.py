@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.hf.generation_config import stored_request
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 
 from ...support import marian
 

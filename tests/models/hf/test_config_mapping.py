@@ -10,7 +10,7 @@ from flaxzoo.models.hf.config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
-from flaxzoo.models.hf.tensor_mapping import WeightsError, layer_rules, norm
+from flaxzoo.models.hf.tensors.mapping import WeightsError, layer_rules, norm
 
 MAPPING = ConfigMapping(
     (

@@ -14,7 +14,7 @@ from flaxzoo import models
 from flaxzoo.models.hf.decoders.causal_decoder import rotary_to_hf
 from flaxzoo.models.hf.registry import mapping_of, mapping_of_type
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from flaxzoo.models.nn.rotary import rotary_positions
 from flaxzoo.models.rotary_scaling import RotaryScaling
 

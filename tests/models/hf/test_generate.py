@@ -12,7 +12,7 @@ from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoding.generator import check_seed
 from flaxzoo.models.hf.generate import counting_from_zero
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 
 from ...support.parity import note_tokens
 from ...support.requests import beams

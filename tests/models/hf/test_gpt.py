@@ -9,7 +9,7 @@ import pytest
 import transformers
 from flaxzoo import models
 from flaxzoo.models.hf.decoders.gpt.gpt import MAPPING
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from safetensors.numpy import load_file, save_file
 
 # As published with the weights.

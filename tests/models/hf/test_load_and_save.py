@@ -9,12 +9,13 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.models.encoders.distilbert import DistilBertConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
-from flaxzoo.models.hf import tensor_mapping
 from flaxzoo.models.hf.encoders import bert
 from flaxzoo.models.hf.load_weights import TensorFiles
 from flaxzoo.models.hf.registry import mapping_of, mapping_of_type
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.hf.tensor_mapping import LINEAR, VECTOR, Layout, WeightsError
+from flaxzoo.models.hf.tensors import read
+from flaxzoo.models.hf.tensors.layout import LINEAR, VECTOR, Layout
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 
@@ -103,8 +104,8 @@ def test_files_may_change_once_they_are_read(folder, params):
 
 @pytest.mark.parametrize("size", [1, 200, 1000])
 def test_blocks_of_any_size(folder, params, monkeypatch, size):
-    monkeypatch.setattr(tensor_mapping, "BLOCK", size)
-    monkeypatch.setattr(tensor_mapping, "BLOCKS_KEPT", 3)
+    monkeypatch.setattr(read, "BLOCK", size)
+    monkeypatch.setattr(read, "BLOCKS_KEPT", 3)
     assert equal(models.load(folder)[1], params)
     mesh = train.make_mesh(train.MeshConfig(fsdp=2, tensor=4))
     _, sharded = models.load(

@@ -9,7 +9,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.models.hf.load_weights import config_of_weights
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from safetensors.numpy import load_file, save_file
 
 from ...support import marian

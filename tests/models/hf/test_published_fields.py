@@ -6,7 +6,7 @@ import pytest
 import transformers
 from flaxzoo.models.hf.config_mapping import UNUSED
 from flaxzoo.models.hf.registry import mapping_of_type
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 
 FAMILIES = (
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3Text"),

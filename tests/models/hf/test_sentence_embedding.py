@@ -12,7 +12,7 @@ from flaxzoo.models.hf.sentence_embedding import (
     read_embedding_settings,
     write_embedding_settings,
 )
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 
 SETTINGS = EmbeddingSettings(
     pooling=("lasttoken", "mean"),

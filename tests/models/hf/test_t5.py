@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.encoder_decoders import t5
 from flaxzoo.models.hf.save_weights import write_weights
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from safetensors.numpy import load_file, save_file
 
 from ...support.hf_weights import gradients_of

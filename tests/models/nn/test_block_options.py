@@ -13,7 +13,7 @@ from flaxzoo.models.hf.decoders import llama as hf_llama
 from flaxzoo.models.hf.decoders.gpt import gpt as hf_gpt
 from flaxzoo.models.hf.encoder_decoders import marian as hf_marian
 from flaxzoo.models.hf.encoders import bert as hf_bert
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.nn.layers import ACTIVATIONS, LayerNorm
 from flaxzoo.models.nn.masks import AttentionMask

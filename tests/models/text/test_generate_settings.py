@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from flaxzoo.models.text.folder import generation_defaults
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.convert.export import export_model

@@ -12,7 +12,7 @@ from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from flaxzoo.models.text.yes_no_scorer import open_pair_scorer
 from flaxzoo.train.cli.main import main
 

@@ -15,7 +15,7 @@ from flaxzoo.models.hf.sparse_encoder import (
     read_sparse_settings,
     write_sparse_settings,
 )
-from flaxzoo.models.hf.tensor_mapping import WeightsError
+from flaxzoo.models.hf.tensors.mapping import WeightsError
 from flaxzoo.train.cli.main import main
 
 with warnings.catch_warnings():

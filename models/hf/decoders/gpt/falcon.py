@@ -8,7 +8,7 @@ from ....decoders.gpt.falcon import FalconConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
 from ...form import head_classes
 from ...generation_config import NAMES
-from ...tensor_mapping import WeightsError
+from ...tensors.mapping import WeightsError
 from ..rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 from .gpt_form import GPTForm
 

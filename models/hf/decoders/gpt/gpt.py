@@ -8,7 +8,7 @@ from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Set
 from ...equivalent_params import as_gpt2
 from ...form import head_classes, join_forms
 from ...generation_config import NAMES
-from ...tensor_mapping import TABLE, TABLE_FROM_HEADS, VECTOR
+from ...tensors.layout import TABLE, TABLE_FROM_HEADS, VECTOR
 from .gpt_form import GPTForm
 
 SIZES = (

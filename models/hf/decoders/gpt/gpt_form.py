@@ -11,20 +11,8 @@ from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
 from ...config_mapping import Field, HFConfig, settings_from_hf
 from ...form import Form
-from ...tensor_mapping import (
-    BY_HEAD,
-    BY_HEAD_VECTOR,
-    FROM_HEADS,
-    LINEAR,
-    VECTOR,
-    IgnoredTensor,
-    Layout,
-    TensorMapping,
-    TensorRule,
-    embedding,
-    linear,
-    norm,
-)
+from ...tensors.layout import BY_HEAD, BY_HEAD_VECTOR, FROM_HEADS, LINEAR, VECTOR, Layout
+from ...tensors.mapping import IgnoredTensor, TensorMapping, TensorRule, embedding, linear, norm
 
 Config = TypeVar("Config", bound=GPTConfig)
 CLASSIFIERS = {"sequence_classification": "score", "token_classification": "classifier"}

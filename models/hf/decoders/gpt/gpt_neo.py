@@ -5,7 +5,7 @@ from ....decoders.gpt.gpt_neo import GPTNeoConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
 from ...form import head_classes
 from ...generation_config import NAMES
-from ...tensor_mapping import WeightsError
+from ...tensors.mapping import WeightsError
 from .gpt_form import GPTForm
 
 

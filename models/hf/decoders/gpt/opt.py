@@ -5,7 +5,7 @@ from ....decoders.gpt.opt import OPTConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
 from ...form import head_classes
 from ...generation_config import NAMES
-from ...tensor_mapping import TensorMapping
+from ...tensors.mapping import TensorMapping
 from .gpt_form import GPTForm
 
 

@@ -7,7 +7,8 @@ from ....encoders.deberta.disentangled import PROJECTIONS
 from ...config_mapping import ConfigMapping
 from ...form import head_classes, join_forms
 from ...generation_config import NAMES
-from ...tensor_mapping import BY_HEAD, CONVOLUTION, VECTOR, TensorRule, embedding, linear, norm
+from ...tensors.layout import BY_HEAD, CONVOLUTION, VECTOR
+from ...tensors.mapping import TensorRule, embedding, linear, norm
 from ..encoder_form import BERT_LAYER, LEGACY_NAMES, EncoderForm, TokenLogits, as_stored
 from .deberta_fields import V1_FIELDS, V2_FIELDS, read_v1, read_v2, write_own
 

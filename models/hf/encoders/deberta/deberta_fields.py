@@ -6,7 +6,7 @@ from .....data.common.json_text import JsonObject
 from ....encoders.deberta.deberta import DebertaConfig
 from ....encoders.deberta.disentangled import PROJECTIONS
 from ...config_mapping import ACTIVATIONS, Field, FixedField, Settings, typed_field, with_defaults
-from ...tensor_mapping import WeightsError
+from ...tensors.mapping import WeightsError
 from ..encoder_form import BERT_FIELDS
 
 V1_WIDTH, V2_WIDTH = 768, 1536

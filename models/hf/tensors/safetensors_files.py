@@ -13,8 +13,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ...data.common.files import path_inside
-from .tensor_mapping import Shape, WeightsError
+from ....data.common.files import path_inside
+from .layout import Shape
+from .mapping import WeightsError
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -1,0 +1,1 @@
+"""The tensors of Hugging Face files: names, layouts, and the parameters that they hold."""

@@ -1,0 +1,117 @@
+"""How a tensor of a Hugging Face file holds parameters: transposed, concatenated, or by head."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a Hugging Face tensor holds one or several parameters, concatenated along its outputs.
+
+    A parameter is `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]` with the axes
+    of each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
+    `[K·H, D]` in the layout `LINEAR`.
+    """
+
+    input_axes: int = 1
+    """Number of leading axes of the parameter that are inputs."""
+    transposed: bool = True
+    """Whether the tensor has outputs first (torch's Linear) or inputs first (GPT-2's Conv1D)."""
+    flat: bool = False
+    """Whether the tensor is a vector, without an axis for the inputs."""
+    by_head: bool = False
+    """Whether parameters with outputs `[N, H]` are interleaved by head (queries, keys and values of
+    GPT-NeoX and BLOOM) instead of concatenated. If the parameters have several numbers of heads,
+    each group of N / K query heads is followed by its key head and its value head (Falcon)."""
+
+    def hf_shape(self, flax: Sequence[Shape]) -> Shape:
+        """Returns the shape of the tensor that holds parameters of the given shapes."""
+        inputs = math.prod(flax[0][: self.input_axes])
+        outputs = sum(math.prod(shape[self.input_axes :]) for shape in flax)
+        if self.flat:
+            return (outputs,)
+        return (outputs, inputs) if self.transposed else (inputs, outputs)
+
+    def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
+        """Returns one parameter of a tensor that holds several, as a view if its order allows one.
+
+        Args:
+          tensor: A tensor of a Hugging Face file.
+          part: Index of the parameter.
+          flax: Shape of every parameter in the tensor.
+        """
+        if self.by_head:
+            # The numbers of heads of all parameters, and the size of a head.
+            heads, size = [shape[self.input_axes] for shape in flax], flax[part][-1]
+            each = [number // min(heads) for number in heads]  # heads of a group
+            own = slice(sum(each[:part]), sum(each[: part + 1]))
+            if self.flat:
+                # A bias: [outputs] to [K, heads of a group, H].
+                return tensor.reshape(min(heads), sum(each), size)[:, own].reshape(flax[part])
+            rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]  # [K, ·, H, inputs]
+            return np.moveaxis(rows, -1, 0).reshape(flax[part])
+        widths = [math.prod(shape[self.input_axes :]) for shape in flax]
+        start = sum(widths[:part])
+        outputs = slice(start, start + widths[part])
+        if self.flat:
+            return tensor[outputs].reshape(flax[part])
+        matrix = tensor.T if self.transposed else tensor  # [inputs, outputs]
+        return matrix[:, outputs].reshape(flax[part])
+
+    def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor that holds the given parameters."""
+        if self.by_head:
+            # [inputs, N, H] to [N, H, inputs].
+            inputs_last = [x if self.flat else np.moveaxis(x, 0, -1) for x in params]
+            groups = min(len(x) for x in inputs_last)
+            grouped = [x.reshape(groups, -1, *x.shape[1:]) for x in inputs_last]
+            joined = np.concatenate(grouped, axis=1)  # [K, heads of a group, H, …]
+            return joined.reshape(-1) if self.flat else joined.reshape(-1, joined.shape[-1])
+        inputs = math.prod(params[0].shape[: self.input_axes])
+        matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)
+        if self.flat:
+            return matrix[0]
+        return matrix.T if self.transposed else matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionLayout(Layout):
+    """A kernel `[taps, inputs, outputs]` as torch's Conv1d, `[outputs, inputs, taps]`."""
+
+    def hf_shape(self, flax: Sequence[Shape]) -> Shape:
+        """Returns the shape of the tensor."""
+        return tuple(reversed(flax[0]))
+
+    def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
+        """Returns the kernel of a tensor, as a view."""
+        del part, flax
+        return tensor.T
+
+    def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor that holds the kernel."""
+        return params[0].T
+
+
+VECTOR = Layout(input_axes=0, flat=True)
+"""A parameter of any shape as a vector: scales of norms, and biases, with or without heads."""
+ROW = Layout(input_axes=0, transposed=False)
+"""A parameter of any shape as a matrix with one row."""
+TABLE = Layout(transposed=False)
+"""An unchanged matrix: embeddings, and kernels stored with inputs first."""
+LINEAR = Layout()
+"""A kernel as torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
+FROM_HEADS = Layout(input_axes=2)
+"""A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
+BY_HEAD = Layout(by_head=True)
+"""Kernels of queries, keys and values as one torch Linear, head by head."""
+BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
+"""The biases of `BY_HEAD` kernels."""
+CONVOLUTION = ConvolutionLayout()
+TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
+"""A kernel that reads heads, stored with inputs first."""

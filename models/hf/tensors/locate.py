@@ -1,0 +1,165 @@
+"""Finds the tensor that stores each parameter.
+
+Before anything is read, `locate` compares both sides and reports all differences in one error:
+parameters that no rule fills, rules that match no parameter, missing tensors, and tensors that no
+rule reads.
+"""
+
+import collections
+import dataclasses
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .layout import Shape
+from .mapping import TensorMapping, WeightsError
+from .read import TensorLocation, TensorSource, blocks
+
+
+def locate(
+    mapping: TensorMapping,
+    flax: Mapping[str, Shape],
+    tensors: TensorSource,
+    source: str,
+    *,
+    stored: Mapping[str, object] = {},
+) -> dict[str, TensorLocation]:
+    """Returns where each parameter is stored, by path.
+
+    Args:
+      mapping: The tensor mapping of the model.
+      flax: Shape of each parameter, by its path.
+      tensors: The tensors of the files.
+      source: Their folder, for messages.
+      stored: The content of its `config.json`, to name the field that is probably wrong.
+
+    Raises:
+      WeightsError: Names or shapes do not match; the message names some of them, and the field
+        of the configuration that explains the shapes.
+    """
+    shapes = tensors.shapes()
+    locations: dict[str, TensorLocation] = {}
+    mismatches = _Mismatches()
+    used: set[str] = set()
+    for rule in mapping.rules:
+        # A rule without its parameters is a mistake in the mapping or in the configuration.
+        absent = [path for path in rule.flax if path not in flax]
+        if absent:
+            mismatches.without_parameter += absent
+            continue
+        # Check that each tensor exists under one of its names and has the expected shape.
+        names = []
+        wanted_tensors = rule.tensors([flax[path] for path in rule.flax])
+        # A mapping may list far more tensors than the files have. Checking one more than that is
+        # enough to find a missing one.
+        for wanted, expected in itertools.islice(wanted_tensors, len(shapes) + 1):
+            name = mapping.find(wanted, shapes.keys())
+            if name is None:
+                mismatches.missing.append(wanted)
+                continue
+            names.append(name)
+            if shapes[name] != expected:
+                mismatches.sizes += zip(shapes[name], expected, strict=False)
+                mismatches.misshapen.append(
+                    f"{name} in {tensors.file_of(name)} is {list(shapes[name])}, not "
+                    f"{list(expected)}"
+                )
+        used.update(names)
+        for part, path in enumerate(rule.flax):
+            locations[path] = TensorLocation(rule, part, tuple(names))
+    # Check that every parameter has a rule, and that every tensor is read or known as redundant.
+    mismatches.unfilled += [path for path in flax if path not in locations]
+    used.update(_check_ignored(mapping, tensors, mismatches))
+    mismatches.unread += [name for name in shapes if name not in used]
+    mismatches.raise_any(source, stored)
+    return locations
+
+
+def _check_ignored(
+    mapping: TensorMapping, tensors: TensorSource, mismatches: "_Mismatches"
+) -> Iterator[str]:
+    """Yields the names of ignored tensors, and records those that are not redundant."""
+    names = tensors.shapes().keys()
+    for ignored in mapping.ignored:
+        # A file of the body alone omits the prefix.
+        bare = ignored.hf.removeprefix(mapping.prefix)
+        patterns = bare, mapping.prefix + bare
+        for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
+            yield name
+            tied = None if ignored.same_as is None else mapping.find(ignored.same_as, names)
+            if tied and not _equal(tensors.read(name), tensors.read(tied), tensors):
+                mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
+            if ignored.value is None or not ignored.checked:
+                continue
+            if not _close(tensors.read(name), ignored.value()):
+                mismatches.contradicting.append(
+                    f"{name} differs from what its configuration implies"
+                )
+
+
+def _equal(x: np.ndarray, y: np.ndarray, tensors: TensorSource) -> bool:
+    return x.shape == y.shape and all(np.array_equal(x[b], y[b]) for b in blocks(x, tensors))
+
+
+def _close(x: np.ndarray, y: np.ndarray) -> bool:
+    """Returns whether constants agree within the precision of their storage."""
+    tolerance = 1e-5 if x.dtype.itemsize >= 4 else 1e-2
+    return x.shape == y.shape and bool(np.allclose(x.astype(np.float32), y, atol=tolerance))
+
+
+@dataclasses.dataclass
+class _Mismatches:
+    """All differences between files, mapping and model, by name."""
+
+    missing: list[str] = dataclasses.field(default_factory=list)
+    unread: list[str] = dataclasses.field(default_factory=list)
+    unfilled: list[str] = dataclasses.field(default_factory=list)
+    without_parameter: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[str] = dataclasses.field(default_factory=list)
+    contradicting: list[str] = dataclasses.field(default_factory=list)
+    sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Actual and expected sizes of the axes of misshapen tensors."""
+
+    def raise_any(self, source: str, stored: Mapping[str, object]) -> None:
+        """Raises a one-line WeightsError that names the first differences of each kind, if any."""
+        kinds = {
+            "it lacks": self.missing,
+            "nothing reads": self.unread,
+            "no tensor fills the parameters": self.unfilled,
+            "the model has no parameters": self.without_parameter,
+            "wrong shapes:": self.misshapen,
+            "contradictions:": self.contradicting,
+        }
+        parts = [f"{kind} {_first_of(names)}" for kind, names in kinds.items() if names]
+        if parts:
+            listed = "; ".join([*self._suspects(stored), *parts])
+            raise WeightsError(f"{source} does not fit its configuration: {listed}")
+
+    def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
+        """Yields a note on the field of `config.json` that probably causes the mismatched sizes."""
+        wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
+        # The size that differs most often is probably wrong in the configuration.
+        candidates = [pair for pair, _ in wrong.most_common()]
+        if not wrong:  # missing layers, or layers that nothing reads
+            for names, more in ((self.missing, False), (self.unread, True)):
+                layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
+                if layers:
+                    first, past = min(layers), max(layers) + 1
+                    candidates.append((past, first) if more else (first, past))
+        # A field with the expected size is the suspect, as the files have another size.
+        for there, expected in candidates:
+            names = [
+                name for name, value in stored.items() if value is not True and value == expected
+            ]
+            if names:
+                yield f"{' or '.join(names)} {expected} is the suspect, as the tensors say {there}"
+                return
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Returns the first three names, and how many more there are."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,176 @@
+"""Maps parameters to the tensors of Hugging Face files.
+
+A mapping is data, a list of `TensorRule`. A tensor name with `{i}` means layer i; the
+parameter is then the stack of all layers. The same rules import and export, so that each direction
+inverts the other.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
+import numpy as np
+
+from ....data.common.errors import UserError
+from .layout import FROM_HEADS, LINEAR, TABLE, VECTOR, Layout, Shape
+
+
+class WeightsError(UserError):
+    """Weights, configuration and tensor mapping do not match."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRule:
+    """One or several parameters and the Hugging Face tensor that holds them."""
+
+    flax: tuple[str, ...]
+    """Paths of the parameters, such as `layers/attention/query/kernel`."""
+    hf: str
+    """Name of the tensor; with `{i}`, one tensor for each layer, with `{e}` for each expert."""
+    layout: Layout
+    first: int = 0
+    """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
+    layers: tuple[int, ...] | None = None
+    """The stacked layers that have the tensor; in the others the parameter is 0. If None, all."""
+    inner: int = 1
+    """Number of stacked tensors `{j}` for each `{i}` (the layers of a group in ALBERT)."""
+
+    @property
+    def num_stacked(self) -> int:
+        """The number of leading axes of the parameters whose entries are separate tensors."""
+        return sum(index in self.hf for index in ("{i}", "{e}"))
+
+    def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
+        """Yields the index of each tensor in the parameters, in the order of `tensors`."""
+        for index in np.ndindex(*flax[0][: self.num_stacked]):
+            if self.layers is None or index[0] in self.layers:
+                yield index
+
+    def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
+        """Yields name and shape of each tensor, given the shapes of the parameters."""
+        # One tensor per layer and expert: leave out the stacked axes.
+        shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
+        for index in self.indices(flax):
+            numbers = dict(zip("ie", index, strict=False))
+            numbers["i"], numbers["j"] = divmod(numbers.get("i", 0) + self.first, self.inner)
+            yield self.hf.format(**numbers), shape
+
+
+@dataclasses.dataclass(frozen=True)
+class IgnoredTensor:
+    """A redundant tensor (a buffer or a tied alias): never loaded, only checked for consistency."""
+
+    hf: str
+    """Name of the tensor; `*` matches any layer."""
+    same_as: str | None = None
+    """The tensor that this one is tied to."""
+    value: Callable[[], np.ndarray] | None = None
+    """Computes the values implied by the configuration."""
+    exported: bool = False
+    """Whether exported files must contain it; it then has a `value`."""
+    checked: bool = True
+    """Whether the tensor in files must equal `value`; False for tensors that nothing reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorMapping:
+    """The tensors of one model."""
+
+    rules: tuple[TensorRule, ...]
+    ignored: tuple[IgnoredTensor, ...] = ()
+    prefix: str = ""
+    """Prefix of the body's tensors, such as `bert.`, which files may omit."""
+    legacy_names: tuple[tuple[str, str], ...] = ()
+    """Parts of names and their replacements in older files, applied in order."""
+
+    def find(self, name: str, names: Set[str]) -> str | None:
+        """Returns the name in `names` that stores a tensor, or None."""
+        # A file of the body alone omits the prefix, and a file with a head adds it.
+        bare = name.removeprefix(self.prefix)
+        for candidate in (name, bare, self.prefix + bare):
+            if candidate in names:
+                return candidate
+            # Older files differ in several parts of a name: apply the replacements in order.
+            legacy = candidate
+            for part, replacement in self.legacy_names:
+                legacy = legacy.replace(part, replacement)
+                if legacy in names:
+                    return legacy
+        return None
+
+
+# Rules that many families share.
+
+
+def linear(
+    flax: str | tuple[str, ...], hf: str, layout: Layout = LINEAR, *, bias: bool = True
+) -> tuple[TensorRule, ...]:
+    """Returns the rules of a linear map, given its tensor prefix and one or more parameter paths.
+
+    Several maps of the same input form one tensor.
+    """
+    paths = (flax,) if isinstance(flax, str) else flax
+    kernel = TensorRule(tuple(f"{path}/kernel" for path in paths), f"{hf}.weight", layout)
+    biases = TensorRule(tuple(f"{path}/bias" for path in paths), f"{hf}.bias", VECTOR)
+    return (kernel, biases) if bias else (kernel,)
+
+
+def norm(flax: str, hf: str, *, bias: bool = True) -> tuple[TensorRule, ...]:
+    """Returns the rules of a norm; an RMS norm has no bias."""
+    scale = TensorRule((f"{flax}/scale",), f"{hf}.weight", VECTOR)
+    return (scale, TensorRule((f"{flax}/bias",), f"{hf}.bias", VECTOR)) if bias else (scale,)
+
+
+def embedding(flax: str, hf: str) -> tuple[TensorRule, ...]:
+    """Returns the rule of an embedding `[V, D]`, or of an output projection in the same layout."""
+    return (TensorRule((f"{flax}/embedding",), f"{hf}.weight", TABLE),)
+
+
+def layer_rules(
+    flax: str,
+    hf: str,
+    names: Mapping[str, str] | Mapping[str | tuple[str, ...], str],
+    *,
+    layout: Layout = LINEAR,
+    output_layout: Layout = FROM_HEADS,
+    linear_bias: bool = True,
+    attention_bias: bool | None = None,
+    norm_bias: bool = True,
+) -> list[TensorRule]:
+    """Returns the rules of a stack of layers.
+
+    Args:
+      flax: Path of the stack, such as `layers`.
+      hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
+      names: Hugging Face name of each part, such as `self_attn.q_proj` for `attention/query`. A
+        part that ends in `norm` is a norm; any other is a linear map; one that ends in
+        `attention/output` reads heads. Several parts may form one linear map.
+      layout: How linear maps are stored. Defaults to torch's Linear.
+      output_layout: How linear maps that read heads are stored.
+      linear_bias: Whether linear maps have biases.
+      attention_bias: The same for attention, if it differs.
+      norm_bias: Whether norms have biases.
+    """
+    rules: list[TensorRule] = []
+    for parts, name in names.items():
+        paths = [f"{flax}/{part}" for part in ((parts,) if isinstance(parts, str) else parts)]
+        tensor = f"{hf}.{name}"
+        # A norm has a scale where a linear map has a kernel.
+        if paths[0].endswith("norm"):
+            rules += norm(paths[0], tensor, bias=norm_bias)
+        else:
+            stored = output_layout if paths[0].endswith("attention/output") else layout
+            of_attention = attention_bias is not None and "attention/" in paths[0]
+            bias = attention_bias if of_attention else linear_bias
+            rules += linear(tuple(paths), tensor, stored, bias=bool(bias))
+    return rules
+
+
+def lm_head(tied_to: str | None) -> tuple[list[TensorRule], list[IgnoredTensor]]:
+    """Returns the rule of the output projection, or its alias if it is tied.
+
+    Args:
+      tied_to: The name of the embedding that the projection is tied to, or None.
+    """
+    if tied_to is None:
+        return [*embedding("output_embedding", "lm_head")], []
+    return [], [IgnoredTensor("lm_head.weight", same_as=f"{tied_to}.weight")]
