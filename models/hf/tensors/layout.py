@@ -51,30 +51,25 @@ class Layout:
             heads, size = [shape[self.input_axes] for shape in flax], flax[part][-1]
             each = [number // min(heads) for number in heads]  # heads of a group
             own = slice(sum(each[:part]), sum(each[: part + 1]))
-            if self.flat:
-                # A bias: [outputs] to [K, heads of a group, H].
-                return tensor.reshape(min(heads), sum(each), size)[:, own].reshape(flax[part])
-            rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]  # [K, ·, H, inputs]
+            # [K, heads of a group, H, inputs]; a bias has one input.
+            rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]
             return np.moveaxis(rows, -1, 0).reshape(flax[part])
         widths = [math.prod(shape[self.input_axes :]) for shape in flax]
         start = sum(widths[:part])
-        outputs = slice(start, start + widths[part])
-        if self.flat:
-            return tensor[outputs].reshape(flax[part])
-        matrix = tensor.T if self.transposed else tensor  # [inputs, outputs]
-        return matrix[:, outputs].reshape(flax[part])
+        matrix = tensor.T if self.transposed else tensor  # [inputs, outputs], or [outputs]
+        return matrix[..., start : start + widths[part]].reshape(flax[part])
 
     def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the tensor that holds the given parameters."""
-        if self.by_head:
-            # [inputs, N, H] to [N, H, inputs].
-            inputs_last = [x if self.flat else np.moveaxis(x, 0, -1) for x in params]
-            groups = min(len(x) for x in inputs_last)
-            grouped = [x.reshape(groups, -1, *x.shape[1:]) for x in inputs_last]
-            joined = np.concatenate(grouped, axis=1)  # [K, heads of a group, H, …]
-            return joined.reshape(-1) if self.flat else joined.reshape(-1, joined.shape[-1])
         inputs = math.prod(params[0].shape[: self.input_axes])
-        matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)
+        if self.by_head:
+            # Each [inputs, N, H] to [K, heads of a group, H, inputs].
+            last = [np.moveaxis(x.reshape(inputs, *x.shape[-2:]), 0, -1) for x in params]
+            groups = min(map(len, last))
+            grouped = [x.reshape(groups, -1, *x.shape[1:]) for x in last]
+            matrix = np.concatenate(grouped, axis=1).reshape(-1, inputs).T
+        else:
+            matrix = np.concatenate([x.reshape(inputs, -1) for x in params], axis=1)
         if self.flat:
             return matrix[0]
         return matrix.T if self.transposed else matrix

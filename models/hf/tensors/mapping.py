@@ -6,6 +6,7 @@ inverts the other.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
@@ -84,18 +85,17 @@ class TensorMapping:
 
     def find(self, name: str, names: Set[str]) -> str | None:
         """Returns the name in `names` that stores a tensor, or None."""
+        return next(filter(names.__contains__, self._candidates(name)), None)
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        """Yields the names under which files may store a tensor, the most likely first."""
         # A file of the body alone omits the prefix, and a file with a head adds it.
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
-            if candidate in names:
-                return candidate
             # Older files differ in several parts of a name: apply the replacements in order.
-            legacy = candidate
-            for part, replacement in self.legacy_names:
-                legacy = legacy.replace(part, replacement)
-                if legacy in names:
-                    return legacy
-        return None
+            yield from itertools.accumulate(
+                self.legacy_names, lambda name, parts: name.replace(*parts), initial=candidate
+            )
 
 
 # Rules that many families share.
