@@ -50,7 +50,7 @@ def test_form(path):
     notebook = read(path)
     nbformat.validate(notebook)
     assert len(notebook.cells) < 25
-    assert path.stat().st_size < 600_000
+    assert path.stat().st_size < 300_000
     opening = notebook.cells[0]
     assert opening.cell_type == "markdown"
     assert opening.source.startswith("# ")
