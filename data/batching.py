@@ -189,8 +189,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         # The data or the batch size may change at `start`, which is 0 if they never do.
         if state.get(MIXTURE) != expected and not step == start > 0:
             raise DataError(
-                f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, and the "
-                f"mixture of this run at {expected}: keep the sources, the weights and batch_size"
+                f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
+                f"but this run is at {expected}: keep the sources, the weights and batch_size"
             )
         # Batches that were read ahead belong to the old position; ``next`` starts a new reader.
         self._stop_reading()

@@ -62,7 +62,7 @@ class MixedExamples(PickledByFields):
     """The examples of several sources; see ``dataset.ExampleSource``.
 
     As an example source it concatenates the sources: an epoch has each of their examples once.
-    ``place`` gives the order in training.
+    ``locate`` gives the order in training.
 
     Attributes:
       parts: The sources.
@@ -106,7 +106,7 @@ class MixedExamples(PickledByFields):
     def counts(self, number: int) -> list[int]:
         """Returns how many of the first examples of a run are from each source."""
         counts: list[int] = []
-        # Divide the examples as `place` does.
+        # Divide the examples as `locate` does.
         for _, weight, rest in self._shares:
             counts.append(_taken(number, weight, rest))
             number -= counts[-1]

@@ -31,7 +31,7 @@ myst_heading_anchors = 3
 default_role = "code"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # `Attributes:` describes members that autodoc lists, too
+napoleon_use_ivar = True  # `Attributes:` describes members that autodoc also lists
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -58,7 +58,7 @@ html_theme_options = {
 
 
 def _make_pages(app):
-    """Writes the pages that follow from the code, and copies the notebooks."""
+    """Writes the pages that are generated from the code, and copies the notebooks."""
     import generate
 
     generate.write_all(HERE)

@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: commands, configurations, public names, families."""
+"""Generates pages from the code: commands, configurations, public names, families."""
 
 import contextlib
 import dataclasses
@@ -184,7 +184,7 @@ def _configurations() -> Iterator[Page]:
         (f"[{name}]({name}.md)", ", ".join(f"`{one.__name__}`" for one in classes.values()))
         for name, (_, classes) in groups.items()
     ]
-    intro = "Nested frozen dataclasses describe a run. A value outside its range is refused.\n"
+    intro = "Nested frozen dataclasses describe a run. A value outside its range is rejected.\n"
     index = ["# Configuration\n", intro, _table(("section", "classes"), rows)]
     yield "reference/config/index.md", "\n".join([*index, _toctree(groups, ":hidden:")])
     for name, (intro, classes) in groups.items():

@@ -1,7 +1,7 @@
 """Executes notebooks at their full size and stores their outputs.
 
-`python docs/refresh_notebooks.py` refreshes all, `… 05 07` those whose names begin so. It takes
-about an hour on two cores.
+`python docs/refresh_notebooks.py` refreshes all notebooks; `… 05 07` refreshes those whose names
+begin with 05 or 07. It takes about an hour on two cores.
 """
 
 import base64

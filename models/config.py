@@ -108,37 +108,38 @@ class TransformerConfig(Checked):
     num_heads: Size
     """Number of attention heads, N, each of size D / N."""
     d_ff: Size | None = None
-    """Width of the feed-forward layer, F; 4 D if not given."""
+    """Width of the feed-forward layer, F. If None, 4 D."""
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
     max(0, x)² (Primer)."""
     norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
     d_k: Size | None = None
-    """Size of queries and keys in a head, if not that of a head."""
+    """Size of queries and keys in a head. If None, the size of a head."""
     d_v: Size | None = None
-    """Size of values in a head, if not that of a head."""
+    """Size of values in a head. If None, the size of a head."""
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
     dropout_rate: Rate = 0.0
     """Dropout rate, applied wherever the paper applies it."""
     init_std: Positive | None = 0.02
     """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
-    widths; a narrow model needs a larger value, 1 / √D. None: each kernel is initialized uniformly,
-    over an interval that follows from its sizes (Glorot and Bengio 2010, equation 16). The standard
-    deviation of initial embeddings is always 0.02.
+    widths; a narrow model needs a larger value, 1 / √D. If None, each kernel is initialized
+    uniformly, over an interval that follows from its sizes (Glorot and Bengio 2010, equation 16).
+    The standard deviation of initial embeddings is always 0.02.
     """
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
     queries and keys are rotated. buckets: a learned bias for each range of distances (T5). alibi:
-    biases that fall with the distance, by a slope of each head (Press et al. 2022). none: the model
-    does not see the order of its tokens.
+    biases that decrease linearly with the distance, with one slope per head (Press et al. 2022).
+    none: the model does not see the order of its tokens.
     """
     position_base: Positive = 10_000.0
     """Base of the wavelengths of sinusoidal and rotary positions."""
     position_layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved"
-    """Sinusoidal positions with sines and cosines in turn, as published, or all sines first
-    (Marian), or in turn with a wavelength for each dimension, base^(i/D)."""
+    """The order of sines and cosines in sinusoidal positions. interleaved: alternating, as
+    published. halves: all sines first (Marian). per_dimension: alternating, with a separate
+    wavelength, base^(i/D), for each dimension."""
     position_distance: Size | None = None
     """The smallest distance of the last bucket. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
@@ -185,7 +186,7 @@ class TransformerConfig(Checked):
         # An option of another kind would have no effect, so it must have its default.
         for name, kinds in self.position_options.items():
             if kind not in kinds:
-                belongs = f"belongs to positions {' or '.join(kinds)}, and these are {kind}"
+                belongs = f"requires positions {' or '.join(kinds)}, got {kind}"
                 require_default(self, [name], belongs)
 
     @property
@@ -282,7 +283,7 @@ class TransformerConfig(Checked):
     position_offset: ClassVar[int] = 0
     """Number of rows of the position table before the row of position 0."""
     source_vocab_size: ClassVar[int | None] = None
-    """Number of tokens of the source language, if not `vocab_size`."""
+    """Number of tokens of the source language. Defaults to `vocab_size`."""
     query_key_norm: ClassVar[QueryKeyNorm | None] = None
     """How queries and keys are normalized before they are rotated, or None."""
     norm_affine: ClassVar[bool] = True
@@ -450,7 +451,7 @@ class MixtureConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.num_experts:
-            problem = "is for a mixture of experts, and num_experts is 0"
+            problem = "requires a mixture of experts, got num_experts 0"
             require_default(self, EFFECTIVE_IN_MIXTURES, problem)
             return
         require(
@@ -482,10 +483,11 @@ class Execution(Checked):
     """The activations that the backward pass recomputes. none: nothing. dots: everything but
     matrix products. full: every layer from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash", "flash", "triton", "blocks"] = "auto"
-    """xla, or a fused kernel where it supports the call: cudnn (GPUs), splash (TPUs), with dropout
-    of attention weights flash (TPUs) and triton (GPUs), or blocks, block by block on any device,
-    with dropout too. auto: the kernel for the devices of `train`, elsewhere XLA; `train` prints the
-    choice."""
+    """The implementation of attention. xla: no fused kernel. cudnn: a kernel for GPUs. splash: a
+    kernel for TPUs. triton, flash: kernels for GPUs and TPUs that support dropout of attention
+    weights. blocks: computation in blocks on any device, also with dropout. auto: in `train`, the
+    kernel for its devices, which the log names; elsewhere xla. Calls that a kernel does not support
+    use xla."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed; see `models.nn.experts`. auto:
     ragged on TPUs, blocked elsewhere."""

@@ -20,9 +20,9 @@ def load_finite(
     """Loads a model like `models.load`, and checks its parameters.
 
     Args:
-        folder: A run folder, one in the Hugging Face format, or a name on the hub.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
         step: The checkpoint. Defaults to the newest.
-        max_length: The maximum input length, in tokens. Defaults to that of the model.
+        max_length: The maximum input length, in tokens. Defaults to the maximum of the model.
         ema: Whether to load the moving average of the parameters.
 
     Raises:

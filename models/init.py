@@ -62,7 +62,7 @@ def fitting_params(model: Model, params: Params) -> Params:
     given: Params = flatten_dict(unfreeze(params), sep="/")
     # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
     if given.keys() == {f"params/{path}" for path in wanted}:
-        raise UserError('params has one entry, "params": give what is in it, params["params"]')
+        raise UserError('params has one entry, "params": give its value, params["params"]')
     # Report the first problem in the order of paths.
     for path in sorted(wanted.keys() | given.keys()):
         shape = wanted[path].shape if path in wanted else None
@@ -74,8 +74,9 @@ def fitting_params(model: Model, params: Params) -> Params:
         if getattr(x, "shape", None) != shape:
             found = getattr(x, "shape", type(x).__name__)
             raise UserError(
-                f"params has {path} {found} where the model has {shape}: give the model they are of"
+                f"params has {path} {found} where the model has {shape}: give the model "
+                f"that they belong to"
             )
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise UserError(f"params has {path} of {x.dtype}: give numbers of a floating type")
+            raise UserError(f"params has {path} of the type {x.dtype}: give floating-point numbers")
     return unflatten_dict({path: given[path].astype(np.float32) for path in wanted}, sep="/")

@@ -200,8 +200,8 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
     """
     config = model_config(folder)
     stored = by_path(target_shapes(create(config)))
-    # Place shared parameters as the target is sharded. The other parameters go to the first device
-    # and are not used.
+    # Place shared parameters as the target is sharded. Restore the other parameters, which are not
+    # used, to the first device.
     for path in stored.keys() & targets.keys():
         x, sharding = stored[path], targets[path].sharding
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -215,7 +215,7 @@ def _read_peft(
     """Reads the parameters of a base model, with a PEFT adapter merged."""
     targets = by_path(shapes)
     base_config = model_config(base)
-    # The host merges tensor by tensor. It cannot read the shards of other processes.
+    # The host merges tensor by tensor, and it cannot read the shards of other processes.
     is_local = jax.process_count() == 1
     params = _read_body(base, step, targets if is_local else by_path(target_shapes(create(config))))
     merged = adapter.merge(base_config, params, config, {p: x.shape for p, x in targets.items()})
@@ -347,8 +347,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
             raise
     if not checkpoint.is_dir():
         raise CheckpointRemoved(
-            f"checkpoint {step} of {folder} was removed while it was read, as training removes old "
-            "ones: read it again, or choose another step"
+            f"checkpoint {step} of {folder} was removed by training while it was read: load "
+            f"the folder again, or choose another step"
         )
     raise UserError(
         f"checkpoint {step} of {folder} is damaged: {damage}; restore it, or use another step"

@@ -140,7 +140,7 @@ def family_name(config: TransformerConfig) -> str:
     """Returns the name of a configuration's family.
 
     Raises:
-      UserError: No family has such a configuration.
+      UserError: The configuration belongs to no family.
     """
     # Usually the file that defines the configuration has the family's name. Try it first, so that
     # the other files are not imported.

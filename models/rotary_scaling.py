@@ -77,7 +77,7 @@ class RotaryScaling(Checked):
         # A field of another kind would have no effect, so it must have its default.
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds:
-                belongs = f"belongs to the kind {' or '.join(kinds)}, and this one is {self.kind}"
+                belongs = f"requires the kind {' or '.join(kinds)}, got {self.kind}"
                 require_default(self, [name], belongs)
         needed = {
             "linear": ("factor",),
@@ -89,7 +89,7 @@ class RotaryScaling(Checked):
         for name in needed:
             require(
                 getattr(self, name) is not None,
-                f"rope_scaling of the kind {self.kind} needs {name}: give it",
+                f"rope_scaling of the kind {self.kind} requires {name}: give it",
             )
 
     def of_length(self, max_length: int) -> "RotaryScaling":

@@ -36,7 +36,7 @@ def read_config(folder: str | Path) -> JsonObject:
 
     Raises:
       FileNotFoundError: The folder is not a run.
-      UserError: Its `config.json` is broken, or not one of flaxzoo.
+      UserError: Its `config.json` is broken, or was not written by flaxzoo.
     """
     return check_run(read_fields(folder), folder)
 
@@ -48,9 +48,9 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
       UserError: The file belongs to another program, or describes no run.
     """
     if not {"model", "train"} <= fields.keys():
-        kind = "is in Hugging Face's form"
+        kind = "is in the Hugging Face format"
         if not is_foreign(fields):
-            kind = "is neither of flaxzoo nor of Hugging Face, whose files have a model_type"
+            kind = "has neither the fields of flaxzoo nor the model_type of transformers"
         raise UserError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
     return fields
 
@@ -75,8 +75,8 @@ def read_fields(folder: str | Path) -> JsonObject:
         if path.is_dir():
             what = "has no config.json"
         raise FileNotFoundError(
-            f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder in "
-            "Hugging Face's form"
+            f"{folder} {what}: give a run folder, which `flaxzoo train` makes, or a folder "
+            f"in the Hugging Face format"
         )
     return read_object(file)
 
@@ -116,11 +116,11 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
     except UserError as error:
         own, writer = version("flaxzoo"), fields.get("flaxzoo")
         if writer is None:
-            remedy = f"it does not name the flaxzoo that wrote it, and this is {own}: restore it"
+            remedy = f"the version that wrote it is not stated (this is {own}): restore it"
         elif writer == own:
-            remedy = f"this version, flaxzoo {own}, wrote it: restore it"
+            remedy = f"it was written by this version, {own}: restore it"
         else:
-            remedy = f"flaxzoo {writer} wrote it, and this is {own}: use flaxzoo {writer}"
+            remedy = f"it was written by flaxzoo {writer} (this is {own}): use flaxzoo {writer}"
         raise UserError(f"{Path(folder) / CONFIG_FILE}: {error}; {remedy}") from error
 
 
@@ -149,7 +149,7 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
     """
     if is_foreign(read_fields(folder)):
         if step is not None:
-            raise UserError(f"{folder} has one model and no steps: leave step {step} out")
+            raise UserError(f"{folder} has no checkpoints: leave step {step} out")
         return None
     return newest_step(folder) if step is None else check_step(folder, step)
 
@@ -178,7 +178,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
 def steps(folder: str | Path) -> list[int]:
     """Returns the steps of a run's checkpoints, in ascending order.
 
-    A checkpoint gets its name when it is complete. Empty folders are not counted.
+    A checkpoint gets its name when it is complete. Empty folders do not count.
     """
     return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
 
@@ -213,7 +213,7 @@ def newest_step(folder: str | Path) -> int:
         empty = ", ".join(f"{CHECKPOINTS}/{number}" for number in numbered(folder))
         note = f" ({empty} holds none)" if empty else ""
         raise FileNotFoundError(
-            f"{folder} has no checkpoint yet{note}: let the run reach its first"
+            f"{folder} has no checkpoint yet{note}: wait for its first checkpoint"
         )
     return found[-1]
 

@@ -103,8 +103,8 @@ def chunk_length(rows: int, length: int) -> int:
 def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     """Returns `function(kernel, bias, positions)` run on each device, for its local positions.
 
-    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler by itself all-gathers the kernel
-    for every chunk and all-reduces its gradient after every chunk. Here a device gathers the
+    On a mesh (`jax.sharding.use_abstract_mesh`) the compiler would all-gather the kernel for every
+    chunk and all-reduce its gradient after every chunk. With this function a device gathers the
     kernel once and first sums over its local chunks, in float32. A device holds kernel and gradient
     at full width. Only sharding over `tensor` is left to the compiler.
     """
@@ -147,7 +147,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
             in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
             out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
             axis_names=set(manual),
-            check_vma=False,  # the zeros of a scan would have to be declared to vary
+            check_vma=False,  # or the zeros of a scan need a declaration
         )(kernel, bias, positions)
         return (total, kernel_gradient, bias_gradient), own
 

@@ -62,8 +62,9 @@ class TrainConfig(Checked):
     compiled step fits into a device's memory, which must be known; otherwise layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
-    name on its hub. The run takes that model's sizes and tokenizer, its body, and the parts of the
-    head that both have. Of `model` only `dropout_rate` is used; `data.tokenizer` is ignored."""
+    name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body of that model,
+    and the parts of its head that both heads have. Of `model` only `dropout_rate` is used;
+    `data.tokenizer` is ignored."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest."""
     lora: LoRAConfig | None = None
@@ -77,7 +78,7 @@ class TrainConfig(Checked):
     micro_batches: PositiveInt = 1
     """Parts of a batch that run sequentially, to save memory."""
     seed: Seed = 0
-    """Seed of the initial parameters, the dropout and the order of the examples."""
+    """Seed of the initial parameters, of dropout, and of the order of the examples."""
     log_every: PositiveInt = 10
     """Steps between two records of metrics."""
     evaluate_every: NonNegativeInt = 0
@@ -169,7 +170,7 @@ def check_length(config: TrainConfig) -> None:
         side = "length" if longest == config.data.length else "target_length"
         raise UserError(
             f"data.{side} {longest} exceeds model.max_length "
-            f"{config.model.max_length}: lower the first or {longer}"
+            f"{config.model.max_length}: lower data.{side}, or {longer}"
         )
 
 

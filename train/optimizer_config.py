@@ -43,8 +43,8 @@ class OptimizerConfig(Checked):
     peak_learning_rate: Positive
     """Learning rate after the warm-up, the largest of the run."""
     schedule: ScheduleName = "cosine"
-    """How the learning rate decays after the warm-up. wsd: not at all until the last
-    `decay_fraction` of the run, then linearly."""
+    """The decay of the learning rate after the warm-up. wsd: constant until the last
+    `decay_fraction` of the run, then linear."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up of the learning rate, from 0 to the peak."""
     warmup_fraction: Rate = 0.0
@@ -75,11 +75,11 @@ class OptimizerConfig(Checked):
     max_gradient_norm: Positive | None = 1.0
     """Gradients with a larger global norm are scaled down to it. If None, no clipping."""
     layer_decay: LayerDecay = 1.0
-    """Learning rate of each layer divided by that of the layer above it. The head has the full
-    rate."""
+    """Learning rate of each layer divided by the learning rate of the layer above it. The head has
+    the full rate."""
     ema_decay: EmaDecay | None = None
-    """Decay of an exponential moving average of the parameters, such as 0.999. It is evaluated next
-    to the last parameters, and `--ema` exports, scores or generates with it. If None, no
+    """Decay of an exponential moving average of the parameters, such as 0.999. It is evaluated in
+    addition to the last parameters, and the option `--ema` of other commands uses it. If None, no
     average."""
     frozen: Sequence[str] = ()
     """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
@@ -95,8 +95,8 @@ class OptimizerConfig(Checked):
         )
         require(
             self.name == "adafactor" or not momentum,
-            f"optimizer.adafactor_momentum is for adafactor, and optimizer.name is {self.name}: "
-            "leave it out",
+            f"optimizer.adafactor_momentum requires optimizer.name adafactor, got "
+            f"{self.name}: leave it out",
         )
         # Check only the syntax here. Whether a pattern matches is known when there are parameters.
         for pattern in self.frozen:

@@ -106,7 +106,7 @@ class ChatData(MixableData, Generic[R]):
     hf:NAME/CONFIG, or several of them, joined by " + ". Answers to learn are in messages, prompt
     and completion, or instruction and output; preferences in chosen and rejected; prompts to sample
     answers to in prompt or messages, with the fields that the rewards read. builtin:sums and
-    builtin:calculations need no download. In Python also the examples themselves."""
+    builtin:calculations need no download. In Python, a list of examples is also accepted."""
     template: str | None = None
     """A folder or a file with the chat template. Defaults to the tokenizer's template, or to lines
     of `user: …` and `bot: …` if it has none."""
@@ -199,8 +199,8 @@ class ChatData(MixableData, Generic[R]):
           setting: The setting that determines it, with its value, for messages.
 
         Returns:
-          The other records with their encoded forms, at least one, and log lines on those that are
-          left out.
+          The other records with their encoded forms, at least one, and log lines about the omitted
+          records.
 
         Raises:
           DataError: No record is left, or `strict` is set and one cannot be used.

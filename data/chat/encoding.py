@@ -59,15 +59,15 @@ def encode_chat(
       template: The template. Defaults to ``tokenizer.chat_template``.
 
     Raises:
-      DataError: The template refuses the conversation or has no form for tool calls; or the
+      DataError: The template refuses the conversation or does not support tool calls; or the
         conversation has no answer to learn, and ``add_generation_prompt`` is false.
     """
     template = tokenizer.chat_template if template is None else template
     calls = [m for m in messages if isinstance(m, Mapping) and m.get("tool_calls")]
     require(
         not calls or template.source != LECTURES,
-        "the chat template of user: and bot: has no form for tool_calls: write them in the "
-        "contents as <<name argument>>, or give a template that has a form",
+        "the default chat template does not support tool_calls: write them in the contents "
+        "as <<name argument>>, or give a template that supports them",
         error=DataError,
     )
     # A prompt has no answers. In a conversation the template or a comparison of texts finds them.
@@ -93,7 +93,7 @@ def encode_chat(
 
 
 def num_common(a: Iterable[object], b: Iterable[object]) -> int:
-    """Returns the number of equal items that both begin with."""
+    """Returns the length of the common prefix of two sequences."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
     return len(list(same))
 
@@ -136,8 +136,8 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
     after = frame.after or (() if end is None else (end,))
     require(
         after,
-        f"this {tokenizer.kind} tokenizer has no token that ends a text, and an answer needs one: "
-        "name the tokenizer of a causal language model",
+        f"this {tokenizer.kind} tokenizer has no token that ends a text, which an answer "
+        f"requires: name the tokenizer of a causal language model",
         error=DataError,
     )
     problem = f"the completion of {prompt[:80]!r} is empty: leave the example out"

@@ -44,7 +44,7 @@ def encode_guarded(
       The ids and their ranges of characters; see ``Tokenizer.encode_with_offsets``.
 
     Raises:
-      DataError: Text of a message cannot be kept apart from a control token.
+      DataError: Text of a message cannot be distinguished from a control token.
     """
     # The control tokens by id, and whether each is special.
     known = {
@@ -86,15 +86,15 @@ def encode_guarded(
         literal = after
     first = wrong[0][0] if wrong else 0
     raise DataError(
-        f"the text {text[max(first - 20, 0) : first + 40]!r} of the conversation cannot be kept "
-        "apart from a control token of its chat template: write it in another way"
+        f"the text {text[max(first - 20, 0) : first + 40]!r} of the conversation cannot be "
+        f"distinguished from a control token of its chat template: change this text"
     )
 
 
 def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
-    """Adds ranges of ordinary text that keep further control tokens out."""
+    """Adds ranges of ordinary text, so that no further control token is found."""
     # If one of the template's tokens is missing, mark all text between them as ordinary.
     if not wrong:
         edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]

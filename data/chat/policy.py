@@ -45,7 +45,7 @@ class Prompt:
     """A prompt with the fields that rewards may read.
 
     Attributes:
-      begun: What the model continues: a text (a ``Completion`` with an empty completion), or a
+      begun: The beginning that the model continues: a ``Completion`` with an empty completion, or a
           conversation.
       text: The text that the model reads; a conversation is rendered by the chat template.
       ids: Its tokens.

@@ -9,7 +9,7 @@ keys                                                a record is
 ``conversations`` of ``from`` and ``value``         a conversation (ShareGPT)
 ``instruction``, ``output`` (and ``input``)         a question and its answer (Alpaca)
 ``prompt``, ``chosen``, ``rejected``                a preference; texts or lists of messages
-``chosen``, ``rejected``                            the same; the prompt is what both begin with.
+``chosen``, ``rejected`` the same; the prompt is their common beginning.
                                                     Texts of ``\n\nHuman:`` and
                                                     ``\n\nAssistant:`` are dialogues (HH)
 ``prompt``, ``ranked``                              answers, the best first; equal ones in a list
@@ -239,10 +239,10 @@ def check_spelling(row: Row, name: str, location: str) -> None:
     """Checks that a missing optional field does not appear under a misspelled name.
 
     Raises:
-      DataError: A field has a misspelled name, so nothing would read it.
+      DataError: A field has a misspelled name, and would have no effect.
     """
     wrong = next((field for field in map(str, row) if misspelled(field, [name])), None)
-    problem = f"{location}: nothing reads the field {wrong!r}: did you mean {name}?"
+    problem = f"{location}: unknown field {wrong!r}: did you mean {name}?"
     require(wrong is None or name in row, problem, error=DataError)
 
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 MAX_SOURCE = 1 << 17
 """The longest template, in characters; published ones have up to 20,000."""
 MAX_STEPS = 1 << 20
-"""Steps of a run, in addition to the steps for its input."""
+"""Maximum number of steps of a run, in addition to ``STEPS_PER_CHARACTER``."""
 STEPS_PER_CHARACTER = 64
-"""Further steps for each character of the input."""
+"""Maximum number of additional steps per character of the input."""
 MAX_SECONDS = 5.0
-"""Seconds of processor time of a run."""
+"""Maximum processor time of a run, in seconds."""
 MAX_BITS = 10_000
-"""The longest number, in bits."""
+"""Maximum size of a number, in bits."""
 _CHARACTERS_PER_STEP = 16
 _STEPS_PER_LOOK = 256
 
 
 class TooMuch(Exception):
-    """A template takes too long, or makes too much."""
+    """A template exceeds its budget of steps, characters or time."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ def spend(steps: int = 1, *, characters: int = 0) -> None:
         return
     run.steps -= steps + characters // _CHARACTERS_PER_STEP
     if run.steps < 0:
-        raise TooMuch("it takes more than the steps that a template may take")
+        raise TooMuch("it exceeds the maximum number of steps")
     # Reading the clock is slow, so do it once in many steps.
     if run.steps < run.looks_at:
         run.looks_at = run.steps - _STEPS_PER_LOOK

@@ -58,7 +58,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class EndlessTemplateError(DataError):
-    """A chat template that never ends or makes too much; it fails for every conversation."""
+    """A chat template that exceeds its bounds, which makes every conversation fail."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ChatTemplate:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "ChatTemplate":
-        """Reads the template of a folder in Hugging Face's format.
+        """Reads the template of a folder in the Hugging Face format.
 
         The template is in ``chat_template.jinja``, and further templates are in
         ``additional_chat_templates``. Older folders have all templates in
@@ -258,7 +258,7 @@ class ChatTemplate:
         except DataError:
             raise
         except TooMuch as error:
-            raise EndlessTemplateError(f"the chat template is too much work: {error}") from None
+            raise EndlessTemplateError(f"the chat template exceeds its bounds: {error}") from None
         except Exception as error:  # a template is a program, which may raise anything
             why = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"the chat template refuses the conversation: {why[:300]}") from None
@@ -317,7 +317,7 @@ def text_of_part(part: object, number: int) -> str:
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:
-    """Returns the chat template of a folder in Hugging Face's format; None if it has none.
+    """Returns the chat template of a folder in the Hugging Face format; None if it has none.
 
     Raises:
       DataError: A file cannot be read, or does not hold templates.

@@ -178,7 +178,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
         }
-        # Neither is needed, and their results grow.
+        # Templates do not need these two, whose results may be large.
         del self.filters["urlize"], self.globals["lipsum"]
         self.globals.update(
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
@@ -239,7 +239,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         # The value that a method belongs to.
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str) and called.__name__ == "translate":
-            raise TooMuch("it calls translate, whose result has no bound")
+            raise TooMuch("it calls translate, whose result may be arbitrarily large")
         if isinstance(owner, str | int | bytes | float):
             _check_size(getattr(called, "__name__", ""), owner, args, kwargs)
         found = super().call(context, called, *args, **kwargs)

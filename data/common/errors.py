@@ -1,6 +1,6 @@
 """Errors: bad input that a user can fix, and failed steps of a run.
 
-`models`, `data` and `train` all import this file; it imports nothing of ours.
+`models`, `data` and `train` all import this file; it imports no other file of flaxzoo.
 """
 
 import difflib

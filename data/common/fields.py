@@ -33,7 +33,7 @@ class Range:
     """The numbers that a field accepts: an annotation, `Annotated[float, Range(above=0)]`.
 
     Attributes:
-      least: Lower bound, included.
+      least: Inclusive lower bound.
       above: Lower bound, excluded.
       most: Upper bound, included.
       below: Upper bound, excluded.
@@ -250,7 +250,7 @@ def require_default(record: object, names: Iterable[str], problem: str) -> None:
     Args:
       record: The dataclass.
       names: The fields.
-      problem: Why they have no effect: "belongs to grpo, and the algorithm is ppo".
+      problem: Why they have no effect: "requires grpo, got ppo".
 
     Raises:
       FieldError: A field has another value.

@@ -110,8 +110,8 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
         # A zero byte is valid UTF-8, and half of the bytes of Latin letters in UTF-16.
         if "\0" in line:
             raise DataError(
-                f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, as a "
-                "file in UTF-16 does: convert the file to UTF-8, or remove the character"
+                f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, "
+                f"which indicates UTF-16: convert the file to UTF-8, or remove the character"
             )
         # Only the first line of a file may begin with a byte order mark.
         line = line.removeprefix("\ufeff") if number == 1 else line

@@ -97,7 +97,7 @@ class Progress:
         Args:
             what: The noun before the count.
             total: The last count.
-            *more: Columns of this bar alone.
+            *more: Additional columns of this bar.
         """
         # The width of all columns except the bar, with 13 characters per further column.
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)

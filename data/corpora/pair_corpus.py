@@ -141,7 +141,8 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
             num_read += len(chunk)
     if not numbers:
         raise DataError(
-            f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: name others"
+            f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: give "
+            f"another source"
         )
     metadata = {
         "num_read": num_read,

@@ -46,7 +46,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
     label. #question,paragraph names other columns, in this order. builtin:python-docs has the first
     sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
     languages; beir:FOLDER#train and squad:GLOB have queries and their documents. For vectors also
-    several data sets with names: sets:A=SOURCE | B=SOURCE. In Python also the examples themselves.
+    several data sets with names: sets:A=SOURCE | B=SOURCE. In Python, a list of examples is also
+        accepted.
     """
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.
@@ -105,8 +106,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
         Args:
           low: The lowest score that is allowed.
           high: The highest score that is allowed.
-          learner: What learns from them, for messages.
-          remedy: What the user can do, for messages.
+          learner: The loss or model that uses the scores, for messages.
+          remedy: The remedy, for messages.
 
         Raises:
           DataError: A score is outside the range.
@@ -127,7 +128,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
         The score is then the margin between the positive and this negative.
 
         Args:
-          learner: What learns from the margins, for messages.
+          learner: The loss that uses the margins, for messages.
 
         Raises:
           DataError: An example has more negatives, or none.

@@ -81,7 +81,8 @@ class EmbeddingData(ColumnsData):
         found = {} if given is None else sources_of(as_source(given))
         require(
             given is None or found.keys() == names.keys(),
-            f"the run has the data sets {', '.join(names)}, and {given!r} has not: write sets:"
+            f"the run has the data sets {', '.join(names)}, "
+            f"but {given!r} does not name them: write sets:"
             + " | ".join(f"{name}=SOURCE" for name in names),
             error=DataError,
         )
@@ -213,7 +214,7 @@ def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[Embedd
 
 
 def _spread(documents: np.ndarray) -> np.ndarray:
-    """Returns an order that has each document once before it has any twice.
+    """Returns an order in which every document occurs once before any document occurs twice.
 
     Equal documents are then far apart in an evaluation, whose batches follow the order.
     """

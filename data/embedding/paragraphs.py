@@ -18,7 +18,7 @@ BUILTIN = "builtin:python-docs"
 HELD_OUT = 0.1
 """The fraction of the documents to validate on."""
 _FEWEST = 5
-"""The fewest words of a side; shorter paragraphs say too little."""
+"""Minimum number of words of each text of a pair."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
 
 

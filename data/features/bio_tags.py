@@ -50,7 +50,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
 
     Args:
       sentences: The tags of each sentence.
-      strict: Whether to refuse an ``I-`` that continues nothing in the scheme BIO.
+      strict: Whether to reject an ``I-`` that does not continue a span in the scheme BIO.
 
     Raises:
       InconsistentTagError: The tags have different schemes.
@@ -63,7 +63,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     for location, _, tag in _neighbors(sentences):
         if not _TAG.fullmatch(tag):
             raise InconsistentTagError(
-                location, f"the tag {tag!r}, where others mark spans: write O, B-TYPE or I-TYPE"
+                location, f"the tag {tag!r}, but other tags mark spans: write O, B-TYPE or I-TYPE"
             )
     # Only BIOES and BILOU have prefixes for last and single words.
     if any(tag[0] in "ESLU" for tag in tags):

@@ -216,7 +216,7 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
     begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
     if not begins.any():
         raise DataError(
-            f"this {tokenizer.kind} tokenizer does not say where words begin: leave whole_word out"
+            f"this {tokenizer.kind} tokenizer does not mark where words begin: leave whole_word out"
         )
     return ~begins
 

@@ -109,12 +109,13 @@ class Segments(PickledByFields):
             raise DataError(
                 "next sentences need two documents, and the training or validation data have one: "
                 "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
-                "validation data, or leave next sentences out (data.next_sentence False)"
+                "validation data, or set data.next_sentence False"
             )
         if corpus.num_single == corpus.num_documents:
             raise DataError(
-                f"each of {corpus.num_documents:,} documents is a single sentence, so nothing "
-                "continues: give longer documents (#file, #block), or data.next_sentence False"
+                f"each of {corpus.num_documents:,} documents is a single sentence, so no "
+                f"segment continues another: give longer documents (#file, #block), or "
+                f"data.next_sentence False"
             )
 
     @property

@@ -79,8 +79,8 @@ class Condition:
             return _COMPARE[self.sign](*sides)
         kind = "a number" if other is not None else "a text"
         raise DataError(
-            f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it has no order "
-            f"with {self.value!r}: correct the line, or leave others out first, as "
+            f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it cannot be "
+            f"compared with {self.value!r}: correct the line, or leave others out first, as "
             f"?{self.field}!={text[:40]}&{self}"
         )
 

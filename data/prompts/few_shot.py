@@ -166,7 +166,7 @@ class FewShot(Checked):
         number = 0 if drop else len(parts) - 1
         raise UserError(
             f"the prompt of {number} examples and the query must have at most {limit} tokens, got "
-            f"{size}: shorten it, or ask for fewer examples"
+            f"{size}: shorten it, or request fewer examples"
         )
 
 

@@ -58,7 +58,8 @@ def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """
     column = _column(source)
     files = [list(_blocks(list(lines))) for lines in source_lines(source)]
-    # Documents count as marked if some file has several; a single mark at its head is not enough.
+    # Documents count as marked if some file has several; a single mark at its beginning is not
+    # enough.
     marked = sum(len({block.document for block in blocks}) for blocks in files) > len(files)
     for blocks in files:
         begins: dict[int, str] = {}

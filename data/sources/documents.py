@@ -122,7 +122,7 @@ def as_source(source: SourceLike) -> str:
     if len(kinds) > 1:
         raise DataError(
             "only some of the joined documents have one sentence per line: give the names of the "
-            "sources, or Documents.of(list(documents)) to have all of them split into sentences"
+            "sources, or Documents.of(list(documents)) to split all of them into sentences"
         )
     return Examples.of(source, lines_are_sentences=kinds.pop())
 

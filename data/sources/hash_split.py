@@ -50,8 +50,9 @@ class HashSplit:
         ordered = sorted(set(digests))
         require(
             len(ordered) > 1,
-            f"source {name!r} has {counted(len(ordered), 'different text')}, and a division into "
-            "splits needs two: add others (text:GLOB#block or #line makes several of a file), or "
+            f"source {name!r} has {counted(len(ordered), 'different text')}, but a division "
+            f"into splits requires two: add documents (text:GLOB#block or #line makes "
+            f"several of a file), or "
             "set validation_fraction 0 and name a separate source for validation",
             DataError,
         )

@@ -136,8 +136,8 @@ def read_memory(
     """
     if not isinstance(name, Examples):
         raise DataError(
-            f"{name!r} was given in Python and is not stored with the run: give the same examples "
-            "again, or name another source"
+            f"{name!r} was given in Python and is not stored with the run: pass the same "
+            f"examples again, or name another source"
         )
     named = dict.fromkeys((*fields, *(condition.field for condition in conditions)))
     form = ", ".join(f"{field!r}: …" for field in named)

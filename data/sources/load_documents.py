@@ -172,7 +172,7 @@ def _large_part(
     fraction: float,
     sources: Sequence[Source],
 ) -> str:
-    """Returns a log line if far more is held out than requested; else an empty string."""
+    """Returns a log line if many more documents are held out than requested, else an empty text."""
     all_digests = sum(digests, Counter())
     total = all_digests.total()
     held_out = sum(n for key, n in all_digests.items() if division.split(key) == "validation")
@@ -183,8 +183,8 @@ def _large_part(
         glob = sources[0].name.removesuffix("#file")
         noun, remedy = "files", f"{glob}#block or #line makes smaller documents, and "
     return (
-        f"{held_out:,} of {total:,} {noun} are held out, where validation_fraction is {fraction}: "
-        f"{remedy}data.validation names another source"
+        f"{held_out:,} of {total:,} {noun} are held out, although validation_fraction is "
+        f"{fraction}: {remedy}data.validation names another source"
     )
 
 

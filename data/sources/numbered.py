@@ -146,7 +146,7 @@ def _cached(
     texts: Callable[[LeftOut], Iterator[tuple[int, str]]],
     cache: Path,
 ) -> tuple[np.ndarray, np.ndarray, LeftOut]:
-    """Returns the numbers, the digests and the counts of omissions; reads the texts once."""
+    """Reads the texts once; returns their numbers and digests, and counts of omitted records."""
     known = (_FORMAT, source.kind, source.part, written(source.conditions), *metadata)
     key = hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
     path = cache / "divisions" / f"{key}.npz"
@@ -157,7 +157,8 @@ def _cached(
         reason = left_out_note(left_out) or "it is empty or only white space"
         require(found, f"no text in {source.name!r}: {reason}", DataError)
         numbers, digests = zip(*found, strict=True)
-        # The file has only arrays, so the counts of omissions are stored as the bytes of JSON.
+        # The file has only arrays, so the counts of omitted records are stored as the bytes of
+        # JSON.
         content = io.BytesIO()
         np.savez(
             content,

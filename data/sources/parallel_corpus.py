@@ -3,8 +3,8 @@ r"""Sources of sentence pairs, named in the scheme of ``source_names``.
 =============================  ======================================================
 ``pairs:SRC,TGT``              two files; line n of one translates line n of the other
 ``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
-                               from 1 or by name (then files begin with a line of names);
-                               ``csv:`` likewise, see ``tables``
+                               from 1 or by name (then files begin with a line of names); ``csv:``
+                               likewise, see ``tables``
 ``jsonl:GLOB#en,de``           JSON lines, fields by name; ``parquet:`` and ``arrow:`` likewise
 ``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; by default
                                the dataset's languages in their published order

@@ -195,12 +195,12 @@ def require_unmixed(name: str, reader: str) -> None:
 
     Args:
       name: The name of the source.
-      reader: What reads the source and has no use for weights, for the message.
+      reader: The reader of the source, which does not support weights, for the message.
 
     Raises:
       DataError: It is a mixture.
     """
-    problem = f"{name!r} has weights, which {reader} cannot use: join the sources without weights"
+    problem = f"{reader} does not support weights, got {name!r}: join the sources without weights"
     require(not split_mixture(name), problem, DataError)
 
 

@@ -50,8 +50,8 @@ class DataConfig(Checked, ABC):
     of them, joined by " + ". A GLOB may be a URL, such as `gs://bucket/*.jsonl`. `0.7*SOURCE +
     0.3*SOURCE` mixes sources of documents or conversations. For next-token prediction also
     prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
-    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python also
-    the examples themselves."""
+    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python, a
+    list of examples is also accepted."""
     validation: SourceField | None = None
     """A source to validate on. By default, part of `source` is held out."""
     validation_fraction: Rate = 0.05
@@ -132,7 +132,8 @@ class DataConfig(Checked, ABC):
 
         Args:
           num_labels: The number of labels, L, which the settings do not determine.
-          num_choices: The number of choices of a question, C, likewise.
+          num_choices: The number of choices of a question, C, which the settings do not determine
+              either.
 
         Returns:
           The shape of each array without the batch axis, its type and the range of its values.
@@ -187,7 +188,7 @@ class MixableData(DataConfig):
     """Data whose source may be a mixture, as `0.7*SOURCE + 0.3*SOURCE`."""
 
     mix_by: MixtureUnit = "tokens"
-    """What the weights of a mixture refer to: tokens or documents."""
+    """The unit of the weights of a mixture: tokens or documents."""
 
     @property
     def mixture(self) -> tuple[Term, ...]:
@@ -241,7 +242,7 @@ class DocumentsData(MixableData):
         if not self.mixture:
             return self._noted(texts, tokenizer, seed)
         for term, part in zip(self.mixture, texts.parts, strict=True):
-            problem = f"no text of {term.source!r} is left to train on: give more, or leave it out"
+            problem = f"no text of {term.source!r} is left for training: give more, or leave it out"
             require(len(part), problem, DataError)
         return self.mixed(self._noted(part, tokenizer, seed) for part in texts.parts)
 

@@ -91,7 +91,8 @@ class PretrainingData(DocumentsData):
     next_sentence: bool = True
     """Train on segment pairs with the next-sentence objective (BERT), or without it (RoBERTa)."""
     pair_label: Literal["next", "order"] = "next"
-    """What next_sentence predicts. next: whether the second segment continues the first (BERT).
+    """The label that next_sentence predicts. next: whether the second segment continues the first
+    (BERT).
     order: which of two consecutive segments comes first (ALBERT)."""
     segments: Literal["sentences", "halves", "packed"] = "sentences"
     """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
@@ -150,7 +151,7 @@ class PretrainingData(DocumentsData):
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
         if not isinstance(path, str):
-            raise DataError("pairs of segments are read from a file: give its name")
+            raise DataError("pairs of segments must be in a file: give its name")
         located = read_pairs(path)
         pairs = tuple(located.values())
         tokens, cut = encoded_texts(

@@ -284,7 +284,7 @@ class CausalLMData(DocumentsData):
         )
         # first-fit never splits these episodes, because each fits a sequence.
         split = _split(CausalLMExamples(corpus, self.length, "first-fit"), corpus)
-        return replace(split, notes=("the tasks of these documents are in no training document",))
+        return replace(split, notes=("the tasks of these documents are held out from training",))
 
     def _corpus_of(self, episodes: list[Episode], tokenizer: Tokenizer) -> TokenCorpus:
         # Decode the tokens that fit, so that the documents are exactly the examples.

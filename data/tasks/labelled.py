@@ -309,8 +309,8 @@ class LabelledData(RecordData[E]):
             # A model of CoNLL files has at most one field, the tag column: do not compare numbers.
             require(
                 len(own) <= 1 or len(given) == len(own),
-                f"{name!r} names {len(given)} fields ({', '.join(given)}) where this model was "
-                f"trained on {len(own)} ({', '.join(own)}): name as many, or all but the label",
+                f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
+                f"was trained on {len(own)} ({', '.join(own)}): name as many, or all but the label",
                 error=DataError,
             )
         # Predict the validation split of sources that have splits.

@@ -218,8 +218,8 @@ def _equally_many(examples: Sequence[ChoiceExample]) -> tuple[ChoiceExample, ...
         found, number = len(example.choices), len(examples[0].choices)
         require(
             found == number,
-            f"{example.location} has {found} choices where {examples[0].location} has {number}: "
-            "give every example the same number",
+            f"{example.location} has {found} choices, but {examples[0].location} has "
+            f"{number}: give every example the same number",
             error=DataError,
         )
     return tuple(examples)

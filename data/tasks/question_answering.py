@@ -43,7 +43,7 @@ from .labelled_examples import ExampleSet, LabelledExamples
 NO_ANSWER = "no answer"
 """The only label, present if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
-_SPLIT = "an answer that is whole in no window"
+_SPLIT = "an answer that does not fit in any window"
 # Questions that a summary names.
 _NUM_NAMED = 3
 
@@ -184,7 +184,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         require(
             inputs.second.all(),
             f"a question is empty, and this {tokenizer.kind} tokenizer puts no token before its "
-            "passage, at which no answer is predicted: leave it out (from "
+            "passage to predict no answer at: leave the question out (from "
             f"{kept[0].example.location} on)",
             error=DataError,
         )
@@ -351,8 +351,8 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
         first = seen.setdefault(example.id, example)
         require(
             first is example,
-            f"{example.location} has the id {example.id!r}, which {first.location} has too: give "
-            "every question another id",
+            f"{example.location} has the id {example.id!r}, which {first.location} also "
+            f"has: give every question a different id",
             error=DataError,
         )
 

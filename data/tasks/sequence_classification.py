@@ -107,7 +107,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = "data.label_names names no scores: leave it out with target regression"
+        problem = "data.label_names requires labels, got target regression: leave it out"
         require(self.target != "regression" or not self.label_names, problem, error=DataError)
 
     @property
@@ -265,7 +265,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         )
         if empty := sum(not "".join(example.texts).strip() for example in examples):
             notes = (*notes, f"{empty:,} of them without a text")
-        # Locations name the example whose label the training data do not have.
+        # Locations identify the example in an error about an unknown label.
         located = [(e.label, e.location) for e in examples]
         # Examples to predict have no labels at all.
         known = all(label is not None for label, _ in located)
@@ -333,9 +333,9 @@ def _check_first_lines(
         label, words = str(example.label), [text.strip() for text in example.texts]
         if record.first and label not in counts and all(map(str.isidentifier, [label, *words])):
             raise DataError(
-                f"{record.location} seems to have the names of columns, for no other line has the "
-                f"label {label!r}: name the columns after a #, as #{','.join([label, *words])}, or "
-                "move the line down if it is an example"
+                f"{record.location} seems to contain column names, because no other line "
+                f"has the label {label!r}: name the columns after a #, as "
+                f"#{','.join([label, *words])}, or, if the line is an example, move it down"
             )
 
 
@@ -346,7 +346,7 @@ def _example(
     wrong = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
     require(
         wrong is None,
-        f"{location} has a {wrong} where its text should be: give a string; the name of a source "
+        f"{location} has a {wrong} instead of a text: give a string; the name of a source "
         "has the label first and then the text, as #LABEL,TEXT",
         error=DataError,
     )

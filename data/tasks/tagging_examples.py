@@ -80,7 +80,7 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
     _check_list(tags, "tags", record.location)
     require(
         len(words) == len(tags),
-        f"{record.location} has {len(words)} words and {len(tags)} tags: give each word one",
+        f"{record.location} has {len(words)} words and {len(tags)} tags: give each word one tag",
         error=DataError,
     )
     return TaggingExample(
@@ -95,7 +95,7 @@ def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
     require(
         names is None and is_name,
-        f"{location} has {value!r} among its tags: give each word one, O outside of all spans",
+        f"{location} has {value!r} among its tags: give each word one tag, O outside of all spans",
         error=DataError,
     )
     return str(value)
@@ -147,7 +147,9 @@ def in_bio(
     if stray:
         sentence, word = stray[0]
         location = examples[sentence].location_of(word)
-        notes.append(f"{len(stray):,} tags I- that continue no span read as B- ({location})")
+        notes.append(
+            f"{len(stray):,} tags I- do not continue a span and are read as B- ({location})"
+        )
     # Reading the tags as IOB1 turns each stray I- into B-.
     converted = tuple(
         replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))

@@ -106,7 +106,7 @@ class TextReader:
         allowed = (1, 2) if self.imported else (len(self.fields),)
         require(
             number in allowed,
-            f"{location} has {counted(number, 'text')} where this model reads "
+            f"{location} has {counted(number, 'text')} but this model reads "
             f"{' or '.join(map(str, allowed))}: {remedy}",
             error=DataError,
         )
@@ -160,8 +160,8 @@ class TextReader:
         )
         require(
             found == self.fields or "text" not in names or "text" in found,
-            f"{location} has the field text, and also {' and '.join(found)}: leave out the fields "
-            "that are not to be read",
+            f"{location} has the field text, and also {' and '.join(found)}: leave out the "
+            f"fields that should not be read",
             error=DataError,
         )
         # A model of single texts would silently ignore a second text.

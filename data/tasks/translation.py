@@ -105,7 +105,7 @@ class TranslationExamples:
         Raises:
           DataError: No pair fits a sequence.
         """
-        # Plan once: all epochs have the same sequences, in another order.
+        # Plan once, because all epochs have the same sequences in different orders.
         sources, targets = corpus.sizes
         pairs, sequence_starts = best_fit(
             sources, targets, length, seed, target_length=target_length
@@ -210,7 +210,7 @@ class NumberExamples:
                 misses += 1
 
     def side(self, number: int, which: int) -> list[int]:
-        """Returns the tokens of a number in one of the languages, with the end token."""
+        """Returns the tokens of a spelled-out number, with the end token."""
         tokenizer = (self.tokenizer, self.tokenizer.target)[which]
         return encode_source(tokenizer, spell(number, self.languages[which]))
 

@@ -137,8 +137,8 @@ def _check_growth(file: Path, content: JsonObject) -> None:
     for text in written:
         if not isinstance(text, str) or len(text) > _LONGEST_REPLACEMENT:
             raise DataError(
-                f"{file}: a replacement of {len(str(text))} characters in the normalizer or the "
-                f"decoder is not supported: the most is {_LONGEST_REPLACEMENT}"
+                f"{file}: a replacement of {len(str(text))} characters in the normalizer or "
+                f"the decoder is not supported: the limit is {_LONGEST_REPLACEMENT}"
             )
     # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
     probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
@@ -149,7 +149,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
         if len(text) > _LARGEST_GROWTH * len(probe):
             raise DataError(
                 f"{file}: the normalizer or the decoder turns {len(probe)} characters into "
-                f"{len(text)}: the most is {_LARGEST_GROWTH} times as many"
+                f"{len(text)}: the limit is {_LARGEST_GROWTH} times as many"
             )
 
 
@@ -200,7 +200,8 @@ def _load_sentencepiece(folder: Folder, file: Path) -> HuggingFaceTokenizer | No
     if family is None and not folder.is_stated and "extra_ids" in folder.settings.values:
         family = T5
     is_stated = folder.is_stated or folder.settings.file.is_file()
-    # Without a class transformers reads only tokenizer.model; others are plain sentencepiece.
+    # If no class is stated, transformers reads only tokenizer.model, and other sentencepiece files
+    # are used without a conversion.
     if family is None and not (is_stated and file.name == "tokenizer.model"):
         return None
     folder = dataclasses.replace(folder, is_stated=is_stated)
@@ -341,7 +342,7 @@ def _check_wordpiece(folder: Folder, family: Family, file: Path, ids: Mapping[st
 def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> HuggingFaceTokenizer:
     """Adds tokens and a template to the tokenizer of a family."""
     settings = folder.settings.over(family.tokens)
-    # A mask that is given as a plain string strips the space before it if the mask of the class
+    # A mask token given as a plain string strips the space before it if the class's mask token
     # does.
     mask, usual_mask = settings.token("mask_token"), family.tokens.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):

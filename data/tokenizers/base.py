@@ -250,7 +250,7 @@ class Tokenizer(ABC):
           text: A part of a text.
           is_first: Whether the part begins the text.
         """
-        # Vocabularies made here put no space before a text.
+        # Vocabularies trained here put no space before a text.
         del is_first
         return encode_around(text, self.find_controls(text), self._encode_typed)
 
@@ -288,8 +288,8 @@ class Tokenizer(ABC):
         """Encodes a text and reads the string ``[MASK]`` as the mask token.
 
         Use it to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
-        characters. The mask absorbs the spaces around it that its Hugging Face folder states;
-        without a folder, the spaces before it.
+        characters. The mask absorbs spaces around it as its Hugging Face folder states. Without a
+        folder, it absorbs the spaces before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``

@@ -344,8 +344,8 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
         # Both pieces and the merged piece need an id.
         if not {*pieces, "".join(pieces)} <= ids.keys():
             raise DataError(
-                f"{file} line {number} merges {line!r}, which is not in the vocabulary with it: "
-                "fetch both files again"
+                f"{file} line {number} merges {line!r}, but a piece or the merged piece is "
+                f"not in the vocabulary: fetch both files again"
             )
         merges.append((pieces[0], pieces[1]))
     return merges

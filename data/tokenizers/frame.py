@@ -202,7 +202,7 @@ class BatchSettings(Checked):
 
     @classmethod
     def of_folder(cls, folder: Path) -> "BatchSettings | None":
-        """Reads the settings of a folder with a model, or of one that ``save`` wrote.
+        """Reads the settings of a folder with a model, or of a folder that ``save`` wrote.
 
         Raises:
           DataError: A setting has another type.

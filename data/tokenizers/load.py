@@ -50,7 +50,7 @@ def _load_vocabulary(path: Path) -> Tokenizer:
         path = _file_in(path)
     elif not path.is_file():
         raise DataError(
-            f"no tokenizer at {path}: there is no such file or folder; check the path, or train "
+            f"no tokenizer at {path}: the file or folder does not exist; check the path, or train "
             "one (flaxzoo tokenizer train)"
         )
     from .sentinels import with_sentinels

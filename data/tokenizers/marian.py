@@ -97,8 +97,8 @@ class MarianTokenizer(ExportedTokenizer):
         for token in content.added.values():
             if token.content not in self._special:
                 raise DataError(
-                    f"{folder}: the added token {token.content!r} of a Marian is not supported: "
-                    "remove it, or give it to the vocabulary and to extra_special_tokens"
+                    f"{folder}: the added token {token.content!r} is not supported by "
+                    f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens"
                 )
         self._unknown, self._end = names["unk_token"], names["eos_token"]
         self._cleans = settings.flag("clean_up_tokenization_spaces", False)
@@ -140,7 +140,7 @@ class MarianTokenizer(ExportedTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; ``<unk>`` is one of the special tokens."""
-        # Join runs of ordinary pieces; special tokens are written between the runs.
+        # Decode runs of ordinary pieces, and write special tokens between the runs.
         text, run = "", []
         for piece in (self._pieces.get(int(id), self._unknown) for id in ids):
             if piece not in self._special:

@@ -57,7 +57,7 @@ class SentinelTokenizer(ExportedTokenizer):
           DataError: The number is below 1.
         """
         if number < 1:
-            raise DataError(f"{number} sentinels mark no gap: give at least 1")
+            raise DataError(f"the number of sentinels must be at least 1, got {number}")
         self.base, self.number = base, number
         self.kind = base.kind
         self.vocab_size = base.vocab_size + number

@@ -116,7 +116,8 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     if best[-1] is None:
         reached = max(end for end, way in enumerate(best) if way is not None)
         raise DataError(
-            f"no pieces make up {text!r}: nothing continues after {text[:reached]!r}; add the "
+            f"the pieces cannot make up {text!r}: none of them continues after "
+            f"{text[:reached]!r}; add the "
             f"single character {text[reached]!r} to the pieces"
         )
     # Walk back from the end along the starts of the last pieces.

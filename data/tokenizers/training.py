@@ -76,8 +76,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     kind, size = config.kind, config.vocab_size
     if kind == "characters" and size is not None:
         raise DataError(
-            f"data.tokenizer.vocab_size {size} was given for a characters tokenizer, whose size is "
-            "the number of characters in the text: leave it out, or give None"
+            f"data.tokenizer.vocab_size {size} was given for a characters tokenizer, whose "
+            f"size is the number of characters in the text: leave it out"
         )
     if kind not in ("characters", "words") and size is None:
         raise DataError(

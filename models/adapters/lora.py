@@ -142,7 +142,7 @@ class LoRA:
         for m in self.maps:
             leading = () if m.layers is None else (m.layers,)
             limit = 1 / math.sqrt(math.prod(m.inputs))
-            # The key depends on the path alone, so a further target changes no other adapter.
+            # The key depends on the path alone, so adding a target does not change other adapters.
             key = jax.random.fold_in(rng, zlib.crc32(m.path.encode()))
             shape = *leading, *m.inputs, self.config.rank
             flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)

@@ -79,7 +79,7 @@ class Edit:
     """Whether the change affects one module only, not all modules that share the tensor."""
 
     def array(self) -> np.ndarray:
-        """Returns the new tensor, or what is added to it, with outputs first."""
+        """Returns the new tensor, or the tensor to add, with the output axis first."""
         value = self.value.astype(np.float32)
         if self.b is None:
             return value
@@ -204,13 +204,14 @@ class PeftAdapter:
             WeightsError: A tensor belongs to no parameter, or has another shape.
         """
         mapping = module_mapping(config)
-        # An equivalent model with reordered parameters, such as of sinusoidal positions, needs
-        # reordered factors.
+        # Reorder the factors as the equivalent model reorders parameters (sinusoidal positions).
         if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
             raise WeightsError(
-                f"{self.folder} belongs to a model in Hugging Face's form: give the exported base"
+                f"{self.folder} is an adapter of a model in the Hugging Face format: give "
+                f"the exported base"
             )
-        # The tensors of the base. The adapted model may separate what the base shares.
+        # The tensors of the base. The adapted model may store separately the tensors that the base
+        # shares.
         shared = _shared_names(self._with_head(base))
         origins = {name: names[0] for names in shared for name in names}
         rules = (r for r in module_mapping(base).rules if params.keys() >= {*r.flax})

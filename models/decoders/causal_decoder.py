@@ -51,11 +51,11 @@ class CausalDecoderConfig(CausalLMConfig):
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
     use no dropout."""
     classifier_dropout: Rate | None = None
-    """Dropout rate of the hidden states before token classification, if not 0.1."""
+    """Dropout rate of the hidden states before token classification. Defaults to 0.1."""
     num_kv_heads: Size | None = None
-    """Number of key/value heads, K, if not `num_heads`."""
+    """Number of key/value heads, K. Defaults to `num_heads`."""
     d_head: Size | None = None
-    """Size of one head, H, if not D / N."""
+    """Size of one head, H. Defaults to D / N."""
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta)."""
     rope_fraction: RotatedFraction = 1.0
@@ -78,8 +78,8 @@ class CausalDecoderConfig(CausalLMConfig):
 
     def _check_rotary(self) -> None:
         """Checks that the rotary options are consistent."""
-        require_default(self, ["positions"], "differs from this family's, which are rotary")
-        require_default(self, ["position_base"], "is named rope_base in this family")
+        require_default(self, ["positions"], "must be rotary in this family")
+        require_default(self, ["position_base"], "is not used by this family: set rope_base")
         require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
         for name in ("short_factors", "long_factors"):
             factors = getattr(self.rope_scaling, name, None)
@@ -112,7 +112,7 @@ class CausalDecoderConfig(CausalLMConfig):
     # Properties that differ between families. A family whose models differ in one makes it a field.
 
     windowed_rope_base: ClassVar[float | None] = None
-    """Base of the rotary wavelengths in windowed layers, if not `rope_base`; never scaled."""
+    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`; never scaled."""
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0

@@ -49,7 +49,7 @@ class CausalLMConfig(TransformerConfig):
     """
 
     attention_dropout: Rate | None = None
-    """Dropout rate of attention weights, if not `dropout_rate`."""
+    """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     tie_output: bool = True
     """Whether the output projection is the token embedding; else it has its own matrix."""
     head: str = head_field(DECODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]

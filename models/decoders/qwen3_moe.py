@@ -48,7 +48,8 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     """Whether the four projections of attention have biases; no published Qwen3 has them."""
     dense_layers: tuple[int, ...] = ()
     """Indices, from 0, of the layers with one feed-forward layer instead of experts. If there are
-    any, every layer stores both, because layers are stacked; the unused ones take no part."""
+    any, every layer stores the parameters of both kinds, because layers are stacked; the unused
+    parameters have no effect."""
     d_ff_dense: Size | None = None
     """Width of the feed-forward layer in `dense_layers`. If None, 4 D."""
 

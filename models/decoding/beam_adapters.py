@@ -35,7 +35,7 @@ class SearchRows:
 
 @struct.dataclass
 class Prefill:
-    """What the model returns after it has read the rows."""
+    """The model's output after it has read the rows."""
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]
@@ -159,7 +159,7 @@ def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
     Raises:
       UserError: the model does not generate text, or is not causal.
     """
-    require_head(model.config, BEAMS, "writes no text", f"give {' or '.join(BEAMS)}")
+    require_head(model.config, BEAMS, "cannot generate text", f"give {' or '.join(BEAMS)}")
     require(
         model.config.causal,
         "the model was trained with causal=False, so that it sees the tokens that it should "

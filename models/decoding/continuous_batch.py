@@ -63,7 +63,7 @@ class Usage:
     positions_read: int = 0
     """Number of context positions read, with padding."""
     positions_advanced: int = 0
-    """Number of further tokens computed in all rows, also in idle ones."""
+    """Number of tokens computed after the first of each context, including those of idle rows."""
 
     @property
     def positions_written(self) -> int:

@@ -190,7 +190,7 @@ class Generator:
 
         Args:
           max_rows: the maximum number of texts that grow at once.
-          banned: sequences of tokens that no text gets.
+          banned: sequences of tokens that are never generated.
 
         Raises:
           UserError: the model is an encoder-decoder.
@@ -236,7 +236,7 @@ class Generator:
         """Raises UserError if the prompts cannot be continued."""
         require(
             request.num_beams == 1,
-            f"num_beams {request.num_beams} is for Generator.search: use that",
+            f"num_beams {request.num_beams} requires Generator.search",
         )
         require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
         require(
@@ -323,7 +323,7 @@ class Generator:
         require(
             not request.samples and request.repetition_penalty == 1,
             f"do_sample {request.do_sample} and repetition_penalty {request.repetition_penalty} "
-            "are not for a search: use Generator.stream",
+            "have no effect on a search: use Generator.stream",
         )
         require(
             causal or request.decoder_start_token_id is not None,
@@ -333,7 +333,7 @@ class Generator:
         require(
             not causal or request.min_new_tokens == request.no_repeat_ngram_size == 0,
             f"min_new_tokens {request.min_new_tokens} and no_repeat_ngram_size "
-            f"{request.no_repeat_ngram_size} are for encoder-decoders: leave them out",
+            f"{request.no_repeat_ngram_size} require an encoder-decoder: leave them out",
         )
         for number, row in enumerate(rows):
             name = f"{model.row} {number}"
@@ -356,8 +356,8 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
     require(
         config.reread_length is None or new <= left,
         f"prompt {number} of {length} tokens and {new} new ones are more than the "
-        f"{config.reread_length} beyond which this model's cache is recomputed, which a search "
-        f"does not do: request at most {left} new tokens, or sample them",
+        f"{config.reread_length} beyond which this model's cache is recomputed, which beam "
+        f"search does not support: request at most {left} new tokens, or sample them",
     )
 
 
@@ -388,7 +388,7 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
     """
     require(
         (found.scores[:, 0] > -np.inf).all(),  # also false for NaN
-        "the search found nothing: the model's scores are not numbers; look at its parameters",
+        "beam search found no hypothesis, because the model's scores are NaN: check its parameters",
     )
     hypotheses: list[list[Hypothesis]] = [[] for _ in found.scores]
     for row, beam in np.argwhere(found.scores > -np.inf):

@@ -19,9 +19,9 @@ def pad_rows(
 
     Args:
       rows: token ids of each row.
-      num_rows: the number of rows of the result, B. Defaults to that of `rows`. Added rows are all
-        padding.
-      length: the length of the result, T. Defaults to that of the longest row.
+      num_rows: the number of rows of the result, B. Defaults to the number of `rows`. Added rows
+        are all padding.
+      length: the length of the result, T. Defaults to the length of the longest row.
       fill: the padding token.
       left: whether padding precedes the tokens of a row.
 

@@ -87,7 +87,7 @@ class GenerationRequest(Sampling):
     """When a row is done. False: when a beam that ended now would not be among the K best. True:
     when K hypotheses are finished. never: when no live beam can win any more."""
     renormalize_logits: bool = False
-    """Whether probabilities are normalized over the tokens that may be chosen, not over all."""
+    """Whether probabilities are normalized over the allowed tokens only."""
     no_repeat_ngram_size: NonNegativeInt = 0
     """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
     which includes its start token.
@@ -102,10 +102,10 @@ class GenerationRequest(Sampling):
     transformers).
     """
     eos_token_id: tuple[NonNegativeInt, ...] = ()
-    """Tokens that end a row. Ids beyond the vocabulary, as some published folders have, end
-    nothing."""
+    """Tokens that end a row. Ids beyond the vocabulary, which some published folders contain, have
+    no effect."""
     forced_eos_token_id: NonNegativeInt | None = None
-    """The token, one of `eos_token_id`, that is written where there is space for only one more. The
+    """The token, one of `eos_token_id`, that is forced as the last token at the maximum length. The
     model does not choose it, and its probability is not counted (as in transformers)."""
     pad_token_id: NonNegativeInt | None = None
     """The padding token of rows that have ended."""

@@ -1,8 +1,8 @@
 """Completions sampled by one compiled program, for reinforcement learning.
 
-`Generator` streams text and calls a program for every token of the same rows. Here the number of
-rows and the maximum length are known, and results are needed only at the end. Decoding is therefore
-one loop on the devices, inside any `jit` and over any mesh.
+`Generator` streams text, and calls a compiled program for every token. A rollout knows the number
+of rows and the maximum length, and needs results only at the end. It therefore decodes in one loop
+on the devices, inside any `jit` and over any mesh.
 """
 
 from collections.abc import Callable, Sequence

@@ -129,7 +129,7 @@ class RowCaches:
 
         inputs = ids, self.padding, self.cache
         if ids.shape[0] > 1 and model.config.num_experts:
-            # jax has no vmap of ragged products, so rows follow each other.
+            # jax has no vmap of ragged products, so process one row at a time.
             logits, cache = jax.lax.map(lambda row: one(*row), inputs)
         elif ids.shape[0] > 1:
             logits, cache = jax.vmap(one)(*inputs)

@@ -5,8 +5,8 @@ Leviathan et al. 2023, "Fast inference from transformers via speculative decodin
 samples K tokens in sequence, each from its distribution q. The model computes its distributions p
 for these K tokens and the next one. A token x is accepted with probability min(1, p(x) / q(x)). The
 first rejected token is replaced by a sample from max(0, p - q), normalized. If all are accepted,
-one more token is sampled from p. Every token then has exactly the distribution p for any q: a poor
-draft model costs only time.
+one more token is sampled from p. Every token then has exactly the distribution p for any q, so a
+poor draft model only takes longer.
 
 p and q are the distributions after temperature, filters, penalties and bans. With temperature 0, a
 token is accepted if it is the model's best one, and the text does not change.
@@ -66,8 +66,8 @@ class Draft:
         """Raises UserError if a draft model cannot propose tokens to a request."""
         require(
             request.num_beams == 1 and not searched,
-            f"a draft model proposes no tokens to a beam search (num_beams {request.num_beams}): "
-            "leave it out, or give num_beams 1",
+            f"a draft model cannot be used in beam search, got num_beams "
+            f"{request.num_beams}: leave the draft model out, or give num_beams 1",
         )
 
     def unstacked(self) -> "Draft":

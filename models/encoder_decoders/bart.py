@@ -77,12 +77,12 @@ class BartConfig(EncoderDecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self)
-        require_default(self, ["positions"], "differs from a BART's, which are learned")
+        require_default(self, ["positions"], "must be learned in a BART")
         if self.head == "seq2seq_lm":
             return
         require(
             self.tie_output and not self.output_bias,
-            f"head {self.head!r} writes no tokens: leave output_bias and tie_output out",
+            f"head {self.head!r} does not predict tokens: leave output_bias and tie_output out",
         )
         # The other heads need these tokens to derive a target, and to find the source's end.
         for name in ("start_id", "end_id"):
@@ -203,7 +203,7 @@ PRESETS: dict[str, Preset] = {
         "610M",
         (12, 1024),
         _MBART | {"vocab_size": 250_054},
-        note="the number is that of 25 languages, which have 27 tokens less",
+        note="the printed count is for 25 languages, whose vocabulary has 27 tokens less",
     ),
 }
 

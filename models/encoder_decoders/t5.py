@@ -1,9 +1,9 @@
 """T5: an encoder-decoder that reads every task as text and writes the answer as text.
 
 - T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
-  transformer", section 2.1. The norms have no bias and precede each sublayer, positions are biases
-  of the scores for ranges of distances, shared by all layers of a half, and nothing else has
-  biases. Sections 2.1 and 3.7 give the sizes, 3.1.2 dropout.
+  transformer", section 2.1. Norms without biases precede each sublayer. Positions are biases of the
+  attention scores for ranges of distances, shared by all layers of the encoder or decoder. There
+  are no other biases. Sections 2.1 and 3.7 give the sizes, 3.1.2 dropout.
 - T5 1.1: the same with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
   transformer"), a separate output matrix, and other widths.
 - mT5: Xue et al. 2021, "mT5: a massively multilingual pre-trained text-to-text transformer": T5 1.1
@@ -52,7 +52,7 @@ class T5Config(TransformerConfig):
     """Longest source and longest target, in tokens, that commands read and write. The model itself
     has no limit, because its positions are distances."""
     d_head: Size | None = None
-    """Size of one head, H, if not D / N."""
+    """Size of one head, H. Defaults to D / N."""
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layers; "gelu_tanh" in T5 1.1 and mT5."""
     gated: bool = False
@@ -73,7 +73,7 @@ class T5Config(TransformerConfig):
     position_distance: Size | None = 128
     """The smallest distance of the last bucket, which all larger distances share."""
     num_decoder_layers: Depth | None = None
-    """Number of layers of the decoder, if not `num_layers`."""
+    """Number of layers of the decoder. Defaults to `num_layers`."""
     tie_output: bool = True
     """Whether the output projection is the embedding; else it has its own matrix (T5 1.1, mT5)."""
     scale_output: bool = True
@@ -82,7 +82,7 @@ class T5Config(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_default(self, ["positions"], "differs from a T5's, which are buckets")
+        require_default(self, ["positions"], "must be buckets in a T5")
 
     @property
     def head_dim(self) -> int:

@@ -77,11 +77,11 @@ class EncoderDecoderConfig(TransformerConfig):
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases (Marian)."""
     num_decoder_layers: Depth | None = None
-    """Number of layers of the decoder, if not `num_layers`."""
+    """Number of layers of the decoder. Defaults to `num_layers`."""
     decoder_num_heads: Size | None = None
-    """Number of attention heads of the decoder, if not `num_heads`."""
+    """Number of attention heads of the decoder. Defaults to `num_heads`."""
     decoder_d_ff: Size | None = None
-    """Width of the decoder's feed-forward layers, if not `d_ff`."""
+    """Width of the decoder's feed-forward layers. Defaults to `d_ff`."""
     norm_position: Literal["pre", "post"] = "post"
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
     the last layer of the encoder and of the decoder."""
@@ -92,7 +92,8 @@ class EncoderDecoderConfig(TransformerConfig):
     share_embeddings: bool = True
     """Whether source and target share one embedding matrix; else the source has its own."""
     source_vocab_size: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens of the source language, if not `vocab_size`; its embedding is not shared."""
+    """Number of tokens of the source language, whose embedding is then not shared. Defaults to
+    `vocab_size`."""
     tie_output: bool = True
     """Whether the output projection is the target's embedding; else it has its own matrix."""
     output_bias: bool = False

@@ -4,8 +4,9 @@ Variations D are left out: they differ from base only in dropout and label smoot
 run settings.
 
 Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger;
-they result from 41,100 tokens. There are two exceptions: the count of big results from neither
-number, and for learned positions the table prints no count and the paper no number of positions.
+they result from 41,100 tokens. There are two exceptions: the count of "big" results from neither
+number; and for learned positions the table prints no count, and the paper does not state the number
+of positions.
 """
 
 from typing import NamedTuple

@@ -45,7 +45,8 @@ class AlbertConfig(EncoderConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     classifier_dropout: Rate | None = 0.1
-    """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
+    """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
+    answering."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two parts of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]

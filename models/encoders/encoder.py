@@ -84,9 +84,10 @@ class EncoderConfig(TransformerConfig):
     """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
     of classifiers."""
     attention_dropout: Rate | None = None
-    """Dropout rate of attention weights, if not `dropout_rate`."""
+    """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     classifier_dropout: Rate | None = None
-    """Dropout rate of the inputs of classifiers, if not `dropout_rate` (question answering: 0)."""
+    """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
+    answering."""
     tie_output: bool = True
     """Whether heads that predict tokens use the embedding as the vocabulary matrix; else they have
     a separate one."""
@@ -105,7 +106,7 @@ class EncoderConfig(TransformerConfig):
     # Properties that differ between families. A family whose models differ in one makes it a field.
 
     d_embedding: ClassVar[int | None] = None
-    """Width of the embeddings, if not D; a linear map projects to D (ELECTRA)."""
+    """Width of the embeddings. Defaults to D; a linear map projects to D (ELECTRA)."""
     projects_before_norm: ClassVar[bool] = False
     """Whether this map precedes the norm of the embeddings, and has no bias (DeBERTa)."""
     body_pooler: ClassVar[bool] = False
@@ -117,7 +118,7 @@ class EncoderConfig(TransformerConfig):
     skips_padding: ClassVar[bool] = False
     """Whether default positions count real tokens only (RoBERTa); else they count columns."""
     head_activation: ClassVar[Activation | None] = None
-    """Non-linearity before the vocabulary matrix, if not `activation`."""
+    """Non-linearity before the vocabulary matrix. Defaults to `activation`."""
     projects_embeddings: ClassVar[bool] = False
     """Whether embeddings of the width D are projected too (ALBERT)."""
     pair_dropout: ClassVar[bool] = False
@@ -134,11 +135,11 @@ class EncoderConfig(TransformerConfig):
         check_head(self)
         require(
             self.tie_output or self.head_spec.has_token_logits,
-            f"head {self.head!r} predicts no tokens: leave tie_output out",
+            f"head {self.head!r} does not predict tokens: leave tie_output out",
         )
         require(
             self.pooling == "cls" or self.head in self.pooling_heads,
-            f"pooling {self.pooling!r} is for the head {POOLING_HEAD}: leave it out with "
+            f"pooling {self.pooling!r} requires the head {POOLING_HEAD}: leave it out with  "
             f"head {self.head!r}",
         )
         require(
@@ -382,11 +383,13 @@ class Encoder(nn.Module):
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
             raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
         if masked_positions is not None and not spec.predicts_masked:
-            raise UserError(f"head {head!r} predicts no masked tokens: leave masked_positions out")
+            raise UserError(
+                f"head {head!r} does not predict masked tokens: leave masked_positions out"
+            )
         if cache is not None and head != "causal_lm":
-            raise UserError(f"head {head!r} has no use for a cache: choose head 'causal_lm'")
+            raise UserError(f"head {head!r} does not support a cache: choose head 'causal_lm'")
         if segment_ids is not None and head != "none" and spec.needs_pooler:
-            raise UserError(f"head {head!r} sees one text per row: leave segment_ids out")
+            raise UserError(f"head {head!r} requires one text per row: leave segment_ids out")
         if token_type_ids is not None:
             number = self.config.num_token_types
             if number == 0:

@@ -57,7 +57,7 @@ class ModernBertConfig(EncoderConfig):
     activation_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
     """Dropout rate inside the feed-forward layers, after the product with the gate."""
     attention_dropout: Rate | None = None
-    """Dropout rate of attention weights and of the output of attention, if not `dropout_rate`."""
+    """Dropout rate of attention weights and outputs. Defaults to `dropout_rate`."""
     positions: PositionKind = "rotary"
     """The kind of positions; rotary in every published model."""
     position_base: Positive = 160_000.0

@@ -1,7 +1,8 @@
 """RoBERTa: a BERT trained longer, without next-sentence prediction.
 
 Liu et al. 2019, "RoBERTa: a robustly optimized BERT pretraining approach". A RoBERTa has one token
-type. Its positions begin at 2, because rows 0 and 1 of the table belonged to padding.
+type. Positions begin at 2, because the authors' code reserved rows 0 and 1 of the position table
+for padding.
 """
 
 import dataclasses

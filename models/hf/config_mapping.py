@@ -129,9 +129,9 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         _check_supported(name, hf_config[name], UNUSED[name], source)
     if unknown := sorted(hf_config.keys() - known - UNUSED.keys()):
         raise WeightsError(
-            f"{source} has fields that nothing here honors: "
-            f"{', '.join(_with_nearest(name, known) for name in unknown)}; take them out if the "
-            "model does not depend on them"
+            f"{source} has unsupported fields: "
+            f"{', '.join(_with_nearest(name, known) for name in unknown)}; remove them if "
+            f"the model does not depend on them"
         )
     # Convert the known fields, with transformers' defaults for missing ones.
     settings: Settings = {}
@@ -181,7 +181,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         if first is not value and first != value:  # NaN differs from itself
             raise WeightsError(
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
-                "take the wrong one out"
+                "remove the wrong one"
             )
     return named
 
@@ -317,7 +317,7 @@ def check_exportable(
             f"{setting}: only {', '.join(map(repr, choices))}"
             for setting, choices in differing.items()
         )
-        raise WeightsError(f"{family} has no {only}; train the model so to export it")
+        raise WeightsError(f"{family} has no {only}; train the model with this value to export it")
 
 
 def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:

@@ -236,8 +236,8 @@ def search_all(
     found = generator.search(rows, request, positions=positions)
     if (least := min(map(len, found))) < request.num_return_sequences:
         raise UserError(
-            f"the search found only {least} of num_return_sequences "
-            f"{request.num_return_sequences}: there are not more tokens to choose from"
+            f"beam search found only {least} of num_return_sequences "
+            f"{request.num_return_sequences}, because few tokens are allowed: give at most {least}"
         )
     return found
 

@@ -165,20 +165,20 @@ def _token_settings(fields: HFSettings, causal: bool) -> Settings:
     forced, first = tokens["forced_eos_token_id"], tokens["forced_bos_token_id"]
     if forced is not None and forced not in eos_ids:
         raise UserError(
-            f"forced_eos_token_id {forced} is not supported: only of eos_token_id "
-            f"{fields.get('eos_token_id')} (add it there)"
+            f"forced_eos_token_id must be one of eos_token_id {fields.get('eos_token_id')}, "
+            f"got {forced}: add it to eos_token_id"
         )
     if first is not None and causal:
         raise UserError(
-            f"forced_bos_token_id {first} is not supported with a model that continues prompts: "
-            "put it into the prompts"
+            f"forced_bos_token_id {first} is not supported by a causal language model: put "
+            f"it into the prompts"
         )
     # If no start token is stated, a decoder begins with `bos_token_id`.
     start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
     start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
     if start is None and not causal:
         raise UserError(
-            "decoder_start_token_id is missing: give one token's id, or all settings of the "
+            "decoder_start_token_id is missing: give one token id, or all settings of the "
             "model's folder (models.generation_arguments)"
         )
     return {**tokens, "eos_token_id": eos_ids, "bad_words_ids": _banned(fields, eos_ids)}
@@ -201,7 +201,7 @@ def _check_method(settings: Settings, fields: HFSettings, causal: bool) -> None:
         # Constraints on new tokens are implemented for encoder-decoders only.
         names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
         refused = [name for name in names if fields.get(name)]
-        kind = "a model that continues prompts" if refused else kind
+        kind = "a causal language model" if refused else kind
     if not refused and (settings["num_beams"] > 1 or not causal):
         refused += ("do_sample", *SAMPLING) if settings["do_sample"] else ()
         refused += ("repetition_penalty",) if settings["repetition_penalty"] != 1 else ()
@@ -224,7 +224,7 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
     request = request_from_hf(fields, where, causal=False, longest=longest)
     if len(request.eos_token_id) != 1:
         value = fields.get("eos_token_id")
-        raise WeightsError(f"{where}: eos_token_id {value!r} is not supported: only one token's id")
+        raise WeightsError(f"{where}: eos_token_id {value!r} is not supported: only one token id")
     return request
 
 
@@ -257,8 +257,8 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
     if "model_type" not in config:
         if GENERATION not in config:
             raise WeightsError(
-                f"{folder} has no generation settings: give a folder in Hugging Face's form, or a "
-                "run imported from one"
+                f"{folder} has no generation settings: give a folder in the Hugging Face "
+                f"format, or a run imported from one"
             )
         source, given, model = folder / "config.json", config[GENERATION], config["model"]
         if not isinstance(given, dict) or not isinstance(model, dict):
@@ -306,7 +306,8 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
     total: Any = fields.get("max_length", min(default, longest or default))
     if total <= prompt_length:
         raise UserError(
-            f"max_length {total} leaves no room behind {prompt_length} tokens: give max_new_tokens"
+            f"max_length {total} leaves no room for new tokens after {prompt_length} "
+            f"tokens: give max_new_tokens"
         )
     return total - prompt_length
 
@@ -316,15 +317,15 @@ def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
     value = fields.get(name, [])
     tokens = _ids(value if isinstance(value, list) else [value])
     if tokens is None:
-        raise UserError(f"{name} {value!r} is not supported: only ids of tokens")
+        raise UserError(f"{name} {value!r} is not supported: only token ids")
     return tokens
 
 
 def _token_id(fields: HFSettings, name: str) -> int | None:
-    """Returns the only token of a field, an id or a list of one; None if it is missing."""
+    """Returns the token of a field that holds one id, or a list of one; None if it is missing."""
     tokens = _token_ids(fields, name)
     if name in fields and len(tokens) != 1:
-        raise UserError(f"{name} {fields[name]!r} is not supported: only one token's id")
+        raise UserError(f"{name} {fields[name]!r} is not supported: only one token id")
     return tokens[0] if tokens else None
 
 

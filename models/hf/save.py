@@ -22,8 +22,8 @@ from .sparse_encoder import SparseSettings, write_sparse_settings
 
 NOTE_ON_SEARCH = (
     "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
-    "flaxzoo's translations are at most 50 tokens longer than their sources: so the best of a beam "
-    "are not always the same. Greedy search is."
+    "flaxzoo's translations are at most 50 tokens longer than their sources: so beam "
+    "search may choose another translation. Greedy search is."
 )
 
 
@@ -165,12 +165,14 @@ def write_model(
     if config.head == "causal_lm_with_value":
         config = config.with_head("causal_lm", ())
         params = {name: x for name, x in params.items() if name != "head"}
-        notes.append("the head of values is for training alone: it is left out")
+        notes.append("the value head is only used in training: it is not saved")
     # Collect notes on what a reader of the folder should know.
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"
     if config.labels and not head.needs_labels:
-        notes.append("that there may be no answer has no place in config.json: it is left out")
+        notes.append(
+            "config.json cannot state that questions may have no answer: this setting is not saved"
+        )
     if head.name == "none" and isinstance(config, BertConfig) and not config.body_pooler:
         notes.append("without a pooler: load it with add_pooling_layer=False")
     if translates and tokenizer is not None and settings.generation is None:

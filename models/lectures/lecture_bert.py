@@ -27,7 +27,9 @@ class LectureBertConfig(LectureOptions, bert.BertConfig):
         super().__post_init__()
         if self.head != "causal_lm":
             require_default(
-                self, ["head_convolution"], f"hides later tokens, and head {self.head!r} sees them"
+                self,
+                ["head_convolution"],
+                f"is causal, and head {self.head!r} is not",
             )
 
 

@@ -75,8 +75,8 @@ class LectureOptions(_Base):
         part = self.d_model // self.num_heads
         require(
             (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
-            'attention "simple" has no maps that could give keys or values other sizes: leave '
-            f"heads of size {part}, one key and one value for each of num_heads {self.num_heads}",
+            'attention "simple" requires keys and values of the size of a head: leave '
+            f"d_k and d_v at {part}, and num_kv_heads at num_heads {self.num_heads}",
         )
 
     def _check_positions(self) -> None:
@@ -84,8 +84,8 @@ class LectureOptions(_Base):
         kind = self.positions
         require(
             self.adds_positions or self.positions_at == "input",
-            f"positions_at {self.positions_at!r} does not suit positions {kind!r}, which are not "
-            "added to anything: leave positions_at out",
+            f"positions_at {self.positions_at!r} requires additive positions, got {kind!r}: "
+            f"leave positions_at out",
         )
         # A vector of size D is cut into heads, so all keys, and all values, must have D dimensions.
         sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}

@@ -114,8 +114,8 @@ class AttentionContext:
     """The keys that each query may attend to. If it is not materialized, a kernel computes
     attention; such a call has no cache and no score terms, and returns no weights."""
     positions: Positions = struct.field(default_factory=Positions)
-    """Positions of the tokens, for self-attention. Cached keys already include theirs, unless
-    positions are relative."""
+    """Positions of the tokens, for self-attention. Cached keys already include their positions,
+    unless positions are relative."""
     layer: Int[Array, ""] | int = 0
     """Index of the layer."""
     cache: LayerCache | None = None

@@ -73,7 +73,7 @@ def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Arra
     implementation = jax.random.key_impl(keys)
     if str(implementation) != "threefry2x32":
         raise UserError(
-            f"keys of {implementation} cannot draw what is dropped: give "
+            f"dropout does not support keys of {implementation}: give "
             "jax.random.key(seed, impl='threefry2x32'), or no keys"
         )
     return jax.random.key_data(keys)

@@ -281,7 +281,7 @@ class ExpertMixture(nn.Module):
         # The capacity of an expert for every possible number of real tokens.
         sizes = np.arange(length + 1)
         taken = np.ceil(sizes * per_token / number * self.config.expert_capacity)
-        taken = np.minimum(taken, sizes).astype(np.int32)  # a token chooses an expert once
+        taken = np.minimum(taken, sizes).astype(np.int32)  # one choice per token
         capacity = int(taken[-1])
         # Which expert each choice takes, [B, T, K, E].
         one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
@@ -289,7 +289,7 @@ class ExpertMixture(nn.Module):
         # Order the choices of a sequence by rank, then by token, and count them per expert.
         # [B, T, K, E] to [B, K · T, E]: all first choices, then all second choices.
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
-        rank = jnp.cumsum(by_choice, axis=1) - by_choice  # of a choice among its expert's
+        rank = jnp.cumsum(by_choice, axis=1) - by_choice  # the index within the expert
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
         # Look up the capacity of each sequence. Choices beyond it are dropped.
@@ -486,7 +486,7 @@ def _blocks_backward(
 
         def of_block(start: Array, size: int, carry: _Gradients) -> _Gradients:
             d_rows, d_own = carry
-            # The gradient of a row is its token's, times the weight of the choice.
+            # The gradient of a row is the gradient of its token times the weight of the choice.
             d_output = _rows_of(dy, blocks, start, size=size, per_token=per_token)
             d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
             # The results of the first maps were kept; only the activation is recomputed.
@@ -501,7 +501,8 @@ def _blocks_backward(
             d_down = d_own.down + hidden.T @ d_output
             return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
 
-        # Accumulate one expert's gradients, which may fit a processor's cache, then store them.
+        # Accumulate one expert's gradients, which may fit into a processor's cache, then store
+        # them.
         d_rows, d_kernels = carry
         sums = d_rows, jax.tree.map(jnp.zeros_like, own)
         d_rows, d_own = _over_blocks(blocks, expert, of_block, sums)

@@ -113,7 +113,7 @@ _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
     (lambda c: c.weights, "attention weights are requested"),
     (lambda c: c.is_per_query, "the mask has an entry for each query and key"),
-    (lambda c: c.biased, "distances of tokens are added to the scores (positions)"),
+    (lambda c: c.biased, "positions add biases to the scores"),
 )
 _DROPPED: Limit = (
     lambda c: c.dropout_rate > 0,
@@ -190,7 +190,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         (
             lambda c: block_size(c.num_keys, dropping=c.dropout_rate > 0) is None,
             "rows have {c.lengths} tokens, and no block of a multiple of "
-            f"{GROUP} keys divides them, as dropped weights need",
+            f"{GROUP} keys divides them, which dropout of the weights requires",
         ),
     ),
 }
@@ -395,7 +395,7 @@ class FusedAttention(nn.Module):
         query, key, value = arrays
         attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
-        # A window as long as the sequence hides nothing, and the plain mask is cheaper.
+        # A window as long as the sequence hides no keys, and a mask without a window is cheaper.
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)
         windowed = functools.partial(attend, window=self.window)

@@ -54,7 +54,7 @@ def padding_mask(
 ) -> Bool[Array, "#B 1 #T #S"]:
     """Hides padding, and in packed sequences the tokens of other documents.
 
-    `query_segment_ids` are the documents of the queries, by default the same as of the keys. A
+    `query_segment_ids` are the documents of the queries. Defaults to the documents of the keys. A
     three-dimensional `attention_mask` has an entry for each query and key.
     """
     mask = jnp.ones((1, 1, 1, 1), bool)
@@ -84,7 +84,7 @@ class AttentionMask:
     segment_ids: Int[AnyArray, "B S"] | None = None
     """The document of each key, or 0 for padding."""
     query_segment_ids: Int[AnyArray, "B T"] | None = None
-    """The document of each query, if it differs from that of the keys."""
+    """The document of each query, if it differs from the document of the keys."""
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)

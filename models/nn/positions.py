@@ -62,8 +62,8 @@ def sinusoidal_positions(
 
     Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)), dimension 2i + 1 the
     cosine. The paper's base is 10,000; 100,000 is also in use. With the layout "halves" (Marian)
-    all sines come before all cosines. With "per_dimension" every dimension has its own wavelength:
-    dimension i holds the sine, or if i is odd the cosine, of p / base^(i/D).
+    all sines come before all cosines. With "per_dimension" every dimension has a separate
+    wavelength: dimension i holds the sine, or if i is odd the cosine, of p / base^(i/D).
     """
     if layout == "per_dimension":
         dimension = np.arange(d_model)
@@ -183,7 +183,7 @@ def make_positions(
         )
     if kind == "none":
         return Positions()
-    # The remaining kinds add a bias to the scores, by the distance of query and key.
+    # The remaining kinds add a bias to the scores, which depends on the distance of query and key.
     queries, keys, written = query_and_key_positions(position_ids, length, cache)
     if kind == "alibi":
         return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)

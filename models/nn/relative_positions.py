@@ -50,8 +50,8 @@ def relative_buckets(
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
     """Returns the smallest distance of each bucket after the first that holds a range.
 
-    They are computed with NumPy and not on the device: a range may begin at an integer, and the
-    logarithm of some devices is slightly too small there. A correctly rounded float32 logarithm
+    They are computed with NumPy and not on the device: if a range begins at an integer, the
+        logarithm of some devices is slightly too small. A correctly rounded float32 logarithm
     gives the same ranges as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
@@ -67,8 +67,8 @@ def logarithmic_buckets(
     """Returns the bucket of each distance, with its sign (DeBERTa version 2, the authors' code).
 
     Distances d up to m = `num_buckets` / 2 have one bucket each. A larger distance has the bucket m
-    + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉. Distances from M share a bucket; if M is at most m
-    + 1, distances from m do.
+    + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉. All distances of at least M share a bucket. If M ≤
+    m + 1, all distances of at least m share it.
 
     Args:
       distance: distances of either sign.

@@ -59,8 +59,8 @@ def rotary_positions(
     """Returns the rotations of positions (Su et al. 2021, section 3.2.2).
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
-    (2i, 2i + 1). The order here is used by GPT-NeoX and by every published Llama in Hugging Face's
-    format. It differs by a permutation of the dimensions of queries and keys.
+    (2i, 2i + 1). The order here is used by GPT-NeoX and by every published Llama in the Hugging
+    Face format. It differs by a permutation of the dimensions of queries and keys.
 
     Args:
       position_ids: the position of each token.

@@ -469,7 +469,7 @@ def run_layers(
         "in_axes": (0, nn.broadcast),  # (its hint is too narrow)
         "length": len(order),
         "unroll": len(order) if execution.layers == "unroll" else 1,
-        "check_constancy_invariants": False,  # a layer has none; it would be traced twice
+        "check_constancy_invariants": False,  # a layer has no such method; it would be traced twice
     }
     stack = layer(config, execution, name="layers")
     # Shared layers: every step receives all stored parameters and selects one row of them.

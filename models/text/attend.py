@@ -94,7 +94,7 @@ class TextAttention(TextModel):
 
     heads = tuple(name for name, head in HEADS.items() if not head.takes_choices)
     refusal = "reads several texts at once"
-    remedy = "give the run that it was fine-tuned from"
+    remedy = "give the run that was fine-tuned to get it"
 
     def __call__(
         self,
@@ -126,7 +126,7 @@ class TextAttention(TextModel):
         if config.head != "seq2seq_lm":
             require(
                 target is part is None,
-                "a target and a part are for an encoder-decoder: leave them out",
+                "target and part require an encoder-decoder: leave them out",
             )
             # In any other model, one sequence attends to itself.
             ids, offsets = tokenizer.encode_with_offsets(text)
@@ -134,7 +134,7 @@ class TextAttention(TextModel):
             weights = outputs.attentions
             queries = keys = (text, ids, offsets, tokenizer)
         else:
-            # An encoder-decoder reads a source and a target, by default its own translation.
+            # An encoder-decoder reads a source and a target, by default the model's translation.
             start = self._target_start
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
             ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)
@@ -173,7 +173,8 @@ class TextAttention(TextModel):
         for ids in inputs.values():
             require(
                 1 <= len(ids) <= longest,
-                f"the text has {len(ids)} tokens: give one of 1 to {longest}, as the model reads",
+                f"the text has {len(ids)} tokens: give one of 1 to {longest}, the limit of "
+                f"the model",
             )
         rows = {name: np.array([ids], np.int32) for name, ids in inputs.items()}
         run = jax.jit(lambda params, rows: self._model.apply(

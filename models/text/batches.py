@@ -45,7 +45,7 @@ def sample_texts(
 
     Args:
         generator: the model.
-        texts: the texts of each prompt, which grow.
+        texts: the texts of each prompt, to which new tokens are added.
         request: the settings.
         batch_size: the number of texts that are generated at a time.
         callbacks: called with pieces of the first text and with finished texts.

@@ -89,7 +89,7 @@ class Completed:
 
 @dataclasses.dataclass
 class Positions:
-    """The numbers of used and of computed positions, summed over batches."""
+    """The numbers of real and of computed positions, summed over batches."""
 
     used: int = 0
     computed: int = 0
@@ -144,8 +144,8 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
     for name in others:
         if name in _FOR_ALL:
             raise DataError(
-                f"{location} has the field {name!r}, which is one for all prompts: give it as an "
-                "option"
+                f"{location} has the field {name!r}, which applies to all prompts: give it "
+                f"as an option"
             )
         similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
         if similar or name == "stop":

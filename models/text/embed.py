@@ -56,7 +56,7 @@ class TextEmbedder(TextModel):
     """
 
     heads = frozenset(encoder_heads())
-    refusal = "has no vector for a text"
+    refusal = "cannot embed texts"
     remedy = "give the run of a BERT or GPT"
 
     def __init__(
@@ -94,7 +94,8 @@ class TextEmbedder(TextModel):
     ) -> "TextEmbedder":
         require(
             kind_of(local_folder(folder)) != "SparseEncoder",
-            f"{folder} is a sparse encoder, which weighs tokens: use `models.SparseEmbedder`",
+            f"{folder} is a sparse encoder, which assigns weights to tokens: use "
+            f"`models.SparseEmbedder`",
         )
         settings = read_embedding_settings(local_folder(folder))
         return cls(model, params, tokenizer, settings or EmbeddingSettings())
@@ -152,7 +153,7 @@ class TextEmbedder(TextModel):
             UserError: `texts` is empty or one string, or no prompt has this name.
         """
         require_texts(texts, "texts")
-        require(texts, "there is no text to embed: give at least one line")
+        require(texts, "texts must not be empty: give at least one text")
         prompt = self.settings.prompt(prompt_name)
         tokenizer, frame = self._tokenizer, self._tokenizer.frame
         # Truncate, leaving room for the special tokens.
@@ -222,8 +223,8 @@ class TextEmbedder(TextModel):
         require(
             settings.similarity == "dot",
             f"similarity_fn_name {settings.similarity} of the model compares vectors that are not "
-            "normalized, and a search compares cosines or dot products: rank the vectors of "
-            "flaxzoo embed yourself",
+            "normalized, but search compares vectors by cosine or dot product: compute "
+            "vectors with flaxzoo embed, and rank them yourself",
         )
         return vectors
 

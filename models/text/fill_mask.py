@@ -37,7 +37,7 @@ class MaskFiller(TextModel):
     """
 
     heads = tuple(name for name, head in HEADS.items() if head.predicts_masked)
-    refusal = "fills no masks"
+    refusal = "cannot fill masks"
     remedy = f"give a run that was pretrained (head {' or '.join(heads)})"
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Opens a folder with a model for text: a run folder or one in Hugging Face's form."""
+"""Opens a folder with a model for text: a run folder or a folder in the Hugging Face format."""
 
 from pathlib import Path
 
@@ -25,10 +25,10 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
     """Returns the configuration of the model in a folder, and its tokenizer.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
 
     Raises:
-        FileNotFoundError: The folder is none of these.
+        FileNotFoundError: No such folder or model exists.
         UserError: It is broken, or its model or tokenizer is not supported.
     """
     # A run keeps its tokenizer in a subfolder.
@@ -60,7 +60,7 @@ def _check_padding(
     pads = fields.get("pad_token_id"), tokenizer.special_ids.pad
     if isinstance(model, EncoderConfig) and None not in pads and pads[0] != pads[1]:
         raise RunError(
-            f"the tokenizer of {folder} is of another model: it has {tokenizer.vocab_size:,} "
+            f"the tokenizer of {folder} belongs to another model: it has {tokenizer.vocab_size:,} "
             f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
             f"{pads[0]}: give the model's own"
         )
@@ -77,8 +77,8 @@ def vocabulary_note(
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
         return None
     return (
-        f"note: the tokenizer of {folder} has {tokens:,} tokens, its model {rows:,}: make sure "
-        "that it is the model's own"
+        f"note: the tokenizer of {folder} has {tokens:,} tokens, its model {rows:,}: make "
+        f"sure that it belongs to the model"
     )
 
 
@@ -86,7 +86,7 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
     """Returns the arguments of `models.generate` that are stored with a model.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
 
     Returns:
         The arguments, under Hugging Face's names; None if none are stored (as in a run trained
@@ -107,10 +107,10 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
     With a stored search, they are its start token, followed by its forced first token (such as the
     target language of mBART-50) or else by the tokens that the frame puts before a text. Without
-    one, it is the start token that models are trained with here.
+    one, it is the start token that flaxzoo trains models with.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
         tokenizer: The tokenizer of the folder.
 
     Raises:
@@ -130,7 +130,7 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     """Returns the search that is stored with a translation model, or None.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's form, or a name on the hub.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
         tokenizer: The tokenizer of the folder.
 
     Raises:
@@ -147,7 +147,7 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     # A BART's targets start with the token that ends them.
     if ids not in ([start, end], [end, end]):
         raise RunError(
-            f"{folder}: targets begin and end with tokens {ids}, but those of its tokenizer are "
+            f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "
             f"{list(start_and_end(tokenizer))}: give the model's own"
         )
     return request

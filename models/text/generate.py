@@ -47,7 +47,7 @@ class TextGenerator(TextModel):
     """
 
     heads = CAUSAL_HEADS
-    refusal = "continues no text"
+    refusal = "cannot continue text"
     remedy = "give a run of a causal language model"
 
     def __init__(
@@ -174,7 +174,7 @@ class TextGenerator(TextModel):
               draft model.
         """
         require_texts(prompts, "prompts")
-        require(prompts, "there is no prompt: give at least one text")
+        require(prompts, "prompts must not be empty: give at least one text")
         return self._request(max(map(self.num_tokens, prompts)), options)
 
     def _request(self, longest: int, options: Mapping[str, JsonValue]) -> GenerationRequest:
@@ -217,7 +217,7 @@ class TextGenerator(TextModel):
             on_text: called with the first completion piece by piece, as it grows.
             on_batch: called when a completion, or a batch of a beam search, has ended, with the
               number of completions and of their tokens.
-            log: called with lines about padding and about too long prompts and texts.
+            log: called with lines about padding and about prompts and texts that are too long.
             **options: arguments of `models.generate`, as in `request`.
 
         Returns:
@@ -229,7 +229,7 @@ class TextGenerator(TextModel):
         """
         require_texts(prompts, "prompts", Prompt)
         require_texts(stop_strings, "stop_strings")
-        require(prompts, "there is no prompt: give at least one text")
+        require(prompts, "prompts must not be empty: give at least one text")
         check_value("batch_size", batch_size, PositiveInt | None)
         check_seed(seed)
         # A prompt has one row for each returned sequence.
@@ -323,8 +323,8 @@ class TextGenerator(TextModel):
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         require(
             before or ids,
-            "the prompt is empty and this tokenizer has no token to begin a document with: give a "
-            "--prompt",
+            "the prompt is empty and the tokenizer has no token that begins a document: "
+            "give a --prompt",
         )
         return [*before, *ids]
 
@@ -363,15 +363,15 @@ def merged_request(
     samples = any(options.get(name) is not None for name in ("do_sample", *SAMPLING))
     num_beams = options.get("num_beams", 1 if samples else stored_beams)
     if num_beams == 1 and stored_beams != 1:
-        fields.pop("num_return_sequences", None)  # it was the number of beams to return
+        fields.pop("num_return_sequences", None)  # the number of beams to return
     if not fields.get("do_sample"):
-        fields.setdefault("top_k", 0)  # the default of 50 is for folders that ask for sampling
+        fields.setdefault("top_k", 0)  # the default, 50, requires stored sampling
     if "max_length" not in fields:
         fields.setdefault("max_new_tokens", NEW_TOKENS)
     require(
         num_beams != 1 or options.get("length_penalty") is None,
-        f"length_penalty {options.get('length_penalty')} is for beams: give num_beams 2 or more, "
-        "or leave it out",
+        f"length_penalty {options.get('length_penalty')} requires beam search: give "
+        f"num_beams 2 or more, or leave it out",
     )
     # Choose between greedy decoding and sampling.
     if options.get("temperature") == 0:

@@ -55,7 +55,7 @@ class PairScorer(TextModel):
     """
 
     heads = frozenset(("sequence_classification",))
-    refusal = "scores no pairs of texts"
+    refusal = "cannot score pairs of texts"
     remedy = "give a cross-encoder, such as a run of `flaxzoo train rerank`"
 
     def __init__(
@@ -97,7 +97,7 @@ class PairScorer(TextModel):
         return Template.of(self._tokenizer, length)
 
     def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Returns the texts that the model reads about each pair."""
+        """Returns the texts that the model reads for each pair."""
         clean = lower_case if self.settings.lowercase else str
         return [tuple(map(clean, pair)) for pair in pairs]
 
@@ -199,8 +199,8 @@ class PairScorer(TextModel):
         labels = self._model.config.labels
         require(
             len(labels) == 1,
-            f"the model has {len(labels)} labels ({', '.join(labels[:3])} …), and ranks documents "
-            "only with one: use `score`",
+            f"the model has {len(labels)} labels ({', '.join(labels[:3])} …), but ranking "
+            f"requires one label: use `score`",
         )
         require_texts(documents, "documents")
         require(documents, "documents must not be empty: give at least one")

@@ -123,14 +123,14 @@ class TextScorer(TextModel):
     """
 
     heads = (*CAUSAL_HEADS, "seq2seq_lm")
-    refusal = "gives a text no probability"
+    refusal = "cannot score texts"
     remedy = "give a run of a causal language model or of a translation model"
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
         require(
             getattr(model.config, "causal", True),
-            "the model sees later tokens (causal is false): no text has a probability under it",
+            "the model attends to later tokens (causal is false), so it cannot score texts",
         )
 
     def __call__(
@@ -154,13 +154,13 @@ class TextScorer(TextModel):
             log: called with a line if texts are scored in windows.
 
         Raises:
-            UserError: `texts` is not a list, a text is empty, `stride` is out of range, sources
-              are missing or not wanted, a sequence of an encoder-decoder is too long, or a
+            UserError: `texts` is not a list, a text is empty, `stride` is out of range, sources are
+              missing or not supported, a sequence of an encoder-decoder is too long, or a
               log-probability is NaN.
         """
         require_texts(texts, "texts")
         require_texts(sources or (), "sources")
-        require(texts, "there is no text to score: give at least one line")
+        require(texts, "texts must not be empty: give at least one text")
         # By default each token after the first window has half of the model's context.
         length = self._model.config.max_length
         stride = max(length // 2, 1) if stride is None else stride
@@ -258,7 +258,10 @@ class TextScorer(TextModel):
         size = self._tokenizer.vocab_size
         require(1 <= top_k <= size, f"top_k {top_k} must be from 1 to {size}")
         require_head(
-            self._model.config, CAUSAL_HEADS, "predicts no next token", "score targets instead"
+            self._model.config,
+            CAUSAL_HEADS,
+            "does not predict next tokens",
+            "score targets instead",
         )
         ids = self._beginning(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
@@ -308,8 +311,8 @@ class TextScorer(TextModel):
         ids = [*self._tokenizer.begins_document, *self._tokenizer.encode(text, False)]
         require(
             ids,
-            f"the text {text!r} has no tokens, and this tokenizer has none to begin a document "
-            "with: give a text",
+            f"the text {text!r} has no tokens, and the tokenizer has no token that begins a "
+            f"document: give a text",
         )
         return ids
 

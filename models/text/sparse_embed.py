@@ -21,7 +21,7 @@ from .embed import TextEmbedder
 
 
 class SparseEmbedder(TextEmbedder):
-    """A masked language model that weighs tokens; compiled once for each padded shape.
+    """Computes sparse vectors with a masked language model; compiled once for each padded shape.
 
     The class SparseEncoder of sentence-transformers gives the same weights. Tokens that a text does
     not contain may have a weight as well.
@@ -42,7 +42,7 @@ class SparseEmbedder(TextEmbedder):
     """
 
     heads = frozenset(name for name, head in HEADS.items() if head.predicts_masked)
-    refusal = "weighs no tokens"
+    refusal = "cannot weight tokens"
     remedy = "give a masked language model"
 
     def __init__(
@@ -95,7 +95,7 @@ class SparseEmbedder(TextEmbedder):
         Args:
             texts: the texts.
             log: see `__call__`.
-            top_k: the most tokens of a text. Defaults to all with a weight above 0.
+            top_k: the maximum number of tokens of a text. Defaults to all with a weight above 0.
             prompt_name: see `__call__`.
         """
         rows, num_truncated = self.encode(texts, prompt_name)

@@ -60,7 +60,7 @@ class TextModel:
     heads: ClassVar[Container[str | None]]
     """The supported heads."""
     refusal: ClassVar[str]
-    """Predicate of the error for a model with another head, such as "fills no masks"."""
+    """Predicate of the error for a model with another head, such as "cannot fill masks"."""
     remedy: ClassVar[str]
     """The remedy in that error, as an imperative."""
     _stored_start: tuple[int, ...] | None = None
@@ -103,7 +103,7 @@ class TextModel:
         """Opens the model of a run folder.
 
         Args:
-            folder: a run folder, one in Hugging Face's form, or a name on the hub.
+            folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
             step: the checkpoint. Defaults to the newest.
             log: called with a line if the tokenizer may belong to another model.
             max_length: overrides the model's maximum input length, in tokens; for models without a

@@ -46,7 +46,7 @@ class TextTranslator(TextModel):
     """
 
     heads = ("seq2seq_lm",)
-    refusal = "translates nothing"
+    refusal = "cannot translate"
     remedy = "give the run of an encoder-decoder, for example of the recipe numbers-en-fr"
 
     def __init__(
@@ -99,7 +99,7 @@ class TextTranslator(TextModel):
         request = self.request_with(options)
         ids = self.encode(texts, places=places, truncate=truncate, log=log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
-        # Blank texts have no tokens, and are not searched.
+        # Blank texts have no tokens, and are not translated.
         if on_batch is not None:
             on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):

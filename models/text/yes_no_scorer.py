@@ -36,10 +36,10 @@ SYSTEM = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YesNoPrompt:
-    """The text that a language model reads about a pair; by default that of Qwen3-Reranker."""
+    """The prompt that states a pair. Defaults to the prompt of Qwen3-Reranker."""
 
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
-    """The instruction: what makes a document fit a query."""
+    """The instruction, which states when a document fits a query."""
     before: str = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
     """The text before the pair. Names of special tokens in it are read as these tokens."""
     after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -68,7 +68,7 @@ class YesNoScorer(PairScorer):
         tokenizer: its tokenizer.
         settings: how a score is computed from the difference of the logits. Defaults to its
           sigmoid, the probability of "yes" against "no".
-        prompt: the text that the model reads. Defaults to that of Qwen3-Reranker.
+        prompt: the text that the model reads. Defaults to the prompt of Qwen3-Reranker.
 
     Raises:
         UserError: the model has another head or is not a decoder, its logits are capped or have a

@@ -25,7 +25,7 @@ COMMANDS = {
     "generate": ("inference.generate", "continue a text with a trained model"),
     "prompt": ("inference.prompt", "answer queries after examples of a task"),
     "chat": ("inference.chat", "talk with a language model"),
-    "attend": ("inference.attend", "show what each word of a text looks at"),
+    "attend": ("inference.attend", "show what each word of a text attends to"),
     "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
     "score": ("inference.score", "print the probability of a text, token by token"),
     "next": ("inference.score", "print the most probable next tokens, or compare words"),
@@ -201,8 +201,8 @@ def _check_unicode(arguments: list[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"the argument {argument!r} is not UTF-8: give it in UTF-8, and a file that is "
-                "named otherwise another name"
+                f"the argument {argument!r} is not UTF-8: give it in UTF-8, and rename "
+                f"files whose names are not UTF-8"
             ) from None
 
 

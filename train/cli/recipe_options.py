@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "data": ("The examples to train and validate on.", ("data.",)),
-    "objective": ("What is learned from the examples.", ("objective.",)),
+    "objective": ("The loss and its hyperparameters.", ("objective.",)),
     "tokenizer": ("The vocabulary: an existing one, or one to train.", ("data.tokenizer.",)),
     "model": ("Sizes and variants of the model.", ("model.",)),
     "adapters": (
@@ -165,8 +165,8 @@ class RecipeParser(OptionParser):
             return config
         if self._command == "train":
             log(
-                f"the vocabulary is made from the text and has {own:,} tokens; that of "
-                f"{self._preset} has {published:,} (data.tokenizer.path names one)"
+                f"the vocabulary is trained on the text and has {own:,} tokens; {self._preset} has "
+                f"{published:,} (data.tokenizer.path names an existing vocabulary)"
             )
             return config
         log(

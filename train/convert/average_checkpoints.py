@@ -42,7 +42,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     config = read_config(folder)
     kept = steps(folder)
     if last < 1:
-        raise RunError(f"last {last} must be at least 1")
+        raise RunError(f"last must be at least 1, got {last}")
     if len(kept) < last:
         listed = ", ".join(map(str, kept)) or "none"
         raise RunError(

@@ -1,4 +1,4 @@
-"""Exports a trained model in Hugging Face's format, as plain arrays, or as a program.
+"""Exports a trained model in the Hugging Face format, as plain arrays, or as a program.
 
 Each output is written completely or not at all.
 """
@@ -53,7 +53,7 @@ class Exported:
     folder: Path
     """The folder that the model was loaded from."""
     step: int | None
-    """Its checkpoint, or None for a folder in Hugging Face's format."""
+    """Its checkpoint, or None for a folder in the Hugging Face format."""
     config: TrainConfig
     tokenizer: Tokenizer
     model: nn.Module
@@ -61,7 +61,7 @@ class Exported:
     dtype: Precision
     """The precision of the written parameters."""
     file_bytes: int
-    """The maximum size of a file in Hugging Face's format, in bytes."""
+    """The maximum size of a file in the Hugging Face format, in bytes."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the parameters by path, in the requested precision."""
@@ -82,7 +82,7 @@ def export_model(
     """Writes a model in a format for other programs.
 
     Args:
-        source: A run folder, a folder in Hugging Face's format, or a name on the hub.
+        source: A run folder, a folder in the Hugging Face format, or a name on the hub.
         output: The folder to create for the forms "huggingface", "stablehlo" and "peft", else the
             file.
         form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
@@ -91,7 +91,7 @@ def export_model(
           peft: the adapters of a run that trained them, without their base, for the package peft.
         step: The checkpoint. Defaults to the newest.
         dtype: The precision of the written parameters.
-        file_bytes: The maximum size of a file in Hugging Face's format. Tensors are not split.
+        file_bytes: The maximum size of a file in the Hugging Face format. Tensors are not split.
         ema: Whether to write the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
 
@@ -221,7 +221,7 @@ def _write_peft(folder: Path, output: Path, step: int | None, dtype: Precision) 
     mapping_of(run.model.config).config_to_hf(run.model.config)
     base, name = Path(run.base.folder), run.base.folder
     is_run = (base / CONFIG_FILE).is_file() and not is_foreign(read_fields(base))
-    # peft needs a base in Hugging Face's format. Name the folder that the base was imported from,
+    # peft needs a base in the Hugging Face format. Name the folder that the base was imported from,
     # if it has one.
     if is_run:
         origin = read_fields(base).get(IMPORTED_FROM)

@@ -1,4 +1,4 @@
-"""Imports a model in Hugging Face's format as a run folder, for use with `--init-from`."""
+"""Imports a model in the Hugging Face format as a run folder, for use with `--init-from`."""
 
 import dataclasses
 from pathlib import Path
@@ -32,7 +32,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def import_model(source: str | Path, output: str | Path, *, base: str | Path | None = None) -> str:
-    """Creates a run folder from a folder in Hugging Face's format.
+    """Creates a run folder from a folder in the Hugging Face format.
 
     Args:
         source: A folder with `config.json`, safetensors and the tokenizer's files, a folder with a

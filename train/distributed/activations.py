@@ -50,7 +50,7 @@ def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply
 
 
 def current(mesh: Mesh) -> Mesh | AbstractMesh:
-    """Returns the mesh for the code being traced, which is jax's own within a `shard_map`."""
+    """Returns the mesh for the code being traced; within a `shard_map`, jax's current mesh."""
     inner = jax.sharding.get_abstract_mesh()
     return inner if inner.manual_axes else mesh
 

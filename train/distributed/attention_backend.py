@@ -120,9 +120,9 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     # Check the device first, then the sizes of the calls.
     platform = PLATFORMS.get(kernel)
     if platform not in (None, device.platform):
-        return f"it is for a {platform}, and here is a {device.platform}"
+        return f"it requires a {platform}, got a {device.platform}"
     if platform == "gpu" and _is_old(device):
-        return f"a {device.device_kind} is not of NVIDIA's Ampere generation or later"
+        return f"it requires NVIDIA's Ampere generation or later, got {device.device_kind}"
     # Check encoder, decoder and cross-attention, whose sizes differ.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder

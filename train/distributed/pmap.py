@@ -80,14 +80,14 @@ def check_pmap(config: TrainConfig) -> None:
         return
     require(
         jax.process_count() == 1,
-        f"parallel pmap is for the devices of one process, and here are {jax.process_count()}: "
-        "leave it out (--parallel jit)",
+        f"parallel pmap requires a single process, got {jax.process_count()}: leave it out "
+        f"(--parallel jit)",
     )
     sizes = {f"mesh.{name}": getattr(config.mesh, name) for name in MESH_AXIS_NAMES[1:]}
     defaults = {**dict.fromkeys(sizes, 1), "gather": "auto"}
     for name, value in {**sizes, "gather": config.gather}.items():
         require(
             value == defaults[name],
-            f"{name} {value} is for --parallel jit; under pmap every device has the whole model: "
-            "leave one of them out",
+            f"{name} {value} requires --parallel jit, because under pmap every device has "
+            f"the whole model: leave one of them out",
         )

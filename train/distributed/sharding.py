@@ -51,8 +51,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
         given = dataclasses.asdict(config).items() - default.items()
         shown = " × ".join(f"mesh.{name} {size}" for name, size in sorted(given))
         raise UserError(
-            f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: give "
-            "sizes that do, at most one of them -1 (all that are left)"
+            f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: "
+            f"give sizes that do; at most one of them may be -1, which means all remaining devices"
         ) from None
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
     return Mesh(grid, MESH_AXIS_NAMES, axis_types=kinds)

@@ -184,7 +184,9 @@ class Checkpoints:
         with self._writing():
             free = shutil.disk_usage(self._folder).free
         if free < needed:
-            raise self._cannot_write(f"it takes {needed:,} bytes, the disk has {free:,} left")
+            raise self._cannot_write(
+                f"it takes {needed:,} bytes, but the disk has {free:,} bytes left"
+            )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -200,8 +202,8 @@ class Checkpoints:
         others = [step for step in steps(self._folder.parent) if step != self._saving]
         start = f"step {others[-1]}" if others else "the start"
         return RunError(
-            f"cannot write checkpoint {self._saving} to {self._folder} ({why}): mend that; "
-            f"the same command resumes from {start}"
+            f"cannot write checkpoint {self._saving} to {self._folder} ({why}): solve this "
+            f"problem; the same command resumes from {start}"
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, DataState]:
@@ -299,7 +301,7 @@ def _set_aside(run: Path, step: int, damage: str, log: LogFn) -> None:
     folder = run / CHECKPOINTS / str(step)
     aside = _free_name(folder.with_name(f"{step}.damaged"))
     folder.rename(aside)
-    log(f"checkpoint {step} of {run} is damaged: {damage}; kept aside as {aside.name}")
+    log(f"checkpoint {step} of {run} is damaged: {damage}; renamed to {aside.name}")
 
 
 def _free_name(path: Path) -> Path:

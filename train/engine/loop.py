@@ -54,7 +54,7 @@ class Loop:
     state: TrainState
     step: int
     evaluation_due: bool
-    """Whether the evaluation of this step is still due."""
+    """Whether this step has not been evaluated yet, although it should be."""
     position: DataState = dataclasses.field(init=False)
     """The position in the data after this step."""
     pending: tuple[int, Metrics] | None = None

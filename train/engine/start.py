@@ -182,8 +182,8 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
     if filler and wrong:
         log(
             f"the last batch of an evaluation is filled up with {counted(filler, 'example')} of "
-            f"zeros, which counts[{wrong[0]!r}] of the objective includes: scores will be wrong; "
-            "let counts and terms leave them out"
+            f"zeros, which counts[{wrong[0]!r}] of the objective includes, so scores will "
+            f"be wrong: exclude them in counts and terms"
         )
 
 

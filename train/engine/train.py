@@ -113,7 +113,9 @@ def train(
             'train.recipe("quickstart")'
         )
     # A stage continues from a checkpoint. Refuse before the folder records the stage.
-    require(resume or not extend, "extend needs a checkpoint, and resume is False: leave it out")
+    require(
+        resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"
+    )
     if config.wandb_project is not None:  # fail before data are read
         wandb_of(config.wandb_project)
     progress = Progress(quiet or not is_primary())

@@ -37,7 +37,7 @@ def answers_before_and_after(
     rows: Rows = []
     for step, folder in folders:
         model, params = load_finite(folder)
-        # The initial model may be a reward model, which writes no text.
+        # The initial model may be a reward model, which cannot generate text.
         if model.config.head not in CAUSAL_HEADS:
             continue
         # A chat template may have added tokens that the initial model does not have.

@@ -75,7 +75,7 @@ def score_run(
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
     require(
         num_beams is None or generation is not None,
-        f"num_beams {num_beams} is for translation: {folder} has another model",
+        f"num_beams {num_beams} requires a translation model: leave it out for {folder}",
         error=RunError,
     )
     own = beam_search_defaults(folder, tokenizer)
@@ -196,8 +196,8 @@ def _opened(
     heads = config.objective.heads(config.data)
     require(
         config.model.head in heads,
-        f"{folder} has the head {config.model.head}, which is not scored on {config.data.kind} "
-        "data: evaluate it in Python",
+        f"{folder} has the head {config.model.head}, which this command cannot score on "
+        f"{config.data.kind} data: evaluate it in Python",
         error=RunError,
     )
     data, labels = prepared_data(config, log), config.model.labels

@@ -65,7 +65,7 @@ class RewardModel:
         """Opens a reward model.
 
         Args:
-            folder: a run folder, a folder in Hugging Face's format, or a name on the hub.
+            folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
             mesh: the devices to shard the model over. If None, it is on one device.
 
         Raises:
@@ -104,8 +104,9 @@ class RewardModel:
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
         require(
             longest <= self._length,
-            f"a prompt and its completion have {longest} tokens, and the reward model reads "
-            f"{self._length}: lower objective.max_new_tokens, or train one with a larger "
+            f"a prompt and its completion have {longest} tokens, more than the "
+            f"{self._length} that the reward model reads: lower objective.max_new_tokens, "
+            f"or train one with a larger "
             "data.length",
             error=RunError,
         )

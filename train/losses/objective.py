@@ -157,12 +157,7 @@ class Objective:
         return trained or None, {FURTHER: frozen} if frozen else None
 
     def with_followed(self, further: Params, params: Params) -> Params:
-        """Returns trained further models with copies of what the model of the run follows.
-
-        Args:
-            further: the parameters of the further models.
-            params: the parameters of the model of the run.
-        """
+        """Returns the trained further models, with the parameters that the run's model follows."""
         found = {}
         for name, own in further.items():
             followed = {part: params[part] for part in self.models[name].followed}
@@ -317,8 +312,8 @@ class Objective:
         uncounted = sorted(sums.keys() - counts.keys())
         require(
             not uncounted,
-            f"terms of the objective returned {uncounted}, which counts did not: return from "
-            "counts how many items they average over, or leave them out of terms",
+            f"terms of the objective returned {uncounted}, which counts did not: return "
+            f"their number of items from counts, or leave them out of terms",
         )
 
 

@@ -45,8 +45,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         return objective
     require(
         objective.forward is None,
-        f"num_experts {model.num_experts} is for an objective without forward, as the losses of "
-        "the router need the outputs of the model alone: choose a model without experts",
+        f"num_experts {model.num_experts} requires an objective without forward, because "
+        f"the router losses need the outputs of a single model: choose a model without experts",
     )
     over_batch = model.router_balance_over == "batch"
 

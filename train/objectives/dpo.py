@@ -46,7 +46,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         super().__post_init__()
         require(
             self.loss_type == "robust" or not self.label_smoothing,
-            f"label_smoothing {self.label_smoothing} belongs to the loss type robust, and this is "
+            f"label_smoothing {self.label_smoothing} requires the loss type robust, got "
             f"{self.loss_type}",
         )
 

@@ -50,8 +50,8 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
             return None
         term = PAIR_TERMS[data.pair_label]
         return (
-            f"loss is the sum of masked_token, the loss of masked tokens, and {term}, that "
-            f"of {term.replace('_', ' ')}s; perplexity is the exponential of masked_token"
+            f"loss is the sum of masked_token, the loss of masked tokens, and {term}, the "
+            f"loss of {term.replace('_', ' ')}s; perplexity is the exponential of masked_token"
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:

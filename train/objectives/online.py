@@ -120,7 +120,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         require(
             self.answer_length(data) < data.length,
             f"objective.max_new_tokens {self.answer_length(data)} leaves no token for a prompt in "
-            f"data.length {data.length}: lower the first or raise the second",
+            f"data.length {data.length}: lower objective.max_new_tokens or raise data.length",
         )
 
     def loss_note(self, data: PolicyData) -> str | None:
@@ -132,7 +132,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         note = "the validation loss is the mean reward of held-out prompts, negated"
         if self.learns_values or self.updates_several:
             return note
-        return f"{note}; the loss of a step is near 0 whatever the rewards, its gradient is not"
+        return f"{note}; the loss of a step is near 0 for any rewards, but its gradient is not"
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Returns the arrays of a sampled answer."""

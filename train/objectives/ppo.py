@@ -41,11 +41,12 @@ class PPOConfig(OnlineConfig):
     value_coefficient: NonNegative = 0.1
     """Weight of the value's squared error."""
     epsilon_value: NonNegative = 0.2
-    """Largest change of a value in its loss."""
+    """Clipping range of the value loss: the largest change of a predicted value that is
+    rewarded."""
     gamma: Fraction = 1.0
     """Discount of later rewards."""
     gae_lambda: Fraction = 0.95
-    """Weight of later values against earlier ones in advantages."""
+    """λ of generalized advantage estimation: the weight of later value errors."""
     whiten_rewards: bool = False
     """Whether token rewards are scaled to variance 1."""
 

@@ -194,7 +194,8 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
     factors = map_named(factor, params)
     require(
         any(np.any(x) for x in jax.tree.leaves(factors)),
-        f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some to train",
+        f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some "
+        f"parameters unfrozen",
     )
     return factors
 

@@ -47,7 +47,9 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         if (folder / CONFIG_FILE).is_file():
             initial_model = model_config(folder)
         else:
-            log(f"assumed: {config.init_from}, which is not here, has the recipe's sizes")
+            log(
+                f"assumed: {config.init_from}, which is not on this machine, has the recipe's sizes"
+            )
     vocab_size = 0 if initial_model is not None else _assumed_vocab_size(config, log)
     labels = config.data.assumed_labels()
     if labels:

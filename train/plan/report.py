@@ -58,7 +58,7 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
 def verdict(plan: Plan, topology: Topology) -> str:
     """Formats whether the step fits into the memory of each device."""
     if topology.chip is None:
-        return "fits: unknown, because virtual devices have no memory of their own"
+        return "fits: unknown, because virtual devices have no separate memory"
     limit = topology.chip.usable_memory
     if plan.out_of_memory is not None:
         used = used_bytes(plan.out_of_memory)
@@ -125,7 +125,7 @@ def _uncompiled(plan: Plan) -> str:
     # If the message lacks this phrase, its number is the sum of all parts.
     if "HLO temporaries" not in message:
         used -= plan.argument_bytes
-    return f"about {format_bytes(used)}, from the compiler's refusal"
+    return f"about {format_bytes(used)}, from the compiler's error message"
 
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:

@@ -220,7 +220,7 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train bert-large-one-phase\n"
             "With books: --data.source 'tfds:wikipedia/20230601.en#text + text:books/*.txt'\n"
-            "Pretraining as lectures tell it: 512 tokens from a random position, or two halves "
+            "Pretraining as lectures describe it: 512 tokens from a random position, or two halves "
             "from two parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 "
             "billion words of Wikipedia and BooksCorpus; Devlin et al. 2019 print 40 epochs, some "
             "lectures 50."

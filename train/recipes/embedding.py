@@ -107,8 +107,8 @@ RECIPES: dict[str, Recipe] = {
             "--data.source jsonl:pairs.jsonl\n"
             "Each line has a query and a positive, and perhaps negatives, or documents with "
             "scores.\n"
-            "Four documents of other queries are negatives as well. Without options a small model "
-            "learns which French number means an English one. flaxzoo predict "
+            "Four documents of other queries are negatives as well. Without options, a "
+            "small model learns to match numbers in English and French. flaxzoo predict "
             "and models.PairScorer use the run, and flaxzoo export writes it for CrossEncoder."
         ),
         config=RERANK,
@@ -119,7 +119,8 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train splade --init-from google-bert/bert-base-uncased --data.source "
             "jsonl:pairs.jsonl\n"
-            "The data are those of the recipe embed. The last lines compare nDCG@10 and the "
+            "The data have the same format as in the recipe embed. The last lines compare "
+            "nDCG@10 and the "
             "numbers of weights above 0 before and after. Without options it trains a small model "
             "from scratch on Python's documentation, in a few minutes on two cores. flaxzoo embed "
             "and flaxzoo evaluate use the run, and flaxzoo export writes it for SparseEncoder."

@@ -138,7 +138,8 @@ RECIPES: dict[str, Recipe] = {
         config=QUICKSTART,
     ),
     "primer-quickstart": Recipe(
-        summary="The same with the changes that an architecture search found (Primer).",
+        summary="The recipe quickstart with the changes that an architecture search found "
+        "(Primer).",
         details=(
             "Run: flaxzoo train primer-quickstart\n"
             "The two that matter most (So et al. 2021): squared ReLU, and a convolution over three"
@@ -196,9 +197,8 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train in-context\n"
             "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
             "builtin:patterns#copy,reverse,count\n"
-            "It sees random tasks, each through examples of it alone, and is tested on tasks "
-            "that it has never seen: without examples it knows no answer, and accuracy rises with "
-            "their number."
+            "It learns random tasks from examples alone, and is tested on tasks that it "
+            "has never seen: accuracy increases with the number of examples in the prompt."
         ),
         config=IN_CONTEXT,
     ),

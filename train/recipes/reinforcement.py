@@ -70,9 +70,9 @@ PPO = dataclasses.replace(
 
 _BEGINS = (
     "It starts from the run runs/sums (flaxzoo train sums), whose model is right about half of\n"
-    "the time; --init-from names another model, of any size, and --data.source the prompts: JSON\n"
-    "lines with prompt, or messages, and what rewards read, such as answer. The validation loss\n"
-    "is the mean reward, negated."
+    "the time. --init-from names another model, of any size. --data.source names the prompts,\n"
+    "JSON lines with prompt or messages, and with the fields that rewards read, such as answer.\n"
+    "The validation loss is the negated mean reward."
 )
 
 

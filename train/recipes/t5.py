@@ -119,9 +119,9 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train text-to-text --init-from runs/t5-quickstart --data.source "
             "'jsonl:pairs.jsonl#question,answer'\n"
-            "The source has the forms of sentence pairs (jsonl:, tsv:, pairs:, tfds:; see the data"
-            " guide), by default numbers that are spelled in English and French. "
-            "--data.target-length is for targets that are shorter than their sources. flaxzoo "
+            "The source has pairs of texts (jsonl:, tsv:, pairs:, tfds:; see the data "
+            "guide). Defaults to numbers that are spelled out in English and French. "
+            "Lower --data.target-length if targets are shorter than their sources. flaxzoo "
             "evaluate prints exact matches, ROUGE, BLEU and chrF.\n"
             "--preset has the published sizes of T5, mT5, BART, mBART and the Transformer."
         ),

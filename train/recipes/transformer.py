@@ -132,7 +132,7 @@ RECIPES: dict[str, Recipe] = {
             "--data.validation pairs:val.en.gz,val.de.gz\n"
             "Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a beam of "
             "4.\n"
-            "Other way round: swap the names."
+            "For the other direction, swap the names."
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
@@ -167,7 +167,7 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train transformer --preset transformer-big --data.source "
             "pairs:train.en,train.de\n"
             "The vocabulary is trained on the pairs, and the size of the embedding follows from "
-            "it. The learning rate is that of Vaswani et al. 2017, section 5.3."
+            "it. The learning rate follows Vaswani et al. 2017, section 5.3."
         ),
         config=_of_size("transformer-base"),
         of_preset=_of_size,
@@ -200,7 +200,7 @@ RECIPES: dict[str, Recipe] = {
     "wmt14-en-fr-big": Recipe(
         summary="The big Transformer on WMT 2014 English to French as published: 300,000 steps.",
         details=(
-            "Its dropout is 0.1, where the other big one has 0.3 (section 6.1).\n"
+            "Its dropout rate is 0.1; the big model for German has 0.3 (section 6.1).\n"
             "Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big --last "
             "20"
         ),

@@ -2,9 +2,9 @@
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
 each completion, or None for a completion that it does not judge. All arguments are lists of the
-same length. `fields` are the other fields of the prompts' records, such as `answer`, and `begun`,
-the prompts before encoding (conversations in dialogues). A function may omit arguments that it does
-not use.
+same length. `fields` are the other fields of the prompts' records, such as `answer`, and
+`contexts`, the prompts before encoding (conversations in dialogues). A function may omit arguments
+that it does not use.
 """
 
 import inspect
@@ -271,7 +271,7 @@ def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -
     missing = [x for x, p in named.items() if p.default is p.empty and x not in given]
     require(
         not missing,
-        f"the reward {name} reads the field {', '.join(missing)}, and the prompts have "
+        f"the reward {name} reads the field {', '.join(missing)}, but the prompts have "
         f"{', '.join(sorted(given))}: add it to the records, or choose another reward",
     )
     # Pass only the arguments that the function accepts.

@@ -31,7 +31,7 @@ class InitFromPlan:
 
     folder: Path
     step: int | None
-    """None for a folder in Hugging Face's format."""
+    """None for a folder in the Hugging Face format."""
     source: TransformerConfig
     """The configuration of the model in the folder."""
     source_shapes: Params
@@ -52,7 +52,7 @@ def plan_init_from(
 
     Args:
         folder: The folder to initialize from.
-        step: One of its checkpoints, or None for a folder in Hugging Face's format.
+        step: One of its checkpoints, or None for a folder in the Hugging Face format.
         source: The configuration of its model.
         model: The configuration of the model to initialize.
 
@@ -72,7 +72,7 @@ def plan_init_from(
             copied.add(name)
         # A head of another shape is initialized randomly, but the body must match.
         elif not name.startswith(HEAD):
-            other.append(f"{name} {x.shape} where this run has {wanted[name].shape}")
+            other.append(f"{name} {x.shape} but this run has {wanted[name].shape}")
     if other:
         more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
         raise RunError(
@@ -93,7 +93,7 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
     """Returns the differing fields that explain different shapes, for a message."""
     theirs, ours = (dataclasses.asdict(config) for config in (source, model))
     wrong = [
-        f"model.{field} is {theirs[field]} there and {ours[field]} here"
+        f"model.{field} is {theirs[field]} in its configuration and {ours[field]} in this run"
         for field in SIZES
         if field in theirs and field in ours and theirs[field] != ours[field]
     ]

@@ -37,11 +37,11 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-        folder: A run folder, a folder in Hugging Face's format, or a name on the hub. For the
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub. For the
           latter two the configuration is derived from the model.
 
     Raises:
-        FileNotFoundError: The folder is neither.
+        FileNotFoundError: No such folder or model exists.
         UserError: The folder is broken, or its model or tokenizer is not supported.
     """
     folder = local_folder(folder)
@@ -84,8 +84,8 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe for a run that begins with the model of a folder.
 
-    A published model has the settings of a preset of its size, whether the folder is in Hugging
-    Face's form or an imported run. A run that was trained here has the recipe's settings, and the
+    A published model has the settings of a preset of its size, whether the folder is in the Hugging
+    Face format or an imported run. A run that was trained here has the recipe's settings, and the
     precision and rematerialization that it was trained with.
 
     Args:
@@ -128,6 +128,6 @@ def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: 
     else:
         require(
             head in CAUSAL_HEADS,
-            f"sample_prompt is not for a model with the head {head}: leave it out",
+            f"sample_prompt is not supported by a model with the head {head}: leave it out",
             error=RunError,
         )

@@ -119,8 +119,8 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
     source, lora = config.init_from, config.lora
     require(
         source is not None or not config.objective.needs_init_from,
-        f"objective {config.objective.kind} compares a model with its initial model: give "
-        "--init-from, such as the run of supervised fine-tuning",
+        f"objective {config.objective.kind} requires an initial model: give --init-from, "
+        f"such as the run of supervised fine-tuning",
         error=RunError,
     )
 
@@ -146,7 +146,7 @@ def check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
     other = None if folder is None else open_run(folder)[1]
     require(
         other is None or other.fingerprint == tokenizer.fingerprint,
-        f"{folder} has another tokenizer than the run, and would read other texts: choose a model "
-        "with the same tokenizer",
+        f"{folder} has another tokenizer than the run, so it cannot read the same tokens: "
+        f"choose a model with the same tokenizer",
         error=RunError,
     )

@@ -123,7 +123,7 @@ def prepare_run(
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
-            log(f"{folder} was made by flaxzoo {writer}, and this is {own}")
+            log(f"{folder} was made by flaxzoo {writer} (this is {own})")
         config, tokenizer = _existing_run(config, folder, custom, extend=extend)
         # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
         begins = not steps(folder) or config.lora is not None
@@ -131,7 +131,7 @@ def prepare_run(
     else:
         _check_empty(folder)
         given = config.model.vocab_size
-        # The settings may be those of another run, whose last stage is none of this run.
+        # The settings may be copied from another run, whose last stage does not apply to this run.
         config = dataclasses.replace(config, stage=None)
         # The vocabulary decides the shapes of the parameters, so plan their source after it.
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
@@ -148,7 +148,7 @@ def prepare_run(
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    # Keep these data out of `config`, which is stored, because they may hold an open model.
+    # Do not put these data into `config`, which is stored, because they may hold an open model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)

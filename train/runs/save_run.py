@@ -68,8 +68,8 @@ def save_run(
     """
     require(
         jax.process_count() == 1,
-        f"save_run is for one process, and here are {jax.process_count()}: gather the parameters, "
-        "and save them in a program of one process",
+        f"save_run requires a single process, got {jax.process_count()}: gather the "
+        f"parameters, and save them in a program of one process",
         error=RunError,
     )
     check_value("step", step, NonNegativeInt)
@@ -85,7 +85,7 @@ def save_run(
         heads = objective.heads(data)
         require(
             model.config.head in heads,
-            f"{data.kind} data are for a model with the head {' or '.join(heads)}, not "
+            f"{data.kind} data require a model with the head {' or '.join(heads)}, got "
             f"{model.config.head}: give the data of this model",
             error=RunError,
         )

@@ -58,8 +58,8 @@ def check_extension(
     kept = steps(folder)
     require(
         kept,
-        f"{folder} has no checkpoint yet, so it cannot be extended: let it reach its first, or "
-        "give another --workdir",
+        f"{folder} has no checkpoint yet, so it cannot be extended: wait for its first "
+        f"checkpoint, or give another --workdir",
         error=RunError,
     )
     require(

@@ -76,7 +76,7 @@ class SearchIndex:
         is_same = stored.shape == found.shape and float(stored @ found) >= SAME
         require(
             is_same,
-            f"{folder} was built with another model, which was at {config['model']}: name its "
+            f"{folder} was built with another model, {config['model']}: name its "
             "folder with --run, or build the index again",
             RunError,
         )
@@ -148,9 +148,9 @@ class SearchIndex:
 
         Args:
             folder: the folder of the index.
-            run: where the model is now, if it was moved. Defaults to the location that the index
-                stores.
-            step: the checkpoint. Defaults to the one that the index was built with.
+            run: the current location of the model, if it was moved. Defaults to the location that
+                the index stores.
+            step: the checkpoint. Defaults to the checkpoint that the index was built with.
             log: called with a line if the tokenizer may belong to another model.
 
         Raises:
@@ -163,7 +163,7 @@ class SearchIndex:
             raise FileNotFoundError(f"{folder} is not an index: build it with flaxzoo index")
         config = read_object(folder / CONFIG, RunError)
         is_index = config.get("form") == FORM and {"model", "step", "fingerprint"} <= config.keys()
-        problem = f"{folder} is not an index ({CONFIG} describes another thing)"
+        problem = f"{folder} is not an index ({CONFIG} is not the configuration of an index)"
         require(is_index, f"{problem}: build it with flaxzoo index", RunError)
         # The stored step belongs to the stored model, so another model has its newest checkpoint.
         stored = config["step"] if run is None and step is None else step

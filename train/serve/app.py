@@ -74,10 +74,11 @@ class Access:
             ApiError: the key is missing or wrong.
         """
         if self.key is None:
-            # A page of another site may reach this server by DNS rebinding. It names its own host.
+            # A page of another site may reach this server by DNS rebinding. Such a page sends the
+            # name of its own host.
             host = request.headers.get("host", "")
             if _LOOPBACK_HOST.fullmatch(host) is None:
-                message = f"the host {host[:100]!r} needs a key: start with --api-key-file"
+                message = f"the host {host[:100]!r} requires a key: give --api-key-file"
                 raise ApiError(403, message)
             return
         # Compare in constant time, so that the time of a refusal reveals no part of the key.
@@ -122,7 +123,7 @@ class Service:
         model = self.model(name)
         if kind not in model.workers:
             does = ", ".join(model.workers) or "none"
-            message = f"the model {model.name!r} does not do {kind}: its kinds of work are {does}"
+            message = f"the model {model.name!r} does not support {kind}: it supports {does}"
             raise ApiError(400, message, "model", "unsupported_model")
         return model, model.workers[kind]
 
@@ -161,7 +162,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UserError):
         return ApiError(400, str(error))
     report_fault(error)
-    return ApiError(500, f"the server has a fault ({type(error).__name__})")
+    return ApiError(500, f"internal error ({type(error).__name__})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +206,7 @@ class _Handler:
         # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
         gone = asyncio.ensure_future(_disconnected(request))
-        # A client that does not read its answer must not keep its place either.
+        # A client that does not read its answer must not block others either.
         limit = self.service.engine.limits.time_limit + self.service.access.read_time
         try:
             await asyncio.wait((working, gone), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +299,7 @@ def event_of(value: JsonValue) -> bytes:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HTTPException)
-    messages = {404: "there is no such path", 405: "the path has another method"}
+    messages = {404: "the path does not exist", 405: "the path does not support this method"}
     message = messages.get(error.status_code, str(error.detail))
     return JSONResponse(
         ApiError(error.status_code, f"{message}: see GET /openapi.json").body,

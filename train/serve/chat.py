@@ -44,10 +44,10 @@ Alternatives = Annotated[int, Range(least=0, most=20)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResponseFormat(Checked):
-    """The form of an answer."""
+    """The format of an answer."""
 
     type: Literal["text"] = "text"
-    """Only text: other forms cannot be guaranteed."""
+    """Only text: other formats cannot be guaranteed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ChatFields(TextFields):
     messages: tuple[Mapping[str, Any], ...]
     """Messages with role and content."""
     max_tokens: PositiveInt | None = None
-    """The maximum number of new tokens. By default, as many as fit the context."""
+    """The maximum number of new tokens. Defaults to as many as fit into the context."""
     max_completion_tokens: PositiveInt | None = None
     """The same as `max_tokens`."""
     logprobs: bool = False

@@ -76,7 +76,7 @@ class CompletionFields(TextFields):
 
 @dataclasses.dataclass
 class _Echo:
-    """A prompt that is repeated before its text, and its scores."""
+    """A prompt that is repeated before its completion, and its scores."""
 
     text: str
     ids: list[int]

@@ -31,10 +31,10 @@ class Limits:
     """Limits of the queue and of each request."""
 
     max_requests: PositiveInt = 512
-    """Requests that wait or run. Further ones get status 429."""
+    """Maximum number of requests that wait or run. Further requests get status 429."""
     max_tokens: PositiveInt = 1_000_000
-    """Tokens of the requests that wait or run, with the new tokens that they may generate. Further
-    requests get status 429."""
+    """Maximum number of tokens of the requests that wait or run, including the new tokens that they
+    may generate. Further requests get status 429."""
     time_limit: Positive = 600.0
     """Seconds after which a request is canceled, with status 504."""
     retry_after: NonNegativeInt = 1
@@ -47,7 +47,7 @@ class Worker(Protocol):
 
     @property
     def wait(self) -> float | None:
-        """Seconds until `step` has work: 0 if it has work now, None if there is no task."""
+        """Seconds until `step` has work: 0 if it has work now, None if it has no tasks."""
         ...
 
     def add(self, task: "Task") -> None:
@@ -124,7 +124,7 @@ class Job:
         # OpenAI's library sends a failed request again unless this header forbids it.
         late = ApiError(
             504,
-            f"the request took longer than {limit:g} s: ask for fewer tokens",
+            f"the request took longer than {limit:g} s: request fewer tokens",
             code="timeout",
             headers={"x-should-retry": "false"},
         )
@@ -343,7 +343,7 @@ class Engine:
 
 
 def report_fault(error: BaseException) -> None:
-    """Prints the type and the place of an error.
+    """Prints the type and the traceback of an error.
 
     The message of an unexpected error may quote a prompt, so it is printed only for a `UserError`.
     """

@@ -78,7 +78,10 @@ def read_json(body: bytes) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else ""
-        kinds = {UnicodeDecodeError: "is not UTF-8", UnicodeEncodeError: "has half a character"}
+        kinds = {
+            UnicodeDecodeError: "is not UTF-8",
+            UnicodeEncodeError: "has half of a surrogate pair",
+        }
         problem = kinds.get(type(error), f"is not valid JSON {reason}".rstrip())
         raise ApiError(400, f"the body {problem}: send a JSON object in UTF-8") from None
     if not isinstance(value, dict):

@@ -58,7 +58,7 @@ class TextFields(Checked):
     model: str | None = None
     """The name of the model. It may be left out if only one is served."""
     temperature: Temperature | None = None
-    """0 takes the most probable token each time. By default as stored with the model, or 1."""
+    """With 0, decoding is greedy. Defaults to the setting stored with the model, or 1."""
     top_p: TopP | None = None
     """Samples from the most probable tokens whose probabilities sum to p."""
     top_k: NonNegativeInt | None = None
@@ -76,7 +76,7 @@ class TextFields(Checked):
     n: Choices = 1
     """The number of texts."""
     seed: Seed | None = None
-    """The same seed gives the same text. By default a random one."""
+    """The same seed gives the same text. Defaults to a random seed."""
     stop: str | tuple[str, ...] = ()
     """Strings that end a text and are not part of it."""
     stream: bool = False
@@ -123,7 +123,7 @@ class TextFields(Checked):
         """
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         given = {name: x for name in names if (x := getattr(self, name)) is not None}
-        # The stored settings may ask for beams, which a continuous batch does not have.
+        # The stored settings may request beam search, which a continuous batch does not support.
         request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **given})
         merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}
         return TextSampling(
@@ -145,7 +145,7 @@ def _token_id(name: str) -> int:
 
 @dataclasses.dataclass
 class Piece:
-    """A part of a text: what is new since the last one, or all of it."""
+    """A part of a text: the text since the previous piece, or the whole text."""
 
     text: str
     tokens: list[int]
@@ -180,7 +180,7 @@ class TextWork:
     first_token: float = 0.0
     """Seconds until the first token."""
     due: float = 0.0
-    """The time from which the next piece may be sent."""
+    """The earliest time of the next piece."""
     shown: int = 0
     """The number of tokens that were sent."""
 
@@ -257,7 +257,7 @@ class GenerationWorker:
         self._numbers.clear()
 
     def step(self) -> None:
-        """Advances all texts, and sends what is new."""
+        """Advances all texts, and sends their new parts."""
         for written in self.batch.step():
             task = self._tasks.get(written.text)
             # A step may give a text two tokens, of which the first ended the text.
@@ -269,7 +269,7 @@ class GenerationWorker:
                     self.cancel(task)
 
     def _send(self, task: Task, written: Written) -> None:
-        """Sends what is new of a text, and ends it."""
+        """Sends the new part of a text, and ends the text if it is complete."""
         work: TextWork = task.work
         now = time.monotonic()
         work.first_token = work.first_token or now - work.created
@@ -326,7 +326,7 @@ class ScoringWorker:
         self._waiting.clear()
 
     def warm_up(self) -> None:
-        """Compiles nothing: most servers score no prompts."""
+        """Compiles nothing, because most servers do not score prompts."""
 
     def step(self) -> None:
         """Scores one prompt."""
@@ -361,7 +361,7 @@ def make_works(
         sampling: how tokens are chosen.
         seed: the seed of the prompt.
         param: the field of the prompt, for messages.
-        limit: the maximum number of new tokens. If None, as many as fit the context.
+        limit: the maximum number of new tokens. If None, as many as fit into the context.
 
     Raises:
         ApiError: the prompt does not fit the context.
@@ -369,7 +369,7 @@ def make_works(
     """
     longest = generator.max_length
     if not 1 <= len(ids) <= longest:
-        message = f"{param} has {len(ids):,} tokens, and the model reads 1 to {longest:,}"
+        message = f"{param} has {len(ids):,} tokens, but the model reads 1 to {longest:,}"
         raise ApiError(400, message, param, "context_length_exceeded")
     check_token_ids(ids, generator.vocab_size, param)
     for token in sampling.logit_bias:

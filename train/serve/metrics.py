@@ -49,9 +49,12 @@ class Metrics:
             registry=registry,
         )
         self._rows = Gauge(
-            "flaxzoo_rows", "Texts that grow at present.", ["model"], registry=registry
+            "flaxzoo_rows",
+            "Texts in generation.",
+            ["model"],
+            registry=registry,
         )
-        # These figures are read from the engine whenever a client asks for `/metrics`.
+        # These figures are read from the engine whenever a client requests `/metrics`.
         for name, text, read in (
             ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
             ("flaxzoo_job_tokens", "Tokens of these requests.", lambda: engine.num_tokens),
@@ -74,7 +77,7 @@ class Metrics:
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 
     def watch_rows(self, model: str, read: Callable[[], float]) -> None:
-        """Adds the number of a model's growing texts, which `read` returns at present."""
+        """Adds a gauge of the number of texts that a model generates, which `read` returns."""
         self._rows.labels(model).set_function(read)
 
     def text(self) -> bytes:

@@ -34,9 +34,9 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
     """Opens models.
 
     Args:
-        names: for each model a run folder, a folder in Hugging Face's form, a name on the hub, or
-          NAME=FOLDER. The name defaults to the last part of the folder.
-        settings: how texts to embed, score, classify and translate are put together.
+        names: for each model a run folder, a folder in the Hugging Face format, a name on the hub,
+          or NAME=FOLDER. The name defaults to the last part of the folder.
+        settings: how texts to embed, score, classify and translate are batched.
         log: called with lines about the models.
 
     Raises:

@@ -35,7 +35,7 @@ KEY_VARIABLE = "FLAXZOO_API_KEY"
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where the server listens, and which key it needs."""
+    """The address of the server and its key."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -45,7 +45,8 @@ class Address:
         """Returns the key of the environment or the file.
 
         Raises:
-            UserError: there is no key and the host is not this machine, or the key is not valid.
+            UserError: the key is missing although the host is not this machine, or the key is not
+                valid.
         """
         key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         # A file that is given as an option takes precedence over the environment.
@@ -56,7 +57,7 @@ class Address:
             raise UserError(f"the key in {place} must be printable ASCII and not empty: correct it")
         if key is None and self.host not in LOOPBACK:
             raise UserError(
-                f"host {self.host!r} is reachable from other machines and needs a key: set "
+                f"host {self.host!r} is reachable from other machines, so it requires a key: set "
                 f"{KEY_VARIABLE} or give --api-key-file"
             )
         return key
@@ -125,7 +126,7 @@ def serve(
         names: the models; see `open_models`.
         address: where to listen.
         limits: what is accepted.
-        rows: how texts to embed, score, classify and translate are put together.
+        rows: how texts to embed, score, classify and translate are batched.
         log: called with lines about the start and the end.
 
     Raises:

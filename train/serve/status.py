@@ -24,9 +24,9 @@ class TokenizeFields(Checked):
     prompt: str
     """The text."""
     add_special_tokens: bool = True
-    """Whether the special tokens of the tokenizer's frame are added. Without them, a text that is
-    the name of a control token, such as `<|endoftext|>`, is this token; otherwise such names are
-    ordinary text."""
+    """Whether the special tokens of the tokenizer's frame are added. If False, the name of a
+    control token, such as `<|endoftext|>`, becomes this token; otherwise such names are ordinary
+    text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

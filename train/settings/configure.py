@@ -137,7 +137,7 @@ def starting_config(
     if preset is None and named.of_model is not None and init_from and opens:
         config = _config_for(name, init_from, command, run) or config
     kind, own = given.get(OBJECTIVE), config.objective
-    # A default objective changes with the data, and one that is named does not.
+    # A default objective changes with the data; an objective that the user names does not.
     if kind is None or (kind == own.kind and not own.is_default):
         return config
     return dataclasses.replace(config, objective=objective_for(config.data, kind))
@@ -153,8 +153,9 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     for field in DERIVED:
         require(
             field not in given,
-            f"{field} follows from the data, and {config.data.kind} data train the head {heads}: "
-            "leave it out, or choose a recipe of other data (flaxzoo list)",
+            f"{field} follows from the data, which train the head {heads} "
+            f"({config.data.kind} data): leave it out, or choose a recipe of other data "
+            f"(flaxzoo list)",
         )
     return _replaced(config, _sized(given))
 
@@ -170,8 +171,8 @@ def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
     for option in (kind, size, "data.tokenizer.lowercase"):
         require(
             not (is_named and option in given),
-            f"{option} is for a vocabulary that is trained, and data.tokenizer.path names "
-            "one: leave one of them out",
+            f"{option} requires a vocabulary to train, but data.tokenizer.path names an "
+            f"existing one: leave one of them out",
         )
     if given.get(kind) in ("characters", "words") and size not in given:
         return {**given, size: None}

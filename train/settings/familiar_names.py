@@ -1,4 +1,4 @@
-"""The names that other libraries and programs give to options of flaxzoo.
+"""Names of options in other libraries and programs, and the equivalent options of flaxzoo.
 
 This file imports only the standard library, because options are read before other imports.
 """

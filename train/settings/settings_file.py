@@ -58,7 +58,7 @@ def _words(setting: str, value: Any) -> Iterator[str]:
 
 
 def write_settings(file: Path, config: TrainConfig) -> None:
-    """Writes the recipe that is most like a configuration, and the settings that differ from it.
+    """Writes the recipe that is nearest to a configuration, and the settings that differ from it.
 
     Raises:
         UserError: No recipe trains this kind of model on this kind of data.
@@ -72,7 +72,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
     )
     # TOML requires settings without a section before the first section.
     sections: dict[str, list[str]] = {"": []}
-    # Of all recipes that give this configuration, take the one with the fewest settings.
+    # Take the recipe that describes this configuration with the fewest settings.
     for name, value in min(described, key=len).items():
         section, _, own = name.rpartition(".")
         sections.setdefault(section, []).append(f"{own} = {_toml(value)}")

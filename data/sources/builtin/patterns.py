@@ -62,7 +62,7 @@ _TRAINING, _DOCUMENTS, _HELD_OUT = range(1, 4)
 
 @dataclass(frozen=True)
 class PatternTask:
-    """A task: what its kind does, and its key.
+    """A task: its kind and its key.
 
     Attributes:
       kind: One of ``KINDS``.

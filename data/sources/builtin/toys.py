@@ -9,9 +9,9 @@ name               a prompt                  a document          what a reward m
 =================  ========================  ==================  ===============================
 
 In the documents about half of the sums are replaced by a random number, so that a model trained on
-them is right about half of the time. The prompts are for reinforcement learning, which can
-therefore improve on this rate. A tenth of the prompts of ``words``, chosen by a hash, is held out:
-training documents do not begin with them. None of the hundred sums is held out.
+them is right about half of the time. Reinforcement learning on the prompts can improve this rate. A
+tenth of the prompts of ``words``, chosen by a hash, is held out: training documents do not begin
+with them. None of the hundred sums is held out.
 """
 
 import hashlib

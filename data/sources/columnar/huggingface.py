@@ -106,7 +106,7 @@ class HubData:
         return Rows(self.name, KIND, (table,))
 
     def identity(self, split: str) -> tuple[str, ...]:
-        """Returns what identifies the content of a split: the hash that ``datasets`` gives it."""
+        """Returns a hash of the content of a split, which ``datasets`` computes."""
         # The package has no public name for this hash.
         return KIND, split, str(self.splits[split]._fingerprint), str(len(self.splits[split]))
 
@@ -160,7 +160,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         attempts = ((datasets.load_from_disk, (path,)),)
     else:
         attempts = tuple((datasets.load_dataset, names) for names in _names(path))
-    # Take the first reading of the path that loads, or report why each of them fails.
+    # Use the first interpretation of the path that loads, or report why each of them fails.
     errors: list[Exception] = []
     for load, names in attempts:
         try:
@@ -178,7 +178,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
 
 
 def _names(path: str) -> Iterator[tuple[str, ...]]:
-    """Yields the readings of a path as the name of a data set and a configuration."""
+    """Yields the interpretations of a path as the name of a data set and a configuration."""
     parts = path.split("/")
     # A name may have an owner, so NAME/CONFIG and OWNER/NAME look alike.
     if len(parts) <= 2:

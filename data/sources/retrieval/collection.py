@@ -39,7 +39,7 @@ class RetrievalData:
       documents: Identifier → text of each document.
       queries: Identifier → text of each query that has a relevant document.
       relevant: Identifier of a query → identifiers of its relevant documents → relevance, above 0.
-        A document that is not in ``documents`` counts as one that no search finds.
+        A document that is not in ``documents`` counts as not found.
       notes: Lines that describe what was left out.
 
     Raises:

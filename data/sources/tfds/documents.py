@@ -232,8 +232,8 @@ def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray
         kept = np.array(list(indices()), np.int64)
         require(
             len(kept),
-            f"no document of {source.name!r} is left by the filter {written(source.conditions)}: "
-            "choose another",
+            f"no document of {source.name!r} satisfies the filter "
+            f"{written(source.conditions)}: choose another",
             DataError,
         )
         return kept

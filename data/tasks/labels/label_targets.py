@@ -30,7 +30,7 @@ class LabelTarget:
       spec: Describes the labels of an example, from the number of labels.
       encode: Converts n labels to numbers, with the names of the L outputs of the model.
       decode: Converts logits, float [n, L], to a prediction for each example.
-      num_labels: The fewest and the most labels that the examples of a source may have.
+      num_labels: The minimum and the maximum number of labels of a source.
       assumed: Placeholders for the names of the outputs, for a plan made before data are read.
     """
 

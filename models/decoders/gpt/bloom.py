@@ -30,7 +30,7 @@ class BloomConfig(GPTConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = 0.0
-    """Dropout rate of the embeddings, if not `dropout_rate`."""
+    """Dropout rate of the embeddings. Defaults to `dropout_rate`."""
     residual_of_norm: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a sublayer's output is added to its normalized input instead of its input."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -57,7 +57,7 @@ class FalconConfig(GPTConfig):
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer."""
     num_kv_heads: Size | None = None
-    """Number of key/value heads, K, if not `num_heads`."""
+    """Number of key/value heads, K. Defaults to `num_heads`."""
     residual: Literal["one_norm", "two_norms", "sequential"] = "one_norm"
     """How the sublayers read the residual stream. one_norm: both read the same normalized input.
     two_norms: each sublayer has a norm. sequential: the feed-forward layer reads the sum with
@@ -71,7 +71,7 @@ class FalconConfig(GPTConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = 0.0
-    """Dropout rate of the embeddings, if not `dropout_rate`."""
+    """Dropout rate of the embeddings. Defaults to `dropout_rate`."""
     scale_residual_init: bool = False
     """Whether initial residual projections are multiplied by 1/√(2L)."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]

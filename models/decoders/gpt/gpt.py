@@ -56,14 +56,14 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     final_norm: ClassVar[bool] = True
     """Whether the last layer's output is normalized, if norms precede sublayers (OPT)."""
     d_embedding: ClassVar[int | None] = None
-    """Width of the token embeddings, if not D; linear maps project to D and back (OPT)."""
+    """Width of the token embeddings. Defaults to D; linear maps project to D and back (OPT)."""
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = None
-    """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
+    """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """Where norms are. pre: before each sublayer, and a final one after the last layer (GPT-2,
     GPT-3). post: after each residual sum (GPT)."""

@@ -1,7 +1,7 @@
 """OPT: Meta's replicas of GPT-3, with ReLU.
 
-Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 2. The model of
-350M normalizes after the residual sum and has narrower token embeddings.
+Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 2. The 350M model
+normalizes after the residual sum and has narrower token embeddings.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ class OPTConfig(GPTConfig):
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layer."""
     embedding_dropout: Rate | None = 0.0
-    """Dropout rate of the embeddings plus positions, if not `dropout_rate`."""
+    """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
     attention_dropout: Rate | None = 0.0
-    """Dropout rate of attention weights, if not `dropout_rate`."""
+    """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     scale_residual_init: bool = True
     """Whether initial residual projections are multiplied by 1/√(2L)."""
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the last layer's output is normalized, if norms precede the sublayers."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the token embeddings, if not D; linear maps project to D and back."""
+    """Width of the token embeddings. Defaults to D; linear maps project to D and back."""
 
 
 class OPT(GPT):

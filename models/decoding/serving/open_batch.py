@@ -65,7 +65,7 @@ class OpenBatch(ContinuousBatch):
       params: its parameters.
       max_rows: the maximum number of rows.
       tokens_per_call: the number of tokens per call of the compiled loop.
-      banned: sequences of tokens that no text gets.
+      banned: sequences of tokens that are never generated.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class OpenBatch(ContinuousBatch):
         return written
 
     def _resize(self) -> None:
-        """Changes the number of rows to what the texts need."""
+        """Changes the number of rows to the number that the texts need."""
         taken = [row for row, text in enumerate(self._texts) if text is not None]
         needed = len(taken) + len(self._waiting) + (self._reading is not None)
         most = next(size for size in self.row_numbers if size >= min(needed, self._max_rows))
         now = len(self._texts)
-        # Shrink only when another shrinking would soon be needed, because each copies the caches.
+        # Shrink only if the rows would soon be shrunk again, because each change copies the caches.
         if most == now or (most < now and needed * ROW_STEP > now):
             return
         if self._reading is not None and most < now:
@@ -276,7 +276,7 @@ class OpenBatch(ContinuousBatch):
         text.chosen.extend(written.tokens)
         if self._texts[row] is None:
             self._has_changed = True
-        # They are computed if any text has asked for them.
+        # They are computed if any text requests them.
         number = text.sampling.num_alternatives
         written.alternatives = [best[:number] for best in written.alternatives] if number else []
         return written

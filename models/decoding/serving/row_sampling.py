@@ -1,4 +1,4 @@
-"""The settings of texts that grow in the rows of one batch, each with other settings."""
+"""Sampling settings that differ between the rows of one batch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +110,7 @@ def row_sampling(
     Args:
       texts: the text of each row, or None.
       vocab_size: the number of tokens.
-      banned: sequences of tokens that no text gets.
+      banned: sequences of tokens that are never generated.
     """
     live = [text.sampling for text in texts if text is not None]
     rows = [_IDLE if text is None else text.sampling for text in texts]

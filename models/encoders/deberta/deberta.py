@@ -54,7 +54,7 @@ class DebertaConfig(DisentangledConfig):
     num_token_types: Count = 0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two parts of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the embeddings, if not D; a linear map projects to D."""
+    """Width of the embeddings. Defaults to D; a linear map projects to D."""
     convolution_size: Size | None = None
     """If given, the number of tokens that the convolution of the embeddings reads."""
     convolution_activation: Pooler = "tanh"

@@ -72,7 +72,7 @@ class DisentangledConfig(EncoderConfig):
         )
         if not self.distance_terms:
             names = "position_distance", "position_buckets", "share_projections", "norm_distances"
-            require_default(self, names, "describes distances, and distance_terms is empty")
+            require_default(self, names, "requires distance_terms, got none")
 
     @property
     def farthest(self) -> int:

@@ -51,8 +51,8 @@ def _merge(rotary: JsonObject, more: JsonObject, name: str, source: str) -> None
     for key, value in more.items():
         if value is not None and rotary.setdefault(key, value) != value:
             raise WeightsError(
-                f"{source}: {name} says {key} {value!r}, and elsewhere it is {rotary[key]!r}: take "
-                "the wrong one out"
+                f"{source}: {name} has {key} {value!r}, and another field has "
+                f"{rotary[key]!r}: remove the wrong one"
             )
 
 
@@ -127,7 +127,7 @@ def rotary_settings(
     elif rotary:
         raise WeightsError(
             f"{source}: rotary positions of type 'default' have no {', '.join(sorted(rotary))}: "
-            "take them out, or name the type of scaling"
+            "remove them, or name the type of scaling"
         )
     return settings
 
@@ -161,8 +161,8 @@ def scaling_from_hf(
         rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
-            f"{source} has fields of rotary positions that nothing here honors: "
-            f"{', '.join(unknown)}; take them out if the model does not depend on them"
+            f"{source} has unsupported fields of rotary positions:  "
+            f"{', '.join(unknown)}; remove them if the model does not depend on them"
         )
     # Convert the names, and fill in what transformers derives from the maximum length.
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}

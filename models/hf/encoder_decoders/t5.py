@@ -124,7 +124,7 @@ def tensor_mapping(config: T5Config) -> TensorMapping:
     ignored = [
         IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),
         IgnoredTensor("decoder.embed_tokens.weight", same_as=TOKENS),
-        # A former bias of cross-attention, which transformers does not read.
+        # An obsolete bias of cross-attention, which transformers does not read.
         IgnoredTensor("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     ]
     names = TABLE_NAMES
@@ -187,7 +187,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
             f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
             "activation, or gated- and that name"
         )
-    # In transformers, this name stands for the approximation of GELU by tanh.
+    # In transformers, this name denotes the approximation of GELU by tanh.
     if written == "gated-gelu":
         activation = "gelu_new"
     # transformers also writes both values as separate fields, which take precedence.
@@ -214,7 +214,8 @@ def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config
     if not tied:
         assert table is not None
         tied = np.array_equal(files.read(OUTPUT_TENSOR), files.read(table))
-        # Equal matrices would diverge in training, so keep them apart if the configuration does.
+        # Equal matrices would diverge in training, so keep two tensors if the configuration has an
+        # untied output.
         tied = tied and config.tie_output
     return dataclasses.replace(config, tie_output=tied)
 

@@ -217,7 +217,7 @@ class EncoderForm(Form[Config]):
         names, rules = self.token_logits, self._transform_rules(config)
         if config.tie_output:
             return [*rules, TensorRule(("head/bias",), names.bias, VECTOR)]
-        # transformers 5 adds the untied matrix's own bias, and not `names.bias`.
+        # transformers 5 adds the bias of the untied matrix, and not `names.bias`.
         rules += embedding("head/output_embedding", names.matrix)
         return [*rules, TensorRule(("head/bias",), f"{names.matrix}.bias", VECTOR)]
 

@@ -24,7 +24,7 @@ OLDER_VALUES: dict[str, JsonValue] = {
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the positions, and the authors' fields."""
     take_older_values(fields, OLDER_VALUES, source)
-    # The authors' scaling "ntk" by a factor: a base as many times as large, and a divisor.
+    # The authors' scaling "ntk" by a factor f multiplies the base by f and divides the frequencies.
     scaling = fields.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") == "ntk":
         if unknown := sorted(name for name, x in scaling.items() if name == "mixed_b" and x):

@@ -149,13 +149,13 @@ class _Mismatches:
                 if layers:
                     first, past = min(layers), max(layers) + 1
                     candidates.append((past, first) if more else (first, past))
-        # A field with the expected size is the suspect, as the files have another size.
+        # A field with the expected size is probably wrong, because the files have another size.
         for there, expected in candidates:
             names = [
                 name for name, value in stored.items() if value is not True and value == expected
             ]
             if names:
-                yield f"{' or '.join(names)} {expected} is the suspect, as the tensors say {there}"
+                yield f"{' or '.join(names)} {expected} is probably wrong: the tensors have {there}"
                 return
 
 

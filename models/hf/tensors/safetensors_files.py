@@ -98,7 +98,8 @@ class _File:
         if entry["dtype"] not in DTYPES:
             known = ", ".join(DTYPES)
             raise WeightsError(
-                f"{name} in {self.path} holds {entry['dtype']}, which is not read: only {known}"
+                f"{name} in {self.path} holds {entry['dtype']}, which is not supported: "
+                f"only {known}"
             )
         dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
         # The offsets of a tensor count from the end of the header.
@@ -138,7 +139,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
     for name in sorted(set(wanted.values())):
         file = path_inside(folder, name)
         if file is None or Path(name).name != name:
-            raise WeightsError(f"{index} points to {name!r}: its files must lie beside it")
+            raise WeightsError(f"{index} points to {name!r}: its files must be in the same folder")
         if not file.is_file():
             raise WeightsError(f"{index} names {name}, which is missing: download it again")
         opened = _File(file)
@@ -159,5 +160,5 @@ def _errors_of(file: Path) -> Iterator[None]:
         yield
     except (SafetensorError, OSError) as error:
         raise WeightsError(
-            f"{file} is not a whole safetensors file ({error}): download it again"
+            f"{file} is not a complete safetensors file ({error}): download it again"
         ) from error

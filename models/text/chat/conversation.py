@@ -70,7 +70,7 @@ class Conversation:
         generator: the model and its tokenizer.
         instructions: how the model should behave; the first message, of the role `system`.
         name: the name of the model in transcripts.
-        template: another chat template than the tokenizer's.
+        template: replaces the chat template of the tokenizer.
         max_new_tokens: the maximum length of an answer, in tokens. Defaults to a quarter of the
           window, at most 256.
         seed: the seed of the first answer, incremented for each further answer.
@@ -127,7 +127,7 @@ class Conversation:
         """Opens the model of a run folder; options are passed to the class.
 
         Args:
-            folder: a run folder, one in Hugging Face's form, or a name on the hub.
+            folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
             step: the checkpoint. Defaults to the newest.
             ema: whether to use the moving average of the parameters.
             max_length: the window, in tokens. Defaults to the model's.
@@ -257,7 +257,9 @@ class Conversation:
             return as_error(f"no more than {self._max_calls} calls: answer without a tool")
         tool = self._tools.get(call.name)
         if tool is None:
-            return as_error(f"there is no tool {call.name!r}: choose from {', '.join(self._tools)}")
+            return as_error(
+                f"tool {call.name!r} does not exist: choose from {', '.join(self._tools)}"
+            )
         return tool(call.arguments)
 
     def reset(self) -> None:
@@ -348,8 +350,8 @@ class Conversation:
         assert encoded is not None
         require(
             len(encoded.ids) < window,
-            f"the message and the instructions have {len(encoded.ids)} tokens, and the model reads "
-            f"{window}: shorten them",
+            f"the message and the instructions have {len(encoded.ids)} tokens, more than "
+            f"the {window} that the model reads: shorten them",
         )
         return encoded, window - len(encoded.ids)
 

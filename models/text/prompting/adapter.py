@@ -47,21 +47,21 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=…)`.
 
     Its results equal the harness's model `hf`: requests are encoded in the same way, and a context
-    that is too long loses its first tokens. Requests that begin alike share their
-    computation. With encoder-decoders three things differ from `hf`: continuations are encoded as
-    targets and not as sources, a target has at most `max_gen_toks` tokens (there, the length of the
-    source is added), and the position of a source's token does not depend on the batch.
+    that is too long loses its first tokens. Common prefixes of requests are computed once. With
+    encoder-decoders three things differ from `hf`: continuations are encoded as targets and not as
+    sources, a target has at most `max_gen_toks` tokens (there, the length of the source is added),
+    and the position of a source's token does not depend on the batch.
 
     Args:
         model: a causal language model or an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
         settings: arguments of `models.generate` that hold for all texts, such as stored ones.
-        search: for an encoder-decoder, the search that writes its targets; by default
-          `published_request`.
+        search: for an encoder-decoder, the beam search that generates its targets. Defaults to
+            `published_request`.
     """
 
-    refusal = "answers no prompts"
+    refusal = "cannot answer prompts"
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self._settings, self._search = settings or {}, search
         self._progress = Progress()
         self.in_chats = False
-        """Whether texts come from a chat template, so that control tokens are encoded as such."""
+        """Whether texts are written by a chat template. Names of control tokens in them are then
+        encoded as these tokens."""
 
     @classmethod
     def _open(
@@ -121,9 +122,9 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the tokens of a text; in a chat, names of control tokens become these tokens."""
         if not self.in_chats:
             return super().encode_text(text)
-        if not isinstance(text, Traced):  # the harness has put together another text
+        if not isinstance(text, Traced):  # the harness has assembled a different text
             return self._tokenizer.encode_with_controls(text)[0]
-        by = origins(text).replace(UNKNOWN, USER)  # what the harness appended
+        by = origins(text).replace(UNKNOWN, USER)  # the text that the harness appended
         return encode_guarded(self._tokenizer, text, by, self._tokenizer.chat_template.source)[0]
 
     def apply_chat_template(
@@ -194,8 +195,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Writes a text after each context, up to a stop string.
 
         Raises:
-            UserError: a setting of a task is not supported, or its texts may be as long as all
-              that the model reads.
+            UserError: a setting of a task is not supported, or its texts may fill the whole context
+                of the model.
         """
         # Group the requests by their settings, the longest contexts first.
         texts: list[str] = [""] * len(requests)
@@ -266,8 +267,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         refused = sorted(set(options) - {"temperature"})
         if refused or options["temperature"]:
             raise UserError(
-                f"{(refused or ['temperature'])[0]} is not for an encoder-decoder, whose stored "
-                "search writes the targets: leave it out of the task"
+                f"{(refused or ['temperature'])[0]} is not supported by an encoder-decoder, "
+                f"whose stored search generates the targets: remove it from the task"
             )
         stored = self._search or published_request(self._tokenizer, self._model.config.vocab_size)
         request = dataclasses.replace(

@@ -67,7 +67,7 @@ def answer_queries(
           out of range.
     """
     require_texts(stop_strings, "stop_strings")
-    require(queries, "there is no query: give at least one")
+    require(queries, "queries must not be empty: give at least one query")
     # Greedy by default, unless an option implies sampling or beams.
     length = generator.max_length
     defaults = {"max_new_tokens": max(1, min(LONGEST_ANSWER, length // 4)), "temperature": 0.0}
@@ -89,7 +89,7 @@ def answer_queries(
     if cut:
         log(
             f"{cut:,} of {len(prompts):,} prompts lost their first examples: with "
-            f"{request.max_new_tokens} tokens for the answer there is room for {room}"
+            f"{request.max_new_tokens} tokens for the answer prompts have at most {room}"
         )
     # Generate, and strip the whitespace around each answer.
     stops = (*few_shot.pattern.stops, *stop_strings)

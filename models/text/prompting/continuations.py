@@ -64,7 +64,7 @@ class TokenCounts:
     """The tokens of some requests."""
 
     given: int = 0
-    """Tokens of all contexts and continuations, each request by itself."""
+    """Tokens of all contexts and continuations, without shared prefixes."""
     needed: int = 0
     """Tokens after common prefixes are counted once."""
     computed: int = 0
@@ -98,7 +98,7 @@ class _ScoredBatch(NamedTuple):
 
 
 class ContinuationScorer(TextModel):
-    """A model that writes text, and its tokenizer; compiled once for each shape of a batch.
+    """A generative model and its tokenizer; compiled once for each shape of a batch.
 
     Example::
 
@@ -108,15 +108,16 @@ class ContinuationScorer(TextModel):
 
     Args:
         model: a causal language model or an encoder-decoder.
-        params: its parameters. If they are sharded over a mesh, so are the rows of each batch.
+        params: its parameters. If they are sharded over a mesh, the rows of each batch are sharded
+            as well.
         tokenizer: its tokenizer.
 
     Raises:
-        UserError: the model writes no text.
+        UserError: the model cannot generate text.
     """
 
     heads = (*CAUSAL_HEADS, "seq2seq_lm")
-    refusal = "gives a text no probability"
+    refusal = "cannot score texts"
     remedy = "give a run of a causal language model or of a translation model"
 
     counts = TokenCounts()
@@ -138,8 +139,8 @@ class ContinuationScorer(TextModel):
         """Returns the probability of each continuation, given its context.
 
         Args:
-            pairs: contexts and continuations. Whitespace at a context's end belongs to the
-              continuation, whose first token it is a part of.
+            pairs: contexts and continuations. Whitespace at the end of a context is encoded as part
+                of the first token of the continuation.
             log: called with a line if contexts are truncated.
 
         Raises:
@@ -193,8 +194,8 @@ class ContinuationScorer(TextModel):
         first = special.eos if special.bos is None or self.is_encoder_decoder else special.bos
         if first is None:
             raise UserError(
-                f"a context is empty, and this {self._tokenizer.kind} tokenizer has no token to "
-                "begin a text with: give a context"
+                f"a context is empty, and this {self._tokenizer.kind} tokenizer has no "
+                f"token that begins a text: give a context"
             )
         return first
 
@@ -304,7 +305,7 @@ class ContinuationScorer(TextModel):
         config, both = self._model.config, self.is_encoder_decoder
         require(
             getattr(config, "causal", True),
-            "the model sees later tokens (causal is false): no continuation has a probability",
+            "the model attends to later tokens (causal is false), so it cannot score continuations",
         )
         # Without sharing, each request of an encoder-decoder has a separate source.
         by_source: dict[tuple[tuple[int, ...], int], list[Request]] = {}
@@ -315,7 +316,8 @@ class ContinuationScorer(TextModel):
                 source, inputs = (), (*context, *ids)[-config.max_length - 1 :]
             request = Request(inputs[:-1], tuple(ids), number)
             by_source.setdefault((source, -1 if share else number), []).append(request)
-        # A convolution of heads reads its neighbors in the row, which must be its own request's.
+        # A convolution of heads reads its neighbors in the row, which must belong to the same
+        # request.
         share = share and not config.recent_shapes
         plans = [
             (source, plan(targets, _capacity(), share=share))
@@ -339,7 +341,7 @@ class ContinuationScorer(TextModel):
     ) -> Iterator[_ScoredBatch]:
         """Yields the scores of all requests."""
         # The longest request of a row decides the rotary frequencies of some models (LongRoPE) for
-        # the whole row, so give each request a row of its own.
+        # the whole row, so give each request a separate row.
         config = self._model.config
         longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
         apart = rotates_by_length(config, min(longest, config.max_length))

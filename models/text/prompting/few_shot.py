@@ -1,7 +1,8 @@
 """Accuracy on local data by the number of examples in the prompt (Brown et al. 2020, figure 1.2).
 
 Where answers are labels, each label is scored after the prompt and the most probable one is the
-answer. Other answers are right if greedy decoding writes them and the text that ends an answer.
+answer. Other answers are right if greedy decoding generates them, followed by the text that ends an
+answer.
 """
 
 import dataclasses
@@ -103,7 +104,7 @@ def few_shot_accuracy(
           longer than the model reads.
     """
     queries = examples if queries is None else queries
-    require(queries, "there is no question: give at least one query with its answer")
+    require(queries, "queries must not be empty: give at least one query with its answer")
     require(shots, "shots is empty: give at least one number of examples, such as --shots 0 4")
     check_value("limit", limit, PositiveInt | None)
     # Choose how answers are found, and which questions are asked.
@@ -150,7 +151,7 @@ def _labels(
     kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the possible labels in alphabetic order, or None if answers are texts."""
-    given = examples or queries  # not both: they may be the same
+    given = examples or queries  # count the queries only: the examples may be the same texts
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
         kind = "labels" if len(different) <= min(MOST_LABELS, len(given) / 2) else "texts"

@@ -29,12 +29,12 @@ def harness_model(
         results = lm_eval.simple_evaluate(model=lm, tasks=["hellaswag"], bootstrap_iters=0)
 
     Args:
-        folder: a run folder, one in Hugging Face's form, or a name on the hub.
+        folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
         step: the checkpoint. Defaults to the newest.
         log: called with a line if the tokenizer may belong to another model.
 
     Raises:
-        UserError: the package `lm_eval` is missing, or the model writes no text.
+        UserError: the package `lm_eval` is missing, or the model cannot generate text.
         FileNotFoundError: it is not a run folder, or has no such checkpoint.
     """
     require(
@@ -115,7 +115,7 @@ def evaluate_tasks(
     except Exception as error:  # templates and metrics of tasks are programs
         raise UserError(
             f"the harness cannot evaluate {', '.join(map(str, names or tasks))} "
-            f"({_reason(error)}): correct the task, or ask for fewer shots"
+            f"({_reason(error)}): correct the task, or request fewer shots"
         ) from error
     assert results is not None  # only the first of several processes has results
     # Keep numbers only, and drop the standard errors.

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from ...decoding.padding import common_prefix
 
 SHORTEST_PREFIX = 32
-"""Minimum length of a common prefix whose keys and values get a separate call."""
+"""Minimum length of a common prefix whose keys and values are computed by a separate call."""
 PREFIX_CALL = 64
 """The overhead of a call that computes only a prefix, in tokens."""
 

@@ -29,8 +29,8 @@ class ContextArguments(ModelArguments):
     """The model of a command that may read more than in training."""
 
     max_length: PositiveInt | None = None
-    """The longest context, in tokens, which may exceed the length in training. By default as in
-    training. A model whose positions are a table (learned ones) cannot exceed it."""
+    """The longest context, in tokens, which may exceed the length in training. Defaults to the
+    length in training. A model whose positions are a table (learned ones) cannot exceed it."""
     ema: bool = False
     """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
@@ -45,7 +45,7 @@ class SamplingArguments(ContextArguments):
     generation_config.json.)"""
     do_sample: bool | None = None
     """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
-    sampled, unless the folder or another option says otherwise."""
+    sampled, unless the folder or another option sets this."""
     temperature: NonNegative | None = None
     """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
     probable token. By default 1."""

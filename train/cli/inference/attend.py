@@ -37,7 +37,7 @@ class AttendArguments(ModelArguments):
     tokens: bool = False
     """Show tokens instead of words."""
     target: str | None = None
-    """For an encoder-decoder: the translation. By default the model's own."""
+    """For an encoder-decoder: the translation. Defaults to the model's translation."""
     part: Literal["cross", "encoder", "decoder"] | None = None
     """For an encoder-decoder: attention from the target to the source (cross, the default), or
     within the source or the target."""
@@ -58,7 +58,7 @@ def attend_command(arguments: list[str]) -> None:
     if parsed.output is not None:
         # Check the path before the model is loaded, to fail fast.
         check_output_path(parsed.output, "-")
-    # The weights of all layers and heads, from which the output selects.
+    # Compute the weights of all layers and heads; the output shows a part of them.
     attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log)
     attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
     if parsed.json:

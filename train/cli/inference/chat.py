@@ -49,7 +49,7 @@ class ChatArguments(SamplingArguments):
     max_calls: NonNegativeInt = 8
     """The maximum number of tool calls after one turn of the user."""
     template: str | None = None
-    """A folder with a chat template, instead of the model's own."""
+    """A folder with a chat template. Defaults to the template of the model."""
     transcript: Path | None = None
     """A file of JSON lines. The conversation continues from it if it exists, and is written to it
     after each turn."""
@@ -160,7 +160,7 @@ def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> N
             # The next turn overwrites the transcript, so keep a copy.
             kept = _unused_name(transcript)
             conversation.save(kept)
-            log(f"kept the turns until here in {kept}")
+            log(f"saved the earlier turns in {kept}")
         conversation.reset()
     elif command == "/save":
         if not text:

@@ -67,8 +67,8 @@ def embed_command(arguments: list[str]) -> None:
     if is_sparse:
         require(
             parsed.pooling is None and parsed.normalize is None,
-            f"--pooling and --normalize are for dense vectors, and {parsed.run} is a sparse "
-            "encoder: leave them out",
+            f"--pooling and --normalize require dense vectors, but {parsed.run} is a sparse "
+            f"encoder: leave them out",
         )
         sparse = SparseEmbedder.of_run(parsed.run, step=parsed.step, log=log)
         rows = sparse.weights(texts, log, prompt_name=parsed.prompt_name)

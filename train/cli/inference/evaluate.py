@@ -24,19 +24,19 @@ class EvaluateArguments(ModelArguments):
     """
 
     data: str | None = None
-    """A source of the kind that the model was trained on. By default its validation data. With
+    """A source of the kind that the model was trained on. Defaults to its validation data. With
     --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv, builtin:reviews,
     builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder with corpus.jsonl,
     queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
     num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: PositiveInt | None = None
-    """Truncate rows to this many tokens, which may exceed the length in training. By default as in
-    training. A model whose positions are a table (learned ones) cannot exceed it."""
+    """Truncate rows to this many tokens, which may exceed the length in training. Defaults to the
+    length in training. A model whose positions are a table (learned ones) cannot exceed it."""
     ema: bool = False
     """Use the moving average of the parameters (--optimizer.ema-decay)."""
     without_heads: bool = False
-    """Print instead a table of how much the loss rises without each attention head."""
+    """Print a table of the increase of the loss without each attention head."""
     shots: tuple[NonNegativeInt, ...] = ()
     """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks a single number, by
     default the one that each task defines."""
@@ -125,7 +125,8 @@ def _check(parsed: EvaluateArguments) -> None:
     if mode == "--tasks":
         require(
             len(parsed.shots) <= 1,
-            f"--tasks take one number of examples, got --shots with {len(parsed.shots)}: give one",
+            f"--tasks requires a single number of examples, got --shots with "
+            f"{len(parsed.shots)}: give one",
         )
 
 
@@ -142,7 +143,7 @@ def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
 
 
 def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
-    """Prints a table of the rise of the loss without each attention head."""
+    """Prints a table of the increase of the loss without each attention head."""
     from ...evaluation.evaluate import losses_without_heads
 
     losses = losses_without_heads(parsed.run, parsed.data, step=parsed.step, log=log)

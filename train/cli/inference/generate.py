@@ -120,8 +120,8 @@ def check_requested(parsed: DecodingArguments) -> None:
     """
     if parsed.num_assistant_tokens is not None and parsed.assistant_model is None:
         raise UserError(
-            f"--num-assistant-tokens {parsed.num_assistant_tokens} is for a draft model: give "
-            "--assistant-model, or leave it out"
+            f"--num-assistant-tokens {parsed.num_assistant_tokens} requires a draft model: "
+            f"give --assistant-model, or leave it out"
         )
     from ....models.text.generate import merged_request
 

@@ -22,14 +22,16 @@ class PredictArguments(ModelArguments):
     by a tab (does the second follow the first?). Token classification: words in the first CoNLL
     column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
-    is the model's output as it is. The score of a cross-encoder, a folder of sentence-transformers
-    or a run of the recipe rerank, has the activation that CrossEncoder applies."""
+    is the unchanged output of the model. The score of a cross-encoder, a folder of
+    sentence-transformers or a run of the recipe rerank, has the activation that CrossEncoder
+    applies."""
     yes_no: bool = False
     """For a language model that answers whether a document fits a query (Qwen3-Reranker): the score
     of each pair of texts, the probability of yes against no, with the prompt of Qwen3-Reranker."""
     instruction: str | None = None
-    """With --yes-no: what makes a document fit a query. Defaults to the instruction of
-    Qwen3-Reranker: Given a web search query, retrieve relevant passages that answer the query."""
+    """With --yes-no: the instruction, which states when a document fits a query. Defaults to the
+    instruction of Qwen3-Reranker: Given a web search query, retrieve relevant passages that answer
+    the query."""
 
 
 def predict_command(arguments: list[str]) -> None:

@@ -40,8 +40,8 @@ class PromptArguments(DecodingArguments):
     """A file of examples (.jsonl, or .csv and .tsv with a line of names), or a source: tsv:GLOB#1,2
     (labels and texts), pairs:A,B, builtin:reviews, …"""
     shots: NonNegativeInt | None = None
-    """The number of examples in a prompt: the first of the file, in its order. By default all, but
-    at most 8."""
+    """The number of examples in a prompt. The first examples of the file are shown, in their order.
+    By default all, but at most 8."""
     pattern: str | None = None
     r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
     translation, patterns), or a template with fields in braces, the answer last: 'Q:
@@ -63,14 +63,14 @@ class PromptArguments(DecodingArguments):
     max_new_tokens: NewTokens | None = None
     """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
     temperature: NonNegative | None = None
-    """Above 0 samples tokens. By default takes the most probable token each time."""
+    """Above 0 samples tokens. By default, decoding is greedy."""
     stop_strings: tuple[str, ...] = ()
     """Further strings that end an answer. A line feed always ends it, or the text after the answer
     in the pattern, or a line that begins with the first label."""
     seed: Seed | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The seed that shuffles the examples before they are chosen. By default the first of the file
-    are shown, in its order. It is also the first query's seed for sampling (by default 0), and
-    increases by one with each query."""
+    """The seed that shuffles the examples before they are chosen. By default, the first examples of
+    the file are shown, in their order. It is also the first query's seed for sampling (by default
+    0), and increases by one with each query."""
 
 
 def prompt_command(arguments: list[str]) -> None:

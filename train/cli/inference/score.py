@@ -43,7 +43,7 @@ def score_command(arguments: list[str]) -> None:
     parsed = parse(ScoreArguments, arguments, "flaxzoo score")
     require(
         bool(parsed.text) != (parsed.input is not None),
-        "score needs either --text TEXT or --input FILE (see flaxzoo score --help)",
+        "score requires either --text TEXT or --input FILE (see flaxzoo score --help)",
     )
     require(
         not parsed.source or parsed.source_input is None,
@@ -51,7 +51,7 @@ def score_command(arguments: list[str]) -> None:
     )
     require(
         not parsed.whole or parsed.input is not None,
-        "--whole reads one text of --input: give --input, or leave it out",
+        "--whole requires --input: give it, or leave --whole out",
     )
     enable_compilation_cache()
     from ....data.common.files import read_lines, text_lines
@@ -114,7 +114,7 @@ def _as_json(score: "TextScore") -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextArguments(ContextArguments):
-    """Prints what a causal language model expects after a text, with probabilities."""
+    """Prints the most probable next tokens of a causal language model, with probabilities."""
 
     text: Annotated[str, Positional("TEXT")]
     """The beginning of a text."""

@@ -21,17 +21,17 @@ class ServeArguments(RowSettings):
     """Run folders, folders in the Hugging Face format, or names on the Hugging Face hub. Requests
     name a model by the last part of its folder, or as NAME in NAME=FOLDER."""
     host: str = "127.0.0.1"
-    """The address to listen on. Any address but this machine's needs a key."""
+    """The address to listen on. Any other address than localhost requires a key."""
     port: Port = 8000
     """The port; 0 chooses a free one."""
     api_key_file: Path | None = None
     """A file with the key that clients must send. By default the environment variable
     FLAXZOO_API_KEY."""
     max_requests: PositiveInt = 512
-    """Requests that wait or run; further ones get status 429."""
+    """Maximum number of requests that wait or run; further requests get status 429."""
     max_tokens: PositiveInt = 1_000_000
-    """Tokens of these requests, with the new tokens that they may generate; further requests get
-    status 429."""
+    """Maximum number of tokens of these requests, including the new tokens that they may generate;
+    further requests get status 429."""
     time_limit: Positive = 600.0
     """Seconds after which a request is canceled."""
 

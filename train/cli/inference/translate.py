@@ -30,7 +30,8 @@ class TranslateArguments(ModelArguments):
     a separate line: the number of the input line, the score and the text, separated by tabs. An
     empty line has one empty translation with score 0."""
     truncate: bool = False
-    """Truncate sentences that exceed the model's length. By default they are an error."""
+    """Truncate sentences that exceed the model's length. By default, such sentences are an
+    error."""
 
 
 def translate_command(arguments: list[str]) -> None:

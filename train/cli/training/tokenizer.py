@@ -36,7 +36,9 @@ def tokenizer_command(arguments: list[str]) -> None:
         "flaxzoo tokenizer train",
         renamed={"data.tokenizer.vocab_size": "--vocab-size", "data.tokenizer.kind": "--kind"},
     )
-    require(not parsed.output.exists(), f"{parsed.output} exists: give a folder that does not")
+    require(
+        not parsed.output.exists(), f"{parsed.output} exists: give a folder that does not exist"
+    )
     from ....data.sources.load_documents import load_documents
     from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 

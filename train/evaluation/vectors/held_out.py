@@ -21,8 +21,8 @@ def vector_scores(
     Pairs without scores are a search: the different documents of the split are ranked by cosine
     for each different anchor, and the positives of an anchor are relevant. For scored pairs the
     cosines are compared with the scores. For texts with labels `label_accuracy` is how often the
-    nearest other text has the same label. For several data sets the scores are those of each, such
-    as `qa_ndcg@10`, and their means.
+    nearest other text has the same label. For several data sets, the scores are computed for each,
+    such as `qa_ndcg@10`, and then averaged.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.

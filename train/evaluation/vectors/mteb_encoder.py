@@ -53,8 +53,9 @@ class MTEBEncoder:
         self._embedder = TextEmbedder.of_run(folder, step=step, log=log)
         require(
             self._embedder.settings.compares_by_cosine,
-            f"similarity_fn_name {self._embedder.settings.similarity} of {folder} is not the "
-            "cosine, by which mteb compares vectors here: use flaxzoo evaluate --data beir:FOLDER",
+            f"similarity_fn_name {self._embedder.settings.similarity} of {folder} must be "
+            f"cosine, because this adapter lets mteb compare vectors by cosine: use flaxzoo "
+            f"evaluate --data beir:FOLDER",
         )
 
     def encode(

@@ -80,7 +80,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         number, weights = len(self.matryoshka_dims), len(self.matryoshka_weights)
         require(
             weights in (0, number),
-            f"matryoshka_weights has {weights} numbers and matryoshka_dims {number}: give as many",
+            f"matryoshka_weights must have {number} numbers, as many as matryoshka_dims, "
+            f"got {weights}",
         )
 
     @abstractmethod
@@ -134,13 +135,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         require(
             least <= number <= most,
             f"objective {self.kind} learns from anchors with "
-            f"{least} {'document' if most == 1 else 'or more documents'} each, and the data have "
-            f"{number}: give negatives, or choose another --objective.kind",
+            f"{least} {'document' if most == 1 else 'or more documents'} each, but the data "
+            f"have {number}: give negatives, or choose another --objective.kind",
         )
         needed = "labels" if "labels" in self.accepted_scores else "scores"
         require(
             "none" in self.accepted_scores or needed in batch,
-            f"objective {self.kind} needs {needed}, and the batch has none",
+            f"objective {self.kind} requires {needed}, but the batch has none",
         )
 
     @property
@@ -154,7 +155,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def _compares_by_dot(self) -> bool:
-        """Whether the loss compares vectors by their dot product, and their lengths matter."""
+        """Whether the loss compares vectors by their dot product without normalizing them."""
         # Matryoshka normalizes vectors in any case.
         is_normal = self.normalize or self.matryoshka_dims
         return getattr(self, "similarity", None) == "dot" and not is_normal
@@ -218,8 +219,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         kinds = [type(layer).__name__ for layer in settings.layers]
         require(
             "Dense" not in kinds,
-            "the model of init_from has a Dense layer after its pooling, which has no training "
-            "here: begin with a model without one",
+            "the model of init_from has a Dense layer after its pooling, which training "
+            "does not support: begin with a model without one",
         )
         normalize = "Normalize" in kinds if self.normalize is None else self.normalize
         pooling = self.pooling or settings.pooling
@@ -239,7 +240,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         require(
             settings.pool_prompt or not (data.query_prompt or data.document_prompt),
             "the model of init_from does not pool the tokens of its prompts (include_prompt), "
-            "which has no training here: begin with another model, or give empty prompts "
+            "which training does not support: begin with another model, or give empty prompts "
             "(--data.query-prompt '' --data.document-prompt '')",
         )
         return data
@@ -252,7 +253,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         settings = EmbeddingSettings() if settings is None else settings.texts
         own = {"query": data.query_prompt, "document": data.document_prompt}
-        # A search must not use prompts that training left out.
+        # A search must not use prompts that training did not use.
         left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
         empty = {x for name, text in own.items() if text == "" for x in left_out[name]}
         kept = {name: "" if name in empty else text for name, text in settings.prompts.items()}

@@ -50,13 +50,13 @@ class MultipleNegativesConfig(EmbeddingObjective):
         alone = {"query_to_query", "doc_to_doc"} & {*self.directions}
         require(
             self.partition == "joint" or not alone,
-            f"directions {' '.join(sorted(alone))} have no positive to find, and partition "
-            "per_direction needs one in each: choose partition joint",
+            f"directions {' '.join(sorted(alone))} have no positive, but partition "
+            f"per_direction requires one in each: choose partition joint",
         )
         require(
             (self.hardness == "none") == (self.hardness_strength == 0),
-            f"hardness {self.hardness} and hardness_strength {self.hardness_strength} belong "
-            "together: give both or none",
+            f"hardness {self.hardness} and hardness_strength {self.hardness_strength} "
+            f"require each other: give both or neither",
         )
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:

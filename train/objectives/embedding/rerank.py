@@ -55,8 +55,8 @@ class RerankConfig(ObjectiveConfig[RerankData]):
             default = type(self).__dataclass_fields__[name].default
             require(
                 self.loss in losses or getattr(self, name) == default,
-                f"objective.{name} {getattr(self, name)} is for the loss {' or '.join(losses)}, "
-                f"and this is {self.loss}: leave it out",
+                f"objective.{name} {getattr(self, name)} requires the loss "
+                f"{' or '.join(losses)}, got {self.loss}: leave it out",
             )
 
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
@@ -75,15 +75,16 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         samples = scores[0] is None and data.sampled_negatives != 0
         require(
             samples or any(len(example.documents) > 1 for example in examples),
-            f"objective.loss {self.loss} compares the documents of a query, and each record of "
+            f"objective.loss {self.loss} compares the documents of a query, but each record of "
             f"{data.source_name!r} has one: choose --objective.loss binary",
         )
         for example in examples if self.loss == "contrast" else ():
             given = example.score if isinstance(example.score, tuple) else ()
             require(
                 all(max(given[:1]) > x for x in given[1:]),
-                f"the first document of {example.location} has not the largest score, and the "
-                "loss contrast learns that the first one is the best: choose --objective.loss "
+                f"the first document of {example.location} does not have the largest score, "
+                f"but the loss contrast treats the first document as the best: choose "
+                f"--objective.loss "
                 "list_net or lambda",
             )
         return self

@@ -91,7 +91,7 @@ class SeveralConfig(EmbeddingObjective):
         del is_default
         require(
             data.sets,
-            f"objective several is for several data sets, and {data.source_name!r} is one: write "
+            f"objective several requires several data sets, got {data.source_name!r}: write "
             "--data.source 'sets:NAME=SOURCE | NAME=SOURCE'",
         )
         given = dict(map(_named, self.kinds))
@@ -166,6 +166,6 @@ def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
         texts = jnp.where(own[:, None, None], batch[name], 0)
         found[name] = texts if math.isinf(most) else texts[:, : int(most)]
     if "scores" in batch and batch["scores"].ndim == 2 and "documents" not in objective.score_forms:
-        # A score of a pair precedes the places of further documents.
+        # The score of a pair comes before the scores of further documents.
         found["scores"] = batch["scores"][:, 0]
     return found

@@ -58,8 +58,8 @@ class SpladeConfig(MultipleNegativesConfig):
         for name in dense:
             require(
                 not getattr(self, name),
-                f"{name} is for dense vectors, and objective splade learns sparse ones: leave it "
-                "out",
+                f"{name} requires dense vectors, but objective splade learns sparse ones: "
+                f"leave it out",
             )
 
     def build(self, data: EmbeddingData) -> Objective:

@@ -1,1 +1,1 @@
-"""Work on single texts that is put together into batches: vectors, scores, labels, translations."""
+"""Work on single texts, which is batched over requests: vectors, scores, labels, translations."""

@@ -41,7 +41,7 @@ KINDS = (
     Kind(rerank.KIND, rerank.fits, rerank.rerank_function),
     Kind(translate.KIND, translate.fits, translate.translation_function, shapes_of_searches),
 )
-"""All kinds. The last one that a model does is the most specific."""
+"""All kinds. The last kind that a model supports is the most specific."""
 ENDPOINTS = (
     *(*embeddings.EMBEDDINGS, *rerank.RERANK),
     *(*classify.CLASSIFY, *translate.TRANSLATE),
@@ -73,14 +73,14 @@ def row_workers(
         name: the name of the model in requests.
         folder: the folder of the model.
         loaded: the model and its parameters.
-        settings: how rows are put together.
-        log: called with a line about each kind of work that the folder refuses.
+        settings: how rows are batched.
+        log: called with a line about each kind of work that the folder does not support.
         is_main: whether programs of the most specific kind are compiled before the first request.
     """
     functions: dict[Kind, RowFunction] = {}
     for kind in KINDS:
         if kind.fits(loaded[0].config):
-            # A folder may lack what one kind of work needs, and still serve the others.
+            # A folder may lack the files of one kind of work, and still serve the others.
             try:
                 functions[kind] = kind.make(folder, loaded)
             except UserError as error:

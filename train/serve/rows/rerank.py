@@ -42,15 +42,15 @@ class RerankFields(Checked):
     return_documents: bool = False
     """Return `document` with each score, in `results`."""
     truncate: bool | None = None
-    """Truncate pairs that are longer than the model reads. By default they are refused for `texts`,
-    and truncated for `documents`, with a line in `meta.warnings`."""
+    """Truncate pairs that are longer than the model reads. By default, they are rejected for
+    `texts`, and truncated for `documents` with a line in `meta.warnings`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.texts is None) == (self.documents is None):
             raise FieldError("documents", "or texts is missing: give one of the two")
         unused = "return_documents" if self.documents is None else "return_text"
-        require_default(self, [unused], "belongs to the other form of documents")
+        require_default(self, [unused], "is not supported with this format of documents")
         for i, document in enumerate(self.documents or ()):
             if not isinstance(document, str) and [*document] != ["text"]:
                 raise FieldError(f"documents[{i}]", "must be a text or an object with text alone")

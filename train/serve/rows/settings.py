@@ -1,4 +1,4 @@
-"""How texts of several requests are put together."""
+"""How texts of several requests are batched."""
 
 import dataclasses
 
@@ -7,16 +7,17 @@ from ....data.common.fields import Checked, NonNegative, NonNegativeInt, Positiv
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSettings(Checked):
-    """How rows are put together."""
+    """How rows are batched."""
 
     rows: PositiveInt = 16
-    """The number of texts of a language model that grow at once. More rows take more memory."""
+    """The number of texts that a language model generates at once. More rows take more memory."""
     batch_tokens: PositiveInt = 16_384
-    """The most tokens of waiting texts, with padding, that are considered for one batch."""
+    """The maximum number of tokens, including padding, of the waiting texts that are considered for
+    one batch."""
     batch_wait: NonNegative = 0.003
     """Seconds that a text waits for others before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
     """Batches of texts with at most this many tokens are compiled before the first request; 0 for
     none. A longer text compiles a program when it arrives."""
     max_inputs: PositiveInt = 2048
-    """The most texts of a request."""
+    """The maximum number of texts of a request."""

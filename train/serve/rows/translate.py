@@ -19,12 +19,12 @@ from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "translation"
 MOST_BEAMS = 32
-"""The most beams of a request, whose rows multiply the memory of a batch."""
+"""The maximum number of beams of a request; each beam adds to the memory of a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslateFields(Checked):
-    """Texts to translate. A setting that is left out has the model's value."""
+    """Texts to translate. Missing settings default to the settings of the model."""
 
     model: str | None = None
     """The name of the model. If the server has only one, it may be left out."""
@@ -35,11 +35,11 @@ class TranslateFields(Checked):
     length_penalty: LengthPenalty | None = None
     """The power of the length that divides log-probabilities."""
     max_tokens: NewTokens | None = None
-    """The most tokens of a translation."""
+    """The maximum number of tokens of a translation."""
     n: PositiveInt = 1
     """The number of translations of each text, at most `num_beams`."""
     truncate: bool = False
-    """Truncate a text that is longer than the model reads. By default such a text is refused."""
+    """Truncate a text that is longer than the model reads. By default, such a text is rejected."""
 
     def request(self, translator: TextTranslator) -> GenerationRequest:
         """Returns the settings of the search.

@@ -19,7 +19,7 @@ from ..engine import Task, fail_tasks
 from .settings import RowSettings
 
 MANY = 1 << 20
-"""More rows than any batch has."""
+"""An upper bound of the rows of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RowWorker:
     Args:
         name: the model and the kind of work, for the log.
         function: the function.
-        settings: how rows are put together.
+        settings: how rows are batched.
         shapes: the numbers of rows and their padded lengths to compile before the first request.
         log: called with a line for each of them.
         clock: returns the time in seconds.
@@ -157,7 +157,7 @@ async def computed(
     """Computes the rows of a request; returns a result for each.
 
     Raises:
-        ApiError: there is no space for the request, or it took too long.
+        ApiError: the queue is full, or the request took too long.
     """
     num_tokens = sum(row.length for row in rows)
     results: list[Any] = [None] * len(rows)

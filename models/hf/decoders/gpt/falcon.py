@@ -42,7 +42,7 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
     form = tuple(_take(fields, *field, source) for field in zip(names, defaults, strict=True))
     if form not in RESIDUALS:
         stated = ", ".join(f"{name} {value}" for name, value in zip(names, form, strict=True))
-        raise WeightsError(f"{source}: {stated} do not fit together: correct one of them")
+        raise WeightsError(f"{source}: {stated} contradict each other: correct one of them")
     settings["residual"] = RESIDUALS[form]
     # The newer form has groups of query heads; the older form has one key/value head, or all.
     num_heads = typed_field(fields, "num_attention_heads", 71, source)

@@ -1,4 +1,4 @@
-"""DeBERTa in Hugging Face's forms: `deberta` (version 1), and `deberta-v2` (versions 2 and 3)."""
+"""DeBERTa in the Hugging Face format: `deberta` (version 1) and `deberta-v2` (versions 2, 3)."""
 
 from typing import Any
 

@@ -67,7 +67,9 @@ def evaluate(expression: str) -> str:
     try:
         # A short expression bounds the depth of the tree, and so the recursion.
         if len(expression) > LONGEST:
-            raise ValueError(f"it has {len(expression)} characters, the limit is {LONGEST}")
+            raise ValueError(
+                f"the expression must have at most {LONGEST} characters, got {len(expression)}"
+            )
         with warnings.catch_warnings():  # `1if 1else 2` would print one
             warnings.simplefilter("ignore")
             tree = ast.parse(plain.strip(), mode="eval")

@@ -84,7 +84,7 @@ class Tool:
         except Exception as error:  # an error of a tool must not end the conversation
             try:
                 text = " ".join(str(error).split())
-            except Exception:  # its text is code of the tool as well
+            except Exception:  # converting the result to text also runs code of the tool
                 text = ""
             return as_error(text or type(error).__name__)
 
