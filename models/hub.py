@@ -54,7 +54,7 @@ def local_folder(path: str | Path) -> Path:
         there = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
         remedy = "give a run folder, which `flaxzoo train` makes"
         raise FileNotFoundError(
-            f"folder {path} does not exist:  {suggest(str(folder), there) if there else remedy}"
+            f"folder {path} does not exist: {suggest(str(folder), there) if there else remedy}"
         )
     return _download(path)
 
@@ -75,4 +75,4 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         other = f"the Hugging Face hub answers: {str(error).strip():.80}".split("\n")[0]
         reason = REASONS.get(type(error).__name__, other)
-        raise FileNotFoundError(f"folder {name} does not exist, and  {reason}") from error
+        raise FileNotFoundError(f"folder {name} does not exist, and {reason}") from error

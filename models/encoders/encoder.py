@@ -139,7 +139,7 @@ class EncoderConfig(TransformerConfig):
         )
         require(
             self.pooling == "cls" or self.head in self.pooling_heads,
-            f"pooling {self.pooling!r} requires the head {POOLING_HEAD}: leave it out with  "
+            f"pooling {self.pooling!r} requires the head {POOLING_HEAD}: leave it out with "
             f"head {self.head!r}",
         )
         require(

@@ -95,7 +95,9 @@ def test_questions_whose_answer_is_in_no_window_are_left_out(tokenizer):
     config = data.QuestionAnsweringData(source=rows, tokenizer=LETTERS, **fields)
     split = config.train_split(tokenizer, (), 0)
     assert "1 of 3 questions truncated: longer than 2 tokens" in split.summary
-    assert "1 of 3 questions left out: an answer that is whole in no window (r)" in split.summary
+    assert (
+        "1 of 3 questions left out: an answer that does not fit in any window (r)" in split.summary
+    )
     assert [gold["id"] for gold in split.examples.gold()] == ["q", "what"]
 
 

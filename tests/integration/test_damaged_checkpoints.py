@@ -92,12 +92,11 @@ def test_the_newest_whole_checkpoint_is_used(run):
     assert data == {"step": 1}
     part = big.relative_to(run / "checkpoints" / "3")
     assert logged == [
-        f"checkpoint 3 of {run} is damaged: {part} differs from its checksum; kept aside as "
-        "3.damaged",
-        f"checkpoint 2 of {run} is damaged: data/metadata differs from its checksum; kept aside "
-        "as 2.damaged",
+        f"checkpoint 3 of {run} is damaged: {part} differs from its checksum; renamed to 3.damaged",
+        f"checkpoint 2 of {run} is damaged: data/metadata differs from its checksum; renamed to "
+        "2.damaged",
     ]
-    # If the same steps are saved again and damaged, they are kept aside, too.
+    # If the same steps are saved again and damaged, they are renamed, too.
     with Checkpoints(run, keep_last=3, keep_best=1) as checkpoints:
         checkpoints.save(state_of(2), {"step": 2}, None)
     assert names(run) == ["1", "2", "2.damaged", "3.damaged"]

@@ -57,9 +57,8 @@ def test_without_a_network_the_error_comes_at_once(home, environment):
     shutil.rmtree(home / "hub")
     begin = time.perf_counter()
     message = loaded("owner/tiny", home, **environment)
-    assert message.startswith(
-        "there is no folder owner/tiny, and the Hugging Face hub cannot be reached"
-    )
+    assert "owner/tiny" in message
+    assert "hub cannot be reached" in message
     assert "\n" not in message
     assert time.perf_counter() - begin < 60  # most of it is importing jax
 

@@ -133,34 +133,34 @@ BREAKS = {
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "pickled": (pickled, "pickled .*never"),
-    "truncated": (raw(lambda b: b[:-10]), "model.safetensors .*whole safetensors"),
+    "truncated": (raw(lambda b: b[:-10]), "model.safetensors .*safetensors file"),
     "header too long": (
         raw(lambda b: struct.pack("<Q", 2**40) + b[8:]),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "header is no JSON": (
         raw(lambda b: b[:8] + b"?" + b[9:]),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "offsets beyond the end": (
         header(lambda h: h[WORDS].update(data_offsets=[0, 2**30])),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "shape beside its offsets": (
         header(lambda h: h[WORDS].update(shape=[32, 17])),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "another dtype beside its offsets": (
         header(lambda h: h[WORDS].update(dtype="F64")),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "overlapping offsets": (
         header(lambda h: h[QUERY].update(data_offsets=h[WORDS]["data_offsets"], shape=[32, 16])),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "bytes of no tensor": (
         raw(lambda b: b + bytes(4)),
-        "model.safetensors .*whole safetensors",
+        "model.safetensors .*safetensors file",
     ),
     "a dtype that is not read": (
         lambda f: (

@@ -161,7 +161,7 @@ def scaling_from_hf(
         rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
-            f"{source} has unsupported fields of rotary positions:  "
+            f"{source} has unsupported fields of rotary positions: "
             f"{', '.join(unknown)}; remove them if the model does not depend on them"
         )
     # Convert the names, and fill in what transformers derives from the maximum length.

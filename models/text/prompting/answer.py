@@ -89,7 +89,7 @@ def answer_queries(
     if cut:
         log(
             f"{cut:,} of {len(prompts):,} prompts lost their first examples: with "
-            f"{request.max_new_tokens} tokens for the answer prompts have at most {room}"
+            f"{request.max_new_tokens} tokens for the answer, prompts have at most {room}"
         )
     # Generate, and strip the whitespace around each answer.
     stops = (*few_shot.pattern.stops, *stop_strings)

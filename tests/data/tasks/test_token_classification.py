@@ -97,7 +97,7 @@ def test_a_tag_that_continues_nothing(config, tokenizer, tmp_path):
     (tmp_path / "v").write_text("a B-X\n\nb O\nc I-X\nd I-X\n\ne B-X\n")
     split = data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
     assert split.examples.gold() == [["B-X"], ["O", "B-X", "I-X"], ["B-X"]]
-    assert "1 tags I- that continue no span read as B- (" in split.summary
+    assert "1 tags I- do not continue a span and are read as B- (" in split.summary
     assert split.summary.endswith("v line 4)")
     with pytest.raises(DataError, match=r"v line 4 .*tag 'I-X'"):  # not trained on
         TokenClassificationData(

@@ -340,7 +340,7 @@ REFUSED = {
     "no such word": ({"bad_words_ids": [[3, 41]]}, r"banned sequence \[3, 41\]"),
     "nothing left": ({"suppress_tokens": [*range(V)], "eos_token_id": None}, "41 tokens"),
     "more than tokens": ({"return_dict_in_generate": True}, "return_dict_in_generate True"),
-    "a forced beginning": ({"forced_bos_token_id": 3}, "continues prompts"),
+    "a forced beginning": ({"forced_bos_token_id": 3}, "forced_bos_token_id 3"),
     "a mask of one row": ({"attention_mask": [1, 1]}, "attention_mask"),
     "a mask of another": ({"attention_mask": [[1], [1]]}, "attention_mask"),
 }

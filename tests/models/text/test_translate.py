@@ -222,7 +222,7 @@ def test_what_is_refused(run, tmp_path, capsys):
           folder / "valid.en", "--num-return-sequences", "5")  # fmt: skip
     fails(capsys, "no such file", "translate", folder / "run", "--input", tmp_path / "none")
     fails(capsys, "command translate\n", "generate", folder / "run")
-    fails(capsys, "no vector", "embed", folder / "run", "--input", tmp_path / "long.txt",
+    fails(capsys, "seq2seq_lm", "embed", folder / "run", "--input", tmp_path / "long.txt",
           "--output", tmp_path / "x.npy")  # fmt: skip
     fails(capsys, "command translate",
           "predict", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip

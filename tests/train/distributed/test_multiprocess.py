@@ -148,8 +148,7 @@ def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypa
     assert cli.main(["launch", "--processes", "2", "--", *command]) == 2
     said = [line for line in capfd.readouterr().err.splitlines() if "flaxzoo" in line]
     assert said == [
-        "flaxzoo: parallel pmap is for the devices of one process, and here are 2: leave it out "
-        "(--parallel jit)"
+        "flaxzoo: parallel pmap requires a single process, got 2: leave it out (--parallel jit)"
     ]
     assert not (tmp_path / "run").exists()
 

@@ -73,50 +73,49 @@ def test_a_field_that_must_be_there_is_named():
 
 OWN = importlib.metadata.version("flaxzoo")
 WRITERS = [
-    ("9.1", f"flaxzoo 9.1 wrote it, and this is {OWN}: use flaxzoo 9.1"),
-    (OWN, f"this version, flaxzoo {OWN}, wrote it: restore it"),
-    (None, f"it does not name the flaxzoo that wrote it, and this is {OWN}: restore it"),
+    ("9.1", ["flaxzoo 9.1", OWN, "use flaxzoo 9.1"]),
+    (OWN, [OWN, "restore it"]),
+    (None, [OWN, "restore it"]),
 ]
 
 
 @pytest.mark.parametrize(("writer", "remedy"), WRITERS)
 @pytest.mark.parametrize(
-    ("train_fields", "model_fields", "told"),
+    ("train_fields", "model_fields", "problem"),
     [
         ({"speed": 3}, {}, "unknown field speed"),
         ({}, {"rope": 3}, "unknown field rope"),
     ],
 )
-def test_a_file_of_another_version_is_told(
-    tmp_path, writer, remedy, train_fields, model_fields, told
+def test_an_error_of_the_file_names_its_version(
+    tmp_path, writer, remedy, train_fields, model_fields, problem
 ):
     train_config = {name: value for name, value in VALID.items() if name != "model"}
     content = {"model": {**VALID["model"], **model_fields}, "train": train_config | train_fields}
     if writer is not None:
         content["flaxzoo"] = writer
     (tmp_path / "config.json").write_text(json.dumps(content))
-    message = f"{tmp_path}/config.json: {told}; {remedy}"
+    expected = [f"{tmp_path}/config.json", problem, *remedy]
     with pytest.raises(UserError) as caught:
         config_of_run(tmp_path)
-    assert str(caught.value) == message
+    assert all(part in str(caught.value) for part in expected)
     if model_fields:
         with pytest.raises(UserError) as caught:
             models.load(tmp_path)
-        assert str(caught.value) == message
+        assert all(part in str(caught.value) for part in expected)
 
 
 @pytest.mark.slow
-def test_a_run_of_another_version_is_taken_up_and_that_is_told(tmp_path, capsys, on_one_device):
+def test_a_run_of_another_version_continues_with_a_warning(tmp_path, capsys, on_one_device):
     config = small_run(tmp_path, steps=4, evaluate_every=4, checkpoint_every=4)
     train.train(config, tmp_path / "run", quiet=True)
     file = tmp_path / "run" / "config.json"
     content = json.loads(file.read_text())
     assert content["flaxzoo"] == OWN
-    for writer, expected in (("0.0.9", 1), (OWN, 0), (None, 0)):
+    for writer, warns in (("0.0.9", True), (OWN, False), (None, False)):
         changed = {**content, "flaxzoo": writer}
         if writer is None:
             del changed["flaxzoo"]
         file.write_text(json.dumps(changed))
         assert train.train(config, tmp_path / "run").finished
-        told = f"{tmp_path / 'run'} was made by flaxzoo 0.0.9, and this is {OWN}\n"
-        assert capsys.readouterr().err.count(told) == expected
+        assert ("flaxzoo 0.0.9" in capsys.readouterr().err) == warns

@@ -87,7 +87,7 @@ def test_another_model_and_damage_are_refused(tmp_path, folder, index, capsys):
     moved = shutil.copytree(index, tmp_path / "index")
     other = written(tmp_path / "other", "none", 5)
     assert main(["search", str(moved), "cat", "--run", str(other)]) == 2
-    assert f"another model, which was at {folder}" in capsys.readouterr().err
+    assert str(folder) in capsys.readouterr().err
     same = shutil.copytree(folder, tmp_path / "moved")
     assert main(["search", str(moved), "cat", "--run", str(same), "--top-k", "2"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]

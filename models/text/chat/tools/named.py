@@ -22,4 +22,4 @@ def named_tool(name: str) -> Tool:
         return arithmetic()
     if name == "python":
         return python_program()
-    raise UserError(f"tool {name!r} does not exist:  {suggest(name, NAMES)}")
+    raise UserError(f"tool {name!r} does not exist: {suggest(name, NAMES)}")

@@ -76,8 +76,8 @@ def test_a_full_context_loses_its_first_examples_and_says_so(generator):
     assert generator.num_tokens(answer.prompt) <= T - 10
     assert few.prompt({"input": "x"}).endswith(answer.prompt)
     assert lines == [
-        "1 of 1 prompts lost their first examples: with 10 tokens for the answer there is room for "
-        "30"
+        "1 of 1 prompts lost their first examples: with 10 tokens for the answer, prompts have at "
+        "most 30"
     ]
     for wrong, message in (
         ({"drop": False}, "8 examples .*query .* got 79"),
