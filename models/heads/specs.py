@@ -257,7 +257,8 @@ def require_head(
     Args:
       config: the model's configuration.
       heads: names of the accepted heads.
-      refusal: what a model with another head cannot do, for the message, such as "cannot generate text".
+      refusal: what a model with another head cannot do, for the message, such as
+          "cannot generate text".
       remedy: what the user can do, for the message.
 
     Raises:
