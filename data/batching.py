@@ -81,23 +81,23 @@ class TrainBatches(PickledByFields):
     def _at(self, g: int) -> tuple[int, int]:
         """Returns the epoch and the index of an example, given its number in the whole run."""
         if isinstance(self.examples, MixedExamples):
-            part, g = self.examples.place(g)
+            part, g = self.examples.locate(g)
             number = self.examples.parts[part].examples.num_examples
             # Each source has the epochs and the order that it would have alone.
-            epoch, place = divmod(g, number)
-            index = _shuffled(place, number, self.seed, epoch)
+            epoch, position = divmod(g, number)
+            index = _shuffled(position, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
         # Examples without batches of their choice have a random permutation in each epoch.
         size = self._epoch_size
         if size is None:
             number = self.examples.num_examples
-            epoch, place = divmod(g, number)
-            return epoch, _shuffled(place, number, self.seed, epoch)
+            epoch, position = divmod(g, number)
+            return epoch, _shuffled(position, number, self.seed, epoch)
         # Each epoch fills whole batches.
-        epoch, place = divmod(g, size)
+        epoch, position = divmod(g, size)
         order = self._order_of(epoch)
         assert order is not None
-        return epoch, int(order.flat[place])
+        return epoch, int(order.flat[position])
 
     @property
     def _before(self) -> int:

@@ -87,7 +87,7 @@ class MixedExamples(PickledByFields):
         """Returns the index of the first example of a source."""
         return self._ends[part] - self.parts[part].examples.num_examples
 
-    def place(self, number: int) -> tuple[int, int]:
+    def locate(self, number: int) -> tuple[int, int]:
         """Returns the source of an example, and its number among the examples of this source.
 
         Args:
@@ -96,7 +96,7 @@ class MixedExamples(PickledByFields):
         # A source takes its rounded share of the examples that the sources before it leave. It
         # takes this example if one more example raises its rounded share.
         for part, weight, rest in self._shares:
-            before, after = _taken(number, weight, rest), _taken(number + 1, weight, rest)
+            before, after = _num_taken(number, weight, rest), _num_taken(number + 1, weight, rest)
             if after > before:
                 return part, before
             # The other sources share the remaining examples.
@@ -108,7 +108,7 @@ class MixedExamples(PickledByFields):
         counts: list[int] = []
         # Divide the examples as `locate` does.
         for _, weight, rest in self._shares:
-            counts.append(_taken(number, weight, rest))
+            counts.append(_num_taken(number, weight, rest))
             number -= counts[-1]
         return counts
 
@@ -198,7 +198,7 @@ def mix(
     return DataSplit(examples, content, fingerprint, summary, tuple(notes))
 
 
-def _taken(number: int, weight: int, rest: int) -> int:
+def _num_taken(number: int, weight: int, rest: int) -> int:
     """Returns how many of the first examples a source takes, which is rounded."""
     # Round number · weight / rest in whole numbers, because floats are not exact in long runs.
     return (2 * number * weight + rest) // (2 * rest)

@@ -46,20 +46,20 @@ def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
         hidden, is_real, first = chunk
         logits = _with_hidden(projection, hidden).logits()  # [B, T / chunks, V]
         logits = jnp.where(is_real[..., None], logits, NEVER)
-        values, places = jnp.max(logits, axis=1), jnp.argmax(logits, axis=1) + first
+        values, indices = jnp.max(logits, axis=1), jnp.argmax(logits, axis=1) + first
         # On equal values, keep the position of the earlier chunk.
         is_greater = values > best[0]
-        merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, places, best[1])
+        merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, indices, best[1])
         return merged, None
 
     # The maximum of each vocabulary entry so far, and its position: [B, V] each.
     none = jnp.full((rows, vocabulary), NEVER), jnp.zeros((rows, vocabulary), jnp.int32)
-    (values, places), _ = jax.lax.scan(add, none, _chunks(projection.hidden, real))
-    return values, (projection, places, values)
+    (values, indices), _ = jax.lax.scan(add, none, _chunks(projection.hidden, real))
+    return values, (projection, indices, values)
 
 
 def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
-    projection, places, values = residuals
+    projection, indices, values = residuals
     # A sequence without real tokens has no gradient.
     uncapped = projection.uncapped(gradient[:, None], values[:, None])[:, 0]
     gradient = jnp.where(values > NEVER, uncapped, 0.0)
@@ -69,7 +69,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
         hidden, first = chunk
         # The positions of this chunk. Only the position of a maximum has a gradient, [B, t, V].
         positions = first + jnp.arange(hidden.shape[1])
-        exact = jnp.where(positions[:, None] == places[:, None], gradient[:, None], 0.0)
+        exact = jnp.where(positions[:, None] == indices[:, None], gradient[:, None], 0.0)
         of_hidden, *others = gradients_of_chunk(exact, _with_hidden(projection, hidden))
         return jax.tree.map(jnp.add, total, tuple(others)), of_hidden
 
@@ -80,7 +80,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
     )
     gradients, of_hidden = jax.lax.scan(add, zeros, _chunks(projection.hidden))
     # [number, B, t, D] to [B, T, D], with padding that the last line removes.
-    of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(len(places), -1, of_hidden.shape[-1])
+    of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(len(indices), -1, of_hidden.shape[-1])
     return as_projection(of_hidden[:, :length], gradients, projection), None
 
 

@@ -51,10 +51,11 @@ def local_folder(path: str | Path) -> Path:
         return folder
     # A misspelled local path must not be looked up on the hub: suggest a neighboring folder.
     if folder.parts[0] == RUNS or (len(folder.parts) > 1 and folder.parent.is_dir()):
-        there = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
+        neighbors = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
         remedy = "give a run folder, which `flaxzoo train` makes"
         raise FileNotFoundError(
-            f"folder {path} does not exist: {suggest(str(folder), there) if there else remedy}"
+            f"folder {path} does not exist: "
+            f"{suggest(str(folder), neighbors) if neighbors else remedy}"
         )
     return _download(path)
 

@@ -117,7 +117,9 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         del open_reference
         return data
 
-    def begun_with(self, data: D, settings: "VectorSettings") -> "tuple[ObjectiveConfig[D], D]":
+    def initialized_from(
+        self, data: D, settings: "VectorSettings"
+    ) -> "tuple[ObjectiveConfig[D], D]":
         """Returns the objective and the data with what they take from the initial model.
 
         Args:

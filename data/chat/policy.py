@@ -45,14 +45,14 @@ class Prompt:
     """A prompt with the fields that rewards may read.
 
     Attributes:
-      begun: The beginning that the model continues: a ``Completion`` with an empty completion, or a
+      context: What the model continues: a ``PromptedText`` with an empty completion, or a
           conversation.
       text: The text that the model reads; a conversation is rendered by the chat template.
       ids: Its tokens.
       fields: The fields of its record, which rewards may read.
     """
 
-    begun: Demonstration
+    context: Demonstration
     text: str
     ids: tuple[int, ...]
     fields: Row = field(default_factory=dict)
@@ -62,22 +62,22 @@ class Prompt:
 class PromptRecord:
     """A prompt before tokenization; see ``Prompt``."""
 
-    begun: Demonstration
+    context: Demonstration
     fields: Row
 
     def encode(self, tokenizer: Tokenizer) -> Prompt:
         """Returns the prompt with its tokens."""
-        if isinstance(self.begun, Dialogue):
+        if isinstance(self.context, Dialogue):
             encoded = encode_chat(
                 tokenizer,
-                self.begun.messages,
-                tools=self.begun.tools,
+                self.context.messages,
+                tools=self.context.tools,
                 add_generation_prompt=True,
             )
-            return Prompt(self.begun, encoded.text, tuple(encoded.ids), self.fields)
-        text = self.begun.prompt
+            return Prompt(self.context, encoded.text, tuple(encoded.ids), self.fields)
+        text = self.context.prompt
         ids = tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(self.begun, text, (*tokenizer.frame.before, *ids), self.fields)
+        return Prompt(self.context, text, (*tokenizer.frame.before, *ids), self.fields)
 
 
 def prompt_record(row: Row, location: str) -> PromptRecord:
@@ -91,17 +91,17 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
     """
-    begun = replace(_begun(row, location), task=task_of(row), location=location)
+    context = replace(_context(row, location), task=task_of(row), location=location)
     fields = {name: x for name, x in row.items() if name != "prompt"}
-    if isinstance(begun, Dialogue):
+    if isinstance(context, Dialogue):
         # Rewards find the conversation here, whatever the keys of the record are.
-        fields["messages"] = list(begun.messages)
+        fields["messages"] = list(context.messages)
     problem = f"{location} has an empty prompt: leave the record out"
-    require(begun.opening.strip(), problem, error=UnusableRecordError)
-    return PromptRecord(begun, fields)
+    require(context.opening.strip(), problem, error=UnusableRecordError)
+    return PromptRecord(context, fields)
 
 
-def _begun(row: Row, location: str) -> Demonstration:
+def _context(row: Row, location: str) -> Demonstration:
     """Returns the beginning of a text or of a conversation, by the keys of its record."""
     prompt = row.get("prompt")
     if isinstance(prompt, str):
@@ -265,7 +265,7 @@ class PolicyData(ChatData[PromptRecord]):
 
     def demonstrations_of(self, record: PromptRecord) -> tuple[Demonstration, ...]:
         """Returns the prompt."""
-        return (record.begun,)
+        return (record.context,)
 
     def texts(self) -> Texts:
         """Returns the training prompts, or the documents of a toy."""

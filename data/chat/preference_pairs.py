@@ -139,7 +139,7 @@ class PreferenceData(ChatData[Preference]):
         # Sums of log-probabilities can be compared only if both answers have the same prompt.
         if self.shifted:
             for _, chosen, rejected in kept:
-                _begin_together(chosen, rejected)
+                _align_starts(chosen, rejected)
         # If the data state no margin, the batch has no such array.
         margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
         examples = PairExamples(
@@ -159,7 +159,7 @@ def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
     return np.array_equal(chosen[0], rejected[0])
 
 
-def _begin_together(*both: Encoded) -> None:
+def _align_starts(*both: Encoded) -> None:
     """Makes the answers of both texts begin at the same token, as in TRL.
 
     Without this they begin at different tokens if one text has a token that covers the border of

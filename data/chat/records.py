@@ -104,13 +104,13 @@ class Dialogue:
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts of the messages."""
-        return tuple(map(_said, self.messages))
+        return tuple(map(_text_of, self.messages))
 
     @property
     def opening(self) -> str:
         """The first text after the system's; conversations with equal openings share a split."""
-        spoken = [m for m in self.messages if m["role"] != "system"] or self.messages
-        return next((text for m in spoken if (text := _said(m)).strip()), "")
+        turns = [m for m in self.messages if m["role"] != "system"] or self.messages
+        return next((text for m in turns if (text := _text_of(m)).strip()), "")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class PromptedText:
         return self.prompt or self.completion
 
 
-def _said(message: Message) -> str:
+def _text_of(message: Message) -> str:
     """Returns the text of a message; its content may be a list of parts."""
     content = message.get("content") or ""
     if not isinstance(content, list | tuple):
@@ -342,8 +342,8 @@ def _hh_messages(text: str) -> tuple[Message, ...]:
     _, *parts = _HH_TURN.split(text)
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(
-        {"role": roles[name], "content": said.strip()}
-        for name, said in zip(parts[::2], parts[1::2], strict=True)
+        {"role": roles[name], "content": content.strip()}
+        for name, content in zip(parts[::2], parts[1::2], strict=True)
     )
 
 

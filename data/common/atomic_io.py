@@ -101,12 +101,12 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """
     # Resolve the path, so that a symbolic link is kept.
     final = path.resolve()
-    if _holds_something(final):
+    if _is_nonempty(final):
         return path
     # An empty folder is replaced, if it is not a mounted disk.
     with contextlib.suppress(OSError):
         final.rmdir()
-    if _holds_something(final):  # another process was faster
+    if _is_nonempty(final):  # another process was faster
         return path
     mounted = final.is_dir()
     if not mounted:
@@ -144,13 +144,13 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
         DataError: The path holds something, or cannot be written.
     """
     is_free = path.is_dir() or not path.exists()
-    is_free = is_free and not _holds_something(path.resolve())
+    is_free = is_free and not _is_nonempty(path.resolve())
     problem = f"{path} exists and is not an empty folder: name another folder"
     require(is_free, problem, DataError)
     build_folder(path, fill)
 
 
-def _holds_something(folder: Path) -> bool:
+def _is_nonempty(folder: Path) -> bool:
     """Returns whether a folder holds more than temporary folders of `build_folder`.
 
     On a mounted disk it may hold the temporary folder of another or a killed process.

@@ -96,12 +96,12 @@ class EmbeddingExamples(PickledByFields):
             name: np.zeros((len(documents), self.documents.template.length), np.int32)
             for name in ("input_ids", "attention_mask")
         }
-        for place, number in enumerate(documents):
+        for position, number in enumerate(documents):
             # An absent text is all zeros.
             if number != ABSENT:
                 row = self.documents.example(number)
                 for name, array in arrays.items():
-                    array[place] = row[name]
+                    array[position] = row[name]
         # A single data set needs no number.
         sets = self.data_sets if self.names else None
         values = {"scores": self.scores, "labels": self.labels, "data_set": sets}

@@ -178,11 +178,11 @@ class RerankExamples(PickledByFields):
         documents += self._sampled(epoch, index, documents)
         specs = token_specs(len(documents), self.template.length)
         arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
-        for place, number in enumerate(documents):
+        for position, number in enumerate(documents):
             # An absent document is all zeros.
             if number != ABSENT:
                 for name, row in self._pair(query, number).items():
-                    arrays[name][place] = row
+                    arrays[name][position] = row
         scores = np.zeros(len(documents), np.float32)
         # The sampled documents follow, with the score 0.
         scores[: self.scores.shape[1]] = self.scores[index]

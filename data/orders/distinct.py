@@ -41,7 +41,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
     # Give each example to the earliest possible batch; `late` collects examples without a batch.
-    order, again = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
+    order, next_order = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
         batch = _with_room(following, max((earliest[text] for text in texts[index]), default=0))
@@ -55,7 +55,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
         if len(batches[batch]) == batch_size:
             following[batch] = batch + 1
     # Prefer examples that found no batch to repeated examples.
-    _fill(batches, texts, [*late, *again], batch_size)
+    _fill(batches, texts, [*late, *next_order], batch_size)
     return np.array(batches, np.int64)
 
 

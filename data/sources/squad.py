@@ -171,9 +171,11 @@ def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
             for qa in _list(paragraph, "qas", location):
                 question = _text(qa, "question", location)
                 id = str(pick(qa, "id", f"{location} question {question[:60]!r}"))
-                here = f"{file} question {id}"
-                answers = _answers(qa, passage, here) if labelled else None
-                yield SpanExample(id, question, passage, answers, title, here, title or passage)
+                source_location = f"{file} question {id}"
+                answers = _answers(qa, passage, source_location) if labelled else None
+                yield SpanExample(
+                    id, question, passage, answers, title, source_location, title or passage
+                )
 
 
 def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, ...]:

@@ -387,13 +387,13 @@ class LabelledData(RecordData[E]):
     def _rare_labels(self) -> tuple[str, ...]:
         """Returns a warning if a label occurs once in the source, counting held-out examples."""
         examples = self._whole().examples
-        once = sorted(name for name, count in self._counts(examples).items() if count == 1)
-        if not once or len(examples) < _FEW_EXAMPLES:
+        unique = sorted(name for name, count in self._counts(examples).items() if count == 1)
+        if not unique or len(examples) < _FEW_EXAMPLES:
             return ()
-        where = next(e.location for e in examples if once[0] in self.labels_in(e))
-        number = f"{len(once):,} labels occur" if len(once) > 1 else "a label occurs"
+        where = next(e.location for e in examples if unique[0] in self.labels_in(e))
+        number = f"{len(unique):,} labels occur" if len(unique) > 1 else "a label occurs"
         return (
-            f"warning: {number} only once, {once[0]!r} at {where}: check that this is neither "
+            f"warning: {number} only once, {unique[0]!r} at {where}: check that this is neither "
             "misspelled nor a column name",
         )
 

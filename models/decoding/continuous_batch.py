@@ -49,7 +49,7 @@ class Written:
     log_probs: list[float]
     """The log-probability of each token under the unmodified logits, in nats, if `scored`."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
-    """The most probable tokens at each place and their log-probabilities, if computed."""
+    """The most probable tokens at each position and their log-probabilities, if computed."""
 
 
 @dataclasses.dataclass
@@ -169,7 +169,7 @@ class ContinuousBatch:
       params: its parameters.
       sampling: how tokens are chosen.
       num_rows: the number of rows, R.
-      in_step: whether rows advance in step.
+      lockstep: whether rows advance in step.
       tokens_per_call: the number of tokens per call of the compiled loop, without a draft.
       draft: a model that proposes tokens, in the same layout.
       acceptance: counts the accepted draft tokens.
@@ -184,14 +184,14 @@ class ContinuousBatch:
         sampling: SamplingParams | None,
         *,
         num_rows: int,
-        in_step: bool = False,
+        lockstep: bool = False,
         tokens_per_call: int = 1,
         draft: Draft | None = None,
         acceptance: Acceptance | None = None,
         spare: int = 0,
         usage: Usage | None = None,
     ) -> None:
-        self._draft, self._sampling, self._in_step = draft, sampling, in_step
+        self._draft, self._sampling, self._lockstep = draft, sampling, lockstep
         self.usage = Usage() if usage is None else usage
         """Counts of what has been computed so far."""
         step = tokens_per_call
@@ -244,7 +244,7 @@ class ContinuousBatch:
         """Returns the free rows to fill together with the next texts."""
         free = [row for row, text in enumerate(self._texts) if text is None]
         # The first texts are read together, later texts one by one when a row is free.
-        most = len(free) if len(free) == len(self._texts) else 0 if self._in_step else 1
+        most = len(free) if len(free) == len(self._texts) else 0 if self._lockstep else 1
         return free[: min(most, len(self._waiting))]
 
     def _full_rows(self) -> list[tuple[int, Text]]:
@@ -252,7 +252,7 @@ class ContinuousBatch:
         texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
         full = [(row, text) for row, text in texts if text.room == 0]
         # Rows in step share one cache, so all of them are read again.
-        return texts if full and self._in_step else full[:1]
+        return texts if full and self._lockstep else full[:1]
 
     def stop(self, number: int) -> None:
         """Ends a text or removes a waiting one. The next text takes its row."""
@@ -264,18 +264,18 @@ class ContinuousBatch:
     def _next(self) -> Text:
         return self._waiting.popitem(last=False)[1]
 
-    def _begin(self, begun: Sequence[tuple[int, Text]]) -> list[Written]:
+    def _begin(self, pairs: Sequence[tuple[int, Text]]) -> list[Written]:
         """Reads the contexts of texts into rows; returns their next tokens.
 
         Args:
-          begun: pairs of row and text: one pair, or any number if all rows are free or in step.
+          pairs: pairs of row and text: one pair, or any number if all rows are free or in step.
         """
         assert self._sampling is not None
-        num_rows, (first, last) = len(self._texts), begun[-1]
+        num_rows, (first, last) = len(self._texts), pairs[-1]
         texts = [last]
-        if self._in_step or not any(self._texts):
+        if self._lockstep or not any(self._texts):
             # Rows without a text repeat another text, so that one program serves any number.
-            first, by_row = 0, dict(begun)
+            first, by_row = 0, dict(pairs)
             texts = [by_row.get(row, last) for row in range(num_rows)]
         # Read the contexts, and choose the first token of each row.
         past = history_of(
@@ -293,14 +293,14 @@ class ContinuousBatch:
         if self._draft is not None:
             before = jnp.asarray([text.context[-1] for text in texts], jnp.int32)
             state = dataclasses.replace(state, draft=self._read_draft(texts), before=before)
-        for row, text in begun:
+        for row, text in pairs:
             self._texts[row] = text
         # A single text was read alone: copy its caches into its row.
         if len(texts) < num_rows:
             state = enter_rows(self._with_space(), jnp.int32(first), state)
         self._state = state
         new = jax.device_get(new)
-        return [self._append(row, text, new, row - first, length=1) for row, text in begun]
+        return [self._append(row, text, new, row - first, length=1) for row, text in pairs]
 
     def _read(self, texts: Sequence[Text]) -> tuple[Float[Array, "n V"], Context]:
         """Reads the contexts of texts; returns the logits after their last tokens."""
@@ -313,8 +313,8 @@ class ContinuousBatch:
         least = min(text.room for text in texts)
         for text in texts:
             text.slot = self._reader.read_length(contexts)
-            text.room = least if self._in_step else text.room
-        kind = SharedCache if self._in_step else RowCaches
+            text.room = least if self._lockstep else text.room
+        kind = SharedCache if self._lockstep else RowCaches
         return self._reader.read(contexts, kind, with_space=len(texts) == len(self._texts))
 
     def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
@@ -455,6 +455,6 @@ def _most_slots(longest: int, length: int, limit: int, step: int) -> int:
     def slots(length: int) -> int:
         return read_length(length, longest) + min(longest - length + 1, limit) + step
 
-    begun = longest - longest // 4 if length > longest else length
+    prompt = longest - longest // 4 if length > longest else length
     # If the positions do not suffice, the oldest quarter of the context is dropped.
-    return max(slots(begun), slots(longest - longest // 4) if length + limit > longest else 0)
+    return max(slots(prompt), slots(longest - longest // 4) if length + limit > longest else 0)

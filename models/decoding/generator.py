@@ -162,7 +162,7 @@ class Generator:
         )
         for name, number in (("num_rows", num_rows), ("the least of limits", min(limits))):
             check_value(name, number, PositiveInt)
-        in_step = len(prompts) <= num_rows or self.config.num_experts > 0
+        lockstep = len(prompts) <= num_rows or self.config.num_experts > 0
         batch = ContinuousBatch(
             self._model,
             self._params,
@@ -174,7 +174,7 @@ class Generator:
                 scored=scored,
             ),
             num_rows=num_rows,
-            in_step=in_step and self._draft is None,
+            lockstep=lockstep and self._draft is None,
             tokens_per_call=tokens_per_call or _tokens_per_call(),
             draft=self._draft,
             acceptance=self.acceptance,
@@ -209,7 +209,7 @@ class Generator:
 
         Args:
           ids: a text, at most as long as the model reads.
-          number: the number of most probable tokens at each place.
+          number: the number of most probable tokens at each position.
         """
         longest = self.config.max_length
         # Padding follows the text, so that it does not change the scores of a causal model.
@@ -283,9 +283,9 @@ class Generator:
         length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
         number = power_of_two(len(rows))
         ids, mask = pad_rows(rows, num_rows=number, length=length, left=model.pads_left)
-        places = None
+        padded = None
         if positions is not None:
-            places, _ = pad_rows(positions, num_rows=number, length=length)
+            padded, _ = pad_rows(positions, num_rows=number, length=length)
         # Padding rows have the maximum target length 0, so they are done at once.
         max_lengths = np.zeros(number, np.int32)
         max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
@@ -299,7 +299,7 @@ class Generator:
         finished = run(
             model,
             self._params,
-            SearchRows(ids, mask, places, jnp.int32(first or 0)),
+            SearchRows(ids, mask, padded, jnp.int32(first or 0)),
             max_lengths=max_lengths,
             recent=last_tokens(written, params.banned.prefix_length),
             beam_params=params,

@@ -182,7 +182,7 @@ class NewTokens:
     lengths: Int[Array, " R"]
     """The number of tokens of each row. Later entries are meaningless."""
     alternatives: tuple[Int[Array, "R N K"], Float[Array, "R N K"]] | None = None
-    """The most probable tokens at each place and their log-probabilities, if computed."""
+    """The most probable tokens at each position and their log-probabilities, if computed."""
 
 
 # Module-level functions, so that all generators share the compilation cache.
@@ -271,7 +271,7 @@ _Chosen = tuple[Array, Array | None, tuple[Array, Array] | None]
 def _choose(
     logits: Float[Array, "R V"], past: History, *, sampling: SamplingParams
 ) -> tuple[_Chosen, History]:
-    """Returns the tokens, log-probabilities and alternatives of one place, and the history."""
+    """Returns the tokens, log-probabilities and alternatives of one position, and the history."""
     tokens, log_probs, past = choose(logits, past, sampling=sampling)
     number = sampling.num_alternatives
     return (tokens, log_probs, most_probable(logits, number) if number else None), past

@@ -57,8 +57,8 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
         ids = jnp.asarray(mask.segment_ids)  # [B, T]
         # Documents of a packed sequence must not read each other.
         same = [_last(ids[:, lag:] == ids[:, : max(0, length - lag)], length) for lag in lags]
-        within = jnp.stack(same, axis=-1)
-        readable = within if readable is None else readable & within
+        same_head = jnp.stack(same, axis=-1)
+        readable = same_head if readable is None else readable & same_head
     return EarlierTokens(real, readable, are_beams=False)
 
 

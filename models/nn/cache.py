@@ -266,11 +266,11 @@ def _write_ring(
         return dataclasses.replace(cache, key=keys, value=values)
     # For many tokens, build the whole ring from new tokens and remaining old ones.
     tokens = newest_tokens(index + length, slots)  # [R]
-    new, places = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
+    new, offsets = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
     return dataclasses.replace(
         cache,
-        key=jnp.where(new, jnp.take(key, places, axis=3), keys),
-        value=jnp.where(new[:, None], jnp.take(value, places, axis=2), values),
+        key=jnp.where(new, jnp.take(key, offsets, axis=3), keys),
+        value=jnp.where(new[:, None], jnp.take(value, offsets, axis=2), values),
     )
 
 

@@ -80,7 +80,7 @@ def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Arra
 
 
 def dropout(
-    x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, place: str
+    x: Float[Array, "B *rest"], rate: float, rng: RowKeys | None, name: str
 ) -> Float[Array, "B *rest"]:
     """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
@@ -91,7 +91,7 @@ def dropout(
       x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
       rate: in [0, 1); 0 changes nothing.
       rng: one key per sequence; None changes nothing.
-      place: the name of this dropout in its layer.
+      name: the name of this dropout in its layer.
 
     Raises:
       UserError: the keys are not of Threefry-2x32, or the rate is not in [0, 1).
@@ -99,7 +99,7 @@ def dropout(
     if rate == 0 or rng is None:
         return x
     # `zlib.crc32` is stable between processes, unlike `hash`.
-    keys = key_words(fold_in(rng, zlib.crc32(place.encode())))
+    keys = key_words(fold_in(rng, zlib.crc32(name.encode())))
     num_tokens = x.shape[1] if x.ndim > 2 else 1
     num_features = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]
     # Draw for [B, T, F], where F counts all features of a token.

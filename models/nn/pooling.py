@@ -74,8 +74,8 @@ def _greatest(x: Array) -> Array:
     rounding.
     """
     # The first maximal token of each feature, [B, 1, D].
-    places = jnp.argmax(x, axis=1, keepdims=True)
-    return jnp.take_along_axis(x, places, axis=1)[:, 0]
+    indices = jnp.argmax(x, axis=1, keepdims=True)
+    return jnp.take_along_axis(x, indices, axis=1)[:, 0]
 
 
 def _last(real: Array) -> Array:

@@ -106,8 +106,8 @@ class GrowingText:
         # An incomplete character decodes to U+FFFD, and the end of the text may be
         # the beginning of a stop string.
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        begun = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
-        return len(text) - max(begun, default=0)
+        overlaps = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
+        return len(text) - max(overlaps, default=0)
 
     def take_settled(self) -> str:
         """Returns the settled text that was not yet returned."""

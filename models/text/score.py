@@ -263,7 +263,7 @@ class TextScorer(TextModel):
             "does not predict next tokens",
             "score targets instead",
         )
-        ids = self._beginning(text)[-self._model.config.max_length :]
+        ids = self._prefix(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
         # Rows of the embedding without a token are left out.
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
@@ -302,11 +302,11 @@ class TextScorer(TextModel):
             known = [token.log_probability for token in own if token.log_probability is not None]
             if len(known) < len(own):
                 # The first token has no probability if no token begins a document: raise the error.
-                self._beginning("")
+                self._prefix("")
             found.append(NextWord(word, own, sum(known)))
         return sorted(found, key=lambda candidate: -candidate.log_probability)
 
-    def _beginning(self, text: str) -> list[int]:
+    def _prefix(self, text: str) -> list[int]:
         """Returns the tokens of a text at the beginning of a document."""
         ids = [*self._tokenizer.begins_document, *self._tokenizer.encode(text, False)]
         require(

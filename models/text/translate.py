@@ -72,7 +72,7 @@ class TextTranslator(TextModel):
         self,
         texts: Sequence[str],
         *,
-        places: Sequence[str] | None = None,
+        locations: Sequence[str] | None = None,
         truncate: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         log: LogFn = print,
@@ -82,7 +82,7 @@ class TextTranslator(TextModel):
 
         Args:
             texts: sentences, each translated separately.
-            places: the location of each text, for messages.
+            locations: the location of each text, for messages.
             truncate: whether too long texts are truncated.
             on_batch: called after each batch with the number of its texts and of their tokens.
             log: called with the number of truncated texts.
@@ -97,7 +97,7 @@ class TextTranslator(TextModel):
               truncated, or an option is out of range.
         """
         request = self.request_with(options)
-        ids = self.encode(texts, places=places, truncate=truncate, log=log)
+        ids = self.encode(texts, locations=locations, truncate=truncate, log=log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
         # Blank texts have no tokens, and are not translated.
         if on_batch is not None:
@@ -122,14 +122,14 @@ class TextTranslator(TextModel):
         self,
         texts: Sequence[str],
         *,
-        places: Sequence[str] | None = None,
+        locations: Sequence[str] | None = None,
         truncate: bool = False,
         log: LogFn = print,
     ) -> list[list[int]]:
         """Returns the tokens of each text, none for a blank one; see `__call__`."""
         require_texts(texts, "texts")
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
-        return self._fitting(ids, places, truncate, log)
+        return self._fitting(ids, locations, truncate, log)
 
     def search(
         self, sources: Sequence[list[int]], request: GenerationRequest
@@ -155,7 +155,7 @@ class TextTranslator(TextModel):
         ]
 
     def _fitting(
-        self, ids: list[list[int]], places: Sequence[str] | None, truncate: bool, log: LogFn
+        self, ids: list[list[int]], locations: Sequence[str] | None, truncate: bool, log: LogFn
     ) -> list[list[int]]:
         """Truncates or rejects sources longer than the model reads; returns all sources."""
         longest = self._max_length
@@ -167,7 +167,7 @@ class TextTranslator(TextModel):
             # Keep the end token.
             return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
         first = too_long[0]
-        name = f"text {first + 1}" if places is None else places[first]
+        name = f"text {first + 1}" if locations is None else locations[first]
         raise UserError(
             f"{name} has {len(ids[first])} tokens, more than the {longest} that the model reads "
             f"({counted(len(too_long), 'text')} too long): split it into sentences, or translate "

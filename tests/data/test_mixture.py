@@ -37,7 +37,7 @@ def test_every_prefix_has_the_proportions(weights, units):
     for number in range(3000):
         assert mixed.counts(number) == before
         assert np.abs(np.subtract(before, number * rates)).max() <= len(weights)
-        part, index = mixed.place(number)
+        part, index = mixed.locate(number)
         # Each source is read in order, without a gap.
         assert index == before[part]
         before[part] += 1
@@ -51,7 +51,7 @@ def test_each_source_repeats_in_its_epochs_and_the_order_is_that_of_the_source_a
     batches = TrainBatches(mixed, 4, seed=3, num_steps=40)
     ids = np.concatenate([batches[i]["id"] for i in range(40)]).ravel().tolist()
     for part, (size, count) in enumerate([(10, 120), (6, 40)]):
-        own = [id for g, id in enumerate(ids) if mixed.place(g)[0] == part]
+        own = [id for g, id in enumerate(ids) if mixed.locate(g)[0] == part]
         alone = TrainBatches(Numbers(size), 1, seed=3, num_steps=count)
         assert own == [alone[i]["id"].item() for i in range(count)]
 

@@ -168,8 +168,8 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
     """
     if mesh.size == mesh.shape["tensor"]:
         return ""  # each device has all tokens, and the gradients of its part of the model
-    is_once = way.micro_batches == 1
-    often = "once a step" if is_once else "in each micro-batch"
+    once_per_step = way.micro_batches == 1
+    often = "once a step" if once_per_step else "in each micro-batch"
     # With data parallelism alone, no parameters are gathered.
     if mesh.shape["fsdp"] == 1:
         return f"gradients exchanged {'once a step' if way.axes else often}"
@@ -179,7 +179,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
             f"{in_units(full)} in addition to the state (--gather layer: less)"
         )
     by = "" if way.per_layer and way.axes else " by the compiler"
-    among = " among the devices of fsdp" if way.axes and not is_once else ""
+    among = " among the devices of fsdp" if way.axes and not once_per_step else ""
     return f"parameters gathered layer by layer{by}; gradients exchanged {often}{among}"
 
 

@@ -202,8 +202,8 @@ def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
 
     def reduce(numbers: Sequence[int]) -> Sequence[int]:
         # One row per device, so that the reduction runs on all devices.
-        here = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
-        pending.append(greatest(jax.make_array_from_process_local_data(each, here)))
+        local = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
+        pending.append(greatest(jax.make_array_from_process_local_data(each, local)))
         return np.asarray(pending.pop(0)).tolist() if len(pending) > 1 else [0] * len(numbers)
 
     return reduce

@@ -179,8 +179,8 @@ def moment_spec(
     """
     # Means over some axes keep the sharding of the remaining axes.
     if field in ("rows", "columns") and axes is not None:
-        gone = axes.outputs if field == "rows" else axes.inputs
-        return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in gone))
+        removed = axes.outputs if field == "rows" else axes.inputs
+        return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in removed))
     if field != "scales":
         return whole
     *leading, last = whole

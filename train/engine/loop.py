@@ -232,7 +232,7 @@ class Loop:
     def _until_stopped(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         # An evaluation changes no state, so a signal may interrupt it between batches.
         for batch in batches:
-            self.stopper.check_here()
+            self.stopper.check_local()
             yield batch
 
     def _scores(self, evaluation: Evaluation) -> Scores:

@@ -122,8 +122,8 @@ def _open(
         trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
-    is_begun = bool(steps(run.folder))
-    check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=is_begun)
+    has_checkpoint = bool(steps(run.folder))
+    check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=has_checkpoint)
     is_new = not (run.folder / CONFIG_FILE).is_file()
     # Every check above has passed: only now write to disk.
     create_folder(run)
@@ -153,19 +153,19 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
     """Compiles the step and raises UserError if it does not fit into memory."""
-    config, is_begun = run.config, bool(steps(run.folder))
+    config, has_checkpoint = run.config, bool(steps(run.folder))
     # Make one example to learn the shapes of a batch, without reading a whole batch.
     example = run.train.examples.example(0, 0)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
         for name, x in example.items()
     }
-    check_batch_fits(config, batch, resumed=is_begun)
+    check_batch_fits(config, batch, resumed=has_checkpoint)
     check_step_fits(
         config,
         functools.partial(trainer.compile, batch),
         jax.local_devices(),
-        resumed=is_begun,
+        resumed=has_checkpoint,
         log=log,
     )
 
@@ -296,16 +296,18 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
     if state.further is not None:
-        begun = opened.objective.with_followed(state.further, params)
-        placed = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), begun, state.further)
+        started = opened.objective.with_followed(state.further, params)
+        placed = jax.tree.map(
+            lambda x, old: jax.device_put(x, old.sharding), started, state.further
+        )
         state = dataclasses.replace(state, further=placed)
-    frozen, opt_state = state.frozen, _begun_average(state, params)
+    frozen, opt_state = state.frozen, _started_average(state, params)
     if keep_initial:  # a copy, as a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
     return dataclasses.replace(state, params=params, opt_state=opt_state, frozen=frozen)
 
 
-def _begun_average(state: TrainState, params: Params) -> optax.OptState:
+def _started_average(state: TrainState, params: Params) -> optax.OptState:
     """Returns the optimizer state, whose moving average, if any, starts at `params`."""
     if ema_of(state.opt_state) is None:
         return state.opt_state
@@ -325,11 +327,11 @@ def _with_base(
     state = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
     # Fully trained parameters keep their dtype, and their random value if the base lacks them.
-    fresh = join_params(shapes.frozen, without_adapters(state.params))
+    initial = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
-    params = init_from(plan, fresh, jax.tree.map(lambda x: x.sharding, placed), log)
+    params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)
     # Separate the trained parameters from the frozen base again.
     own, frozen = lora.split(params, keep_initial=keep_initial)
     trained = join_params(state.params, own)
-    opt_state = _begun_average(state, trained)
+    opt_state = _started_average(state, trained)
     return dataclasses.replace(state, params=trained, opt_state=opt_state, frozen=frozen)

@@ -30,7 +30,7 @@ class Stopper:
         self._what = ""
         self._request = request
         self._log = log
-        self._alone = jax.process_count() == 1
+        self._is_single = jax.process_count() == 1
         self._greatest = all_reduce_max()
         self._signal = 0
 
@@ -51,9 +51,9 @@ class Stopper:
         if failed or self._signal:
             raise StopNow
 
-    def check_here(self) -> None:
+    def check_local(self) -> None:
         """Raises StopNow after a signal, unless other processes wait for this one."""
-        if self._alone and self._request.number:
+        if self._is_single and self._request.number:
             raise StopNow
 
     @contextmanager
@@ -61,8 +61,8 @@ class Stopper:
         """Lets the first signal interrupt a wait that changes no state."""
         try:
             # Do not interrupt one of several processes: the others would wait in the next step.
-            self._request.cuts_off = self._alone
-            self.check_here()
+            self._request.cuts_off = self._is_single
+            self.check_local()
             yield
         finally:
             self._request.cuts_off = False
@@ -82,7 +82,7 @@ class Stopper:
         except errors as error:
             # StepNotTaken wraps the error of a reward; store the error itself.
             cause = error.__cause__ if isinstance(error, StepNotTaken) else error
-            if cause is error and not self._alone:
+            if cause is error and not self._is_single:
                 raise
             assert isinstance(cause, Exception)
             self.fail(what, cause)

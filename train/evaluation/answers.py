@@ -31,8 +31,8 @@ def answers_before_and_after(
         tokenizer: the tokenizer of the run, whose chat template all models get.
         records: demonstrations, or preferences, whose chosen text is used.
     """
-    begun = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
-    prompts = [PromptRecord(one, {}).encode(tokenizer) for one in begun]
+    contexts = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
+    prompts = [PromptRecord(one, {}).encode(tokenizer) for one in contexts]
     given = [Prompt(prompt.text, ids=prompt.ids) for prompt in prompts]
     rows: Rows = []
     for step, folder in folders:
@@ -57,10 +57,10 @@ def answers_before_and_after(
 def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
     """Returns the rewards of the chosen and the rejected text of the first pairs."""
     texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
-    begun = [without_answer(text) for text in texts]
+    contexts = [without_answer(text) for text in texts]
     completions = [_answer(text) for text in texts]
-    rewards = RewardModel.of_run(folder)(begun, completions)
-    prompts = [" ".join(one.texts) for one in begun]
+    rewards = RewardModel.of_run(folder)(contexts, completions)
+    prompts = [" ".join(one.texts) for one in contexts]
     return [
         {"step": step, "prompt": prompt, "completion": answer, "reward": round(reward, 4)}
         for prompt, answer, reward in zip(prompts, completions, rewards, strict=True)

@@ -136,8 +136,10 @@ def _with_further(
         "that trained it",
         error=RunError,
     )
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+    on_first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_first), shapes
+    )
     return joined(params, restore_params(run, step, shapes, part))
 
 
@@ -287,7 +289,7 @@ def _translations(
             sources,
             num_beams=num_beams,
             num_return_sequences=1,
-            places=[pair.location for pair in split.content],
+            locations=[pair.location for pair in split.content],
             on_batch=advance,
         )
     note = note_of_empty(sources, translated)

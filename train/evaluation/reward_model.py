@@ -32,7 +32,7 @@ from ..runs.load_run import open_run
 
 
 class RewardModel:
-    """The score of a trained reward model, as `reward(begun, completions)`.
+    """The score of a trained reward model, as `reward(contexts, completions)`.
 
     It encodes a prompt and its completion like `RewardData`, with the reward model's tokenizer and
     chat template. Texts that exceed the length in its training are an error.
@@ -83,11 +83,13 @@ class RewardModel:
         model, params = load_finite(folder)
         return cls(model, params, tokenizer, length=config.data.length, mesh=mesh)
 
-    def __call__(self, begun: Sequence[Demonstration], completions: Sequence[str]) -> list[float]:
+    def __call__(
+        self, contexts: Sequence[Demonstration], completions: Sequence[str]
+    ) -> list[float]:
         """Scores completions.
 
         Args:
-            begun: the prompt of each completion.
+            contexts: the prompt of each completion.
             completions: the completions.
         """
         # If encoding fails in one process, `barrier` stops all of them. Otherwise the others would
@@ -96,7 +98,7 @@ class RewardModel:
         with together():
             rows = [
                 as_classified(self._encoded(one, completion), self._tokenizer)
-                for one, completion in zip(begun, completions, strict=True)
+                for one, completion in zip(contexts, completions, strict=True)
             ]
         longest, number = max(map(len, rows)), len(rows)
         # All processes compute together, so their shapes must be equal.
@@ -139,13 +141,13 @@ class RewardModel:
         )
         return np.concatenate([np.asarray(part) for _, part in parts])
 
-    def _encoded(self, begun: Demonstration, completion: str) -> list[int]:
+    def _encoded(self, context: Demonstration, completion: str) -> list[int]:
         # The encoders reject an empty answer.
         completion = completion if completion.strip() else " "
-        if isinstance(begun, Dialogue):
+        if isinstance(context, Dialogue):
             answer = {"role": "assistant", "content": completion}
-            return Dialogue((*begun.messages, answer), begun.tools).encode(self._tokenizer).ids
-        return encode_completion(self._tokenizer, begun.prompt, completion).ids
+            return Dialogue((*context.messages, answer), context.tools).encode(self._tokenizer).ids
+        return encode_completion(self._tokenizer, context.prompt, completion).ids
 
     @functools.cached_property
     def _scores(self) -> Any:

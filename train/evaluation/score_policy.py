@@ -47,7 +47,7 @@ def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int
             f"the {tokenizer.kind} tokenizer has no token that ends a completion: give a language "
             "model as --init-from"
         )
-    if not isinstance(examples.prompts.prompt(0, 0).begun, Dialogue):
+    if not isinstance(examples.prompts.prompt(0, 0).context, Dialogue):
         return (end,)
     return tuple(dict.fromkeys((end, *end_of_turn(tokenizer, tokenizer.chat_template))))
 

@@ -210,8 +210,8 @@ class Objective:
         # Each run of the model has different dropout keys.
         if isinstance(inputs, tuple):
             return tuple(
-                _bound(apply_fn, params, fold_in(rng, number))(**once)
-                for number, once in enumerate(inputs)
+                _bound(apply_fn, params, fold_in(rng, number))(**arguments)
+                for number, arguments in enumerate(inputs)
             )
         return _bound(apply_fn, params, rng)(**inputs)
 

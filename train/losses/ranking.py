@@ -94,7 +94,7 @@ def lambda_loss(
     return jnp.sum(jnp.where(ordered_pairs(y, is_real), losses, 0.0), axis=(1, 2))
 
 
-def _apart(x: Array) -> Array:
+def _differences(x: Array) -> Array:
     """Returns |x_i - x_j|."""
     return jnp.abs(x[..., :, None] - x[..., None, :])
 
@@ -104,16 +104,16 @@ def _ndcg_loss_2(gains: Array, inverse_discount: Array) -> Array:
     between = jnp.abs(jnp.arange(number)[:, None] - jnp.arange(number))  # |i - j|
     # Index k has the discount of rank k + 1. The index -1, on the diagonal, is replaced below.
     steps = jnp.abs(inverse_discount[between - 1] - inverse_discount[between])
-    return jnp.where(between == 0, 0.0, steps) * _apart(gains)
+    return jnp.where(between == 0, 0.0, steps) * _differences(gains)
 
 
 def _lambda_rank(gains: Array, inverse_discount: Array) -> Array:
-    return _apart(inverse_discount) * _apart(gains)
+    return _differences(inverse_discount) * _differences(gains)
 
 
 # Each function maps gains [B, C] by rank, and the inverse discounts [C], to weights [B, C, C].
 WEIGHTINGS: Mapping[Weighting, Callable[[Array, Array], Array]] = {
-    "none": lambda gains, inverse_discount: jnp.ones_like(_apart(gains)),
+    "none": lambda gains, inverse_discount: jnp.ones_like(_differences(gains)),
     "lambda_rank": _lambda_rank,
     "ndcg_loss_2": _ndcg_loss_2,
     "ndcg_loss_2pp": lambda gains, inverse_discount: (

@@ -33,8 +33,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     # Delay the schedule of the remaining steps.
     if start:
         before = start - (config.warmup_steps == 0)
-        begun = make_schedule(config, steps - before)
-        return lambda step: begun(jnp.maximum(step - before, 0))
+        first_phase = make_schedule(config, steps - before)
+        return lambda step: first_phase(jnp.maximum(step - before, 0))
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     require(
         0 <= warmup < steps,

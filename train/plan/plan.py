@@ -83,8 +83,10 @@ class Plan:
     @property
     def argument_bytes(self) -> int:
         """Bytes of all arguments of the step."""
-        held = self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.reward_bytes
-        return held + self.batch_bytes
+        state_bytes = (
+            self.param_bytes + self.frozen_bytes + self.optimizer_bytes + self.reward_bytes
+        )
+        return state_bytes + self.batch_bytes
 
     def fits(self, topology: Topology) -> bool:
         """Returns whether the step fits into the memory of each device, or True if unknown.

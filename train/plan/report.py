@@ -64,10 +64,10 @@ def verdict(plan: Plan, topology: Topology) -> str:
         used = used_bytes(plan.out_of_memory)
         if used is None:
             return f"does not fit: the compiler says: {plan.out_of_memory.strip()[:300]}"
-        return _too_much(used, limit)
+        return _excess(used, limit)
     assert plan.peak_bytes is not None
     if not plan.fits(topology):
-        return _too_much(plan.peak_bytes, limit)
+        return _excess(plan.peak_bytes, limit)
     if plan.peak_bytes > limit:
         return (
             "may not fit: the compiler accepts it, but all parts add up to "
@@ -78,7 +78,7 @@ def verdict(plan: Plan, topology: Topology) -> str:
     )
 
 
-def _too_much(used: int, limit: int) -> str:
+def _excess(used: int, limit: int) -> str:
     return (
         f"does not fit: {format_bytes(used)} on a device of {format_bytes(limit)}, "
         f"{format_bytes(used - limit)} too much"

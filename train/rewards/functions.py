@@ -241,7 +241,7 @@ class Rewards:
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
             "prompts": [prompt.text for prompt in prompts],
             "completions": list(completions),
-            "begun": [prompt.begun for prompt in prompts],
+            "contexts": [prompt.context for prompt in prompts],
         }
         columns = {}
         # Call models first. If a function failed before in one process, the other processes would

@@ -129,9 +129,9 @@ class Custom:
         Raises:
             RunError: The objective, the examples or the rewards are missing or different.
         """
-        begun = stored if isinstance(stored, dict) else {}
+        previous = stored if isinstance(stored, dict) else {}
         for what in ("objective", "examples", "rewards"):
-            then, now = begun.get(what), self.names.get(what)
+            then, now = previous.get(what), self.names.get(what)
             require(
                 then == now,
                 f"{folder} was started in Python with custom {what} {then}, got {now}: resume it "
@@ -166,7 +166,7 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
     digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
     # Check and hash examples that are spread evenly over the source.
     for index in sorted({i * number // HASHED for i in range(HASHED)}):
-        example, again = examples.example(0, index), examples.example(0, index)
+        example, repeated = examples.example(0, index), examples.example(0, index)
         for key, (shape, dtype) in arrays.items():
             x = np.asarray(example.get(key))
             require(
@@ -183,7 +183,7 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
             )
             # Compare bytes, because NaN is not equal to itself.
             require(
-                x.tobytes() == np.asarray(again[key]).tobytes(),
+                x.tobytes() == np.asarray(repeated[key]).tobytes(),
                 f"{name}: {key} of example {index} differs between two calls: let it depend only "
                 "on the epoch and the index, random numbers included",
                 error=RunError,

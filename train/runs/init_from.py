@@ -100,16 +100,16 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
     return f" ({', '.join(wrong)})" if wrong else ""
 
 
-def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) -> Params:
+def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn) -> Params:
     """Returns the initial parameters: copied from another run, or fresh if not copied.
 
     Args:
         plan: The parameters to copy and their source.
-        fresh: The run's random initial parameters. For copied parameters, shapes suffice.
-        shardings: The sharding of each parameter, a tree like `fresh`.
+        initial: The run's random initial parameters. For copied parameters, shapes suffice.
+        shardings: The sharding of each parameter, a tree like `initial`.
         log: Called with one line each for copied, new and unused parameters.
     """
-    sharding_of, own = dict(named(shardings)), dict(named(fresh))
+    sharding_of, own = dict(named(shardings)), dict(named(initial))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -128,9 +128,9 @@ def init_from(plan: InitFromPlan, fresh: Params, shardings: PyTree, log: LogFn) 
     ):
         if names:
             log(f"{what}: {_summary(names, params)}")
-    # Keep the order of `fresh`, so that the result has its structure.
+    # Keep the order of `initial`, so that the result has its structure.
     merged = [source[name] if name in plan.copied else x for name, x in own.items()]
-    return jax.tree.unflatten(jax.tree.structure(fresh), merged)
+    return jax.tree.unflatten(jax.tree.structure(initial), merged)
 
 
 def _summary(names: Iterable[str], params: Params) -> str:

@@ -210,7 +210,7 @@ def _existing_run(
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
     # Compare the configurations after the same adjustments that the stored one received.
-    config = _begun_with(config, folder, own_examples=custom.examples is not None)
+    config = _initialized_from(config, folder, own_examples=custom.examples is not None)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
         Base.from_fields(read_config(folder), folder).find(folder)
@@ -240,7 +240,7 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
         model = source.model
         step = chosen_step(local_folder(config.init_from), config.init_step)
         config = dataclasses.replace(config, init_step=step)
-    config = _begun_with(config, config.init_from, own_examples=own_examples)
+    config = _initialized_from(config, config.init_from, own_examples=own_examples)
     labels = None if own_examples else config.data.labels()
     if tokenizer is None:
         tokenizer = config.data.make_tokenizer()
@@ -248,13 +248,13 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
     return fit_model(config, model, tokenizer.target.vocab_size, labels), tokenizer
 
 
-def _begun_with(
+def _initialized_from(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
     """Returns a run with the vectors of its folder, or of the initial model."""
     found = None if folder is None else read_vector_settings(local_folder(folder))
     is_default = config.objective.is_default
-    objective, data = config.objective.begun_with(config.data, found or EmbeddingSettings())
+    objective, data = config.objective.initialized_from(config.data, found or EmbeddingSettings())
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
     # Change objective and data together, because a default objective is chosen for its data.

@@ -64,9 +64,9 @@ class SearchIndex:
         except (OSError, ValueError) as error:
             raise RunError(f"{folder} is damaged ({error}): build the index again") from None
         number, size = len(self.vectors), self._texts.stat().st_size
-        is_whole = len(self._starts) == number + 1 and self._starts[-1] == size
+        is_complete = len(self._starts) == number + 1 and self._starts[-1] == size
         problem = f"{folder} is damaged ({TEXTS} does not have {number:,} texts)"
-        require(is_whole, f"{problem}: build the index again", RunError)
+        require(is_complete, f"{problem}: build the index again", RunError)
         self._check_model(folder, config)
 
     def _check_model(self, folder: Path, config: JsonObject) -> None:
@@ -212,9 +212,11 @@ class SearchIndex:
         Raises:
             UserError: `queries` is empty, `top_k` is below 1, or the reranker has several labels.
         """
-        asked = self._embedder(queries, log, prompt_name=self._embedder.settings.query_prompt)
+        query_vectors = self._embedder(
+            queries, log, prompt_name=self._embedder.settings.query_prompt
+        )
         number = top_k if reranker is None else max(top_k, candidates)
-        found = nearest(self._embedder.comparable(asked), self.vectors, number)
+        found = nearest(self._embedder.comparable(query_vectors), self.vectors, number)
         hits = [
             [Hit(score=score, **self._row(i)) for score, i in zip(*lists, strict=True)]
             for lists in zip(*map(np.ndarray.tolist, found), strict=True)

@@ -205,16 +205,18 @@ class _Handler:
             return
         # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
-        gone = asyncio.ensure_future(_disconnected(request))
+        disconnected = asyncio.ensure_future(_disconnected(request))
         # A client that does not read its answer must not block others either.
         limit = self.service.engine.limits.time_limit + self.service.access.read_time
         try:
-            await asyncio.wait((working, gone), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (working, disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             # Wait for the canceled task too, so that its work ends before this method returns.
-            for task in (working, gone):
+            for task in (working, disconnected):
                 task.cancel()
-            await asyncio.wait((working, gone))
+            await asyncio.wait((working, disconnected))
         # Raise the error of the answer, if it had one.
         if not working.cancelled():
             working.result()

@@ -63,7 +63,7 @@ class ChatFields(TextFields):
     logprobs: bool = False
     """Whether to report the log-probability of each token."""
     top_logprobs: Alternatives = 0
-    """The number of most probable tokens to report at each place."""
+    """The number of most probable tokens to report at each position."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Functions that the model may call."""
     tool_choice: Literal["auto", "none"] = "auto"
@@ -315,8 +315,8 @@ class _Shown:
         if self._shown == 0:
             self._text = self._text.lstrip()
         # A call may begin in the text, and is not shown.
-        begun = len(self._text) if self._form is None else self._form.begins_call(self._text)
-        end = len(self._text[:begun].rstrip())
+        visible = len(self._text) if self._form is None else self._form.begins_call(self._text)
+        end = len(self._text[:visible].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
         # The caller sends the end of a text that may have calls, because it parses the whole text.
         return "" if last and self._form is not None else shown

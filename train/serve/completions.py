@@ -48,7 +48,7 @@ class CompletionFields(TextFields):
     max_tokens: NonNegativeInt = 16
     """The maximum number of new tokens of each text."""
     logprobs: Alternatives | None = None
-    """The number of most probable tokens to report at each place, with the chosen one."""
+    """The number of most probable tokens to report at each position, with the chosen one."""
     echo: bool = False
     """Whether the text begins with the prompt."""
     best_of: Literal[1] | None = None
@@ -119,10 +119,10 @@ async def complete(service: Service, fields: CompletionFields) -> Any:
     if fields.echo:
         scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
         if fields.logprobs is not None:
-            asked = [(group[0].ids, max(fields.logprobs, 1)) for group in prompts]
+            requests = [(group[0].ids, max(fields.logprobs, 1)) for group in prompts]
             tokens = sum(len(group[0].ids) for group in prompts)
             _, scorer = service.worker(fields.model, SCORING)
-            async with service.engine.submit(scorer, asked, tokens=tokens) as job:
+            async with service.engine.submit(scorer, requests, tokens=tokens) as job:
                 async for i, found in job:
                     scores[i] = found
         echoes = [
@@ -241,7 +241,7 @@ class _Answer:
         }
 
     def _named(self, row: Any, token: int, score: float | None, number: int) -> Any:
-        """Returns the alternatives at a place by their text, with the chosen token."""
+        """Returns the alternatives at a position by their text, with the chosen token."""
         if row is None:
             return None
         named: dict[str, float | None] = {}

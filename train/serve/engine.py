@@ -315,9 +315,9 @@ class Engine:
         """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
         # Wait until the first worker has work, or without a limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
-        due = None if not waits else time.monotonic() + min(waits)
+        deadline = None if not waits else time.monotonic() + min(waits)
         while True:
-            left = None if due is None else max(0.0, due - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 message = self._inbox.get(block=left != 0, timeout=left)
             except queue.Empty:
@@ -325,7 +325,7 @@ class Engine:
             if message is None:
                 return False
             message()
-            due = time.monotonic()  # take the other messages, but do not wait any more
+            deadline = time.monotonic()  # take the other messages, but do not wait any more
 
     def _step(self, worker: Worker) -> None:
         try:
@@ -347,9 +347,9 @@ def report_fault(error: BaseException) -> None:
 
     The message of an unexpected error may quote a prompt, so it is printed only for a `UserError`.
     """
-    place = "".join(traceback.format_tb(error.__traceback__))
+    trace_text = "".join(traceback.format_tb(error.__traceback__))
     message = str(error) if isinstance(error, UserError) else "(message withheld)"
-    print(f"{place}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
+    print(f"{trace_text}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
 
 
 def fail_tasks(tasks: Iterable[Task], error: Exception) -> None:

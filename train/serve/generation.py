@@ -116,7 +116,7 @@ class TextFields(Checked):
 
         Args:
             stored: the settings stored with the model.
-            alternatives: the number of alternatives to report at each place.
+            alternatives: the number of alternatives to report at each position.
 
         Raises:
             UserError: a setting is out of range.
@@ -151,7 +151,7 @@ class Piece:
     tokens: list[int]
     log_probabilities: list[float]
     alternatives: list[list[tuple[int, float]]]
-    """The most probable tokens at each place, if requested."""
+    """The most probable tokens at each position, if requested."""
     reason: FinishReason | None
     """Why the text ended, or None while it grows."""
     num_tokens: int
@@ -285,7 +285,7 @@ class GenerationWorker:
 
     def warm_up(self) -> None:
         """Compiles the programs for short texts in each number of rows."""
-        begun = time.monotonic()
+        start = time.monotonic()
         for number in self.batch.row_numbers:
             for temperature in (0.0, 1.0):
                 sampling = TextFields(temperature=temperature).sampling({})
@@ -296,7 +296,7 @@ class GenerationWorker:
                 while self.batch.is_busy:
                     self.batch.step()
         rows = ", ".join(map(str, self.batch.row_numbers))
-        self._log(f"compiled rows of {rows} in {time.monotonic() - begun:.1f} s")
+        self._log(f"compiled rows of {rows} in {time.monotonic() - start:.1f} s")
 
 
 class ScoringWorker:

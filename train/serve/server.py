@@ -48,13 +48,15 @@ class Address:
             UserError: the key is missing although the host is not this machine, or the key is not
                 valid.
         """
-        key, place = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+        key, origin = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         # A file that is given as an option takes precedence over the environment.
         if self.api_key_file is not None:
-            place = self.api_key_file
-            key = place.read_text(encoding="utf-8", errors="replace").strip()
+            origin = self.api_key_file
+            key = origin.read_text(encoding="utf-8", errors="replace").strip()
         if key is not None and (not key or not key.isascii() or not key.isprintable()):
-            raise UserError(f"the key in {place} must be printable ASCII and not empty: correct it")
+            raise UserError(
+                f"the key in {origin} must be printable ASCII and not empty: correct it"
+            )
         if key is None and self.host not in LOOPBACK:
             raise UserError(
                 f"host {self.host!r} is reachable from other machines, so it requires a key: set "

@@ -84,9 +84,9 @@ async def tokenize(service: Service, fields: TokenizeFields) -> JsonObject:
 async def detokenize(service: Service, fields: DetokenizeFields) -> JsonObject:
     """Answers `/detokenize`."""
     tokenizer = service.model(fields.model).front.tokenizer
-    beyond = [token for token in fields.tokens if token >= tokenizer.vocab_size]
-    if beyond:
-        message = f"tokens must be below {tokenizer.vocab_size:,}, got {beyond[0]}"
+    out_of_range = [token for token in fields.tokens if token >= tokenizer.vocab_size]
+    if out_of_range:
+        message = f"tokens must be below {tokenizer.vocab_size:,}, got {out_of_range[0]}"
         raise ApiError(400, message, "tokens", "invalid_value")
     return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens)}
 

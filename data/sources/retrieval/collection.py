@@ -124,8 +124,8 @@ def read_retrieval(name: str) -> RetrievalData:
     problem = f"{name!r} has no query with a relevant document: check the identifiers in qrels"
     require(known, problem, DataError)
     # A query without a relevant document cannot be evaluated.
-    asked = {id: queries[id] for id in known}
-    return RetrievalData(documents, asked, known, tuple(filter(notes.get, notes)))
+    judged_queries = {id: queries[id] for id in known}
+    return RetrievalData(documents, judged_queries, known, tuple(filter(notes.get, notes)))
 
 
 def _file(folder: Path, name: str) -> Path:

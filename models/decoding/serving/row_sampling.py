@@ -35,7 +35,7 @@ class TextSampling(GenerationRequest):
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """Token → what is added to its logit."""
     num_alternatives: NonNegativeInt = 0
-    """The number of most probable tokens that are reported at each place."""
+    """The number of most probable tokens that are reported at each position."""
 
     @property
     def is_adjusted(self) -> bool:

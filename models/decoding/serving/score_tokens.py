@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of a text, and of the most probable tokens at each place."""
+"""Log-probabilities of the tokens of a text, and of the most probable tokens at each position."""
 
 import functools
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ...token_log_probs import over_positions
 
 
 class TokenAlternatives(NamedTuple):
-    """The log-probability of a token, and the most probable tokens at its place."""
+    """The log-probability of a token, and the most probable tokens at its position."""
 
     log_probability: float
     """In nats."""

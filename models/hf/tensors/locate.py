@@ -150,12 +150,12 @@ class _Mismatches:
                     first, past = min(layers), max(layers) + 1
                     candidates.append((past, first) if more else (first, past))
         # A field with the expected size is probably wrong, because the files have another size.
-        for there, expected in candidates:
+        for found, expected in candidates:
             names = [
                 name for name, value in stored.items() if value is not True and value == expected
             ]
             if names:
-                yield f"{' or '.join(names)} {expected} is probably wrong: the tensors have {there}"
+                yield f"{' or '.join(names)} {expected} is probably wrong: the tensors have {found}"
                 return
 
 

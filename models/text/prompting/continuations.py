@@ -344,9 +344,9 @@ class ContinuationScorer(TextModel):
         # the whole row, so give each request a separate row.
         config = self._model.config
         longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
-        apart = rotates_by_length(config, min(longest, config.max_length))
+        separate_rows = rotates_by_length(config, min(longest, config.max_length))
         # Score the requests that continue a prefix with a separate call first, then all others.
-        plans = self._plans(requests, share and not apart)
+        plans = self._plans(requests, share and not separate_rows)
         for _, division in plans:
             for group in division.groups:
                 yield from self._continued(group)
@@ -363,7 +363,7 @@ class ContinuationScorer(TextModel):
             sizes = [(len(source), item.size) for source, item in waiting]
             # Fill the rows of one batch, and leave what does not fit for the next.
             bins = pack(sizes, (length, width), most)
-            if apart:
+            if separate_rows:
                 bins = [[i] for i in range(min(most, len(waiting)))]
             packed = {i for chosen in bins for i in chosen}
             rows = [[waiting[i] for i in chosen] for chosen in bins]

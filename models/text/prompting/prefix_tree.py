@@ -45,7 +45,7 @@ class Scored(NamedTuple):
     """The index of the token in the layout."""
     label: int
     request: int
-    place: int
+    offset: int
     """The index of the label in its request."""
 
 
@@ -83,8 +83,8 @@ class Layout:
                 self.last.append(-1)
             first = len(inputs) - len(labels) - base
             self.scored += [
-                Scored(path[first + place], label, number, place)
-                for place, label in enumerate(labels)
+                Scored(path[first + offset], label, number, offset)
+                for offset, label in enumerate(labels)
             ]
             before = inputs
         self._close(path)
@@ -183,13 +183,13 @@ class _Node:
         if self.total <= capacity or not self.children:
             return
         # Compare the costs of the three ways.
-        prefix, apart = self.prefix, sum(child.cost for child in self.children)
+        prefix, separate = self.prefix, sum(child.cost for child in self.children)
         after = sum(piece.total - prefix for piece in self.pieces(prefix, capacity))
         together = prefix + PREFIX_CALL + after
-        if prefix >= SHORTEST_PREFIX and together < min(self.cost, apart):
+        if prefix >= SHORTEST_PREFIX and together < min(self.cost, separate):
             self.cost, self.way = together, "prefix"
-        elif apart < self.cost:
-            self.cost, self.way = apart, "children"
+        elif separate < self.cost:
+            self.cost, self.way = separate, "children"
 
 
 def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> Plan:

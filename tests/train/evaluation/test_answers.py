@@ -63,7 +63,7 @@ def test_rewards_of_two_pairs(start, tmp_path):
     rows, report = tuned("reward", PAIRS, start, folder)
     assert rows[0]["step"] == 0
     first = PAIRS[0]
-    begun = [data.PromptedText(first["prompt"], "")] * 2
+    contexts = [data.PromptedText(first["prompt"], "")] * 2
     both = [first["chosen"], first["rejected"]]
-    for text, reward in zip(both, RewardModel.of_run(folder)(begun, both), strict=True):
+    for text, reward in zip(both, RewardModel.of_run(folder)(contexts, both), strict=True):
         assert f"| {first['prompt']} | {text} | {round(reward, 4)} |" in report

@@ -50,10 +50,10 @@ def test_scores_are_those_of_the_pairs_that_the_model_was_trained_on(judge):
         input_ids=example["input_ids"],
         attention_mask=example["attention_mask"],
     ).logits[:, 0]
-    begun = Dialogue((USER,))
+    context = Dialogue((USER,))
     for mesh in (None, train.make_mesh(train.MeshConfig(fsdp=2))):
         reward = RewardModel.of_run(folder, mesh)
-        found = reward([begun, begun], ["you", "all of it"])
+        found = reward([context, context], ["you", "all of it"])
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 

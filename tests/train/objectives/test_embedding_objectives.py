@@ -274,7 +274,7 @@ def test_prompts_that_training_left_out_are_not_kept():
     found = objective.vector_settings(given, settings)
     assert found.prompts == {"query": "", "passage": "", "other": "x"}
     assert found.prompt(None) == found.query_prompt == found.document_prompt == ""
-    _, kept = objective.begun_with(KINDS["multiple_negatives"], settings)
+    _, kept = objective.initialized_from(KINDS["multiple_negatives"], settings)
     found = objective.vector_settings(kept, settings)
     assert (found.query_prompt, found.prompt(found.document_prompt)) == ("query", "p: ")
 

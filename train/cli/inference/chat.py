@@ -113,7 +113,7 @@ def _answer(conversation: "Conversation", line: str, transcript: Path | None) ->
 
     The empty line lets a program find the end of an answer.
     """
-    said = conversation.reply(
+    answer = conversation.reply(
         line,
         on_text=lambda text: print(_printable(text), end="", flush=True),
         on_turn=lambda turn: print(_printable(f"\n[{turn.writer}] {turn.content}"), flush=True),
@@ -121,8 +121,8 @@ def _answer(conversation: "Conversation", line: str, transcript: Path | None) ->
     print(flush=True)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print(flush=True)
-    if not said.content.strip():
-        cut = said.finish_reason == "length"
+    if not answer.content.strip():
+        cut = answer.finish_reason == "length"
         log(f"(the answer is {'white space up to its maximum length' if cut else 'empty'})")
     if transcript is not None:
         conversation.save(transcript)

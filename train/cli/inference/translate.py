@@ -54,11 +54,11 @@ def translate_command(arguments: list[str]) -> None:
     lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
     # Where each sentence came from, for error messages.
-    places = [f"{file} line {number}" for file, number, _ in lines]
+    locations = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(
             texts,
-            places=places,
+            locations=locations,
             truncate=parsed.truncate,
             on_batch=advance,
             log=log,

@@ -121,8 +121,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
     if parsed.workdir != workdir:  # the settings of a run, in another folder
         config = dataclasses.replace(config, stage=None)
     # A recipe that starts from another recipe's run needs that run first.
-    init_from, is_begun = config.init_from, (parsed.workdir / "checkpoints").is_dir()
-    if init_from is None or hasattr(parsed, "init_from") or is_begun:
+    init_from, has_checkpoints = config.init_from, (parsed.workdir / "checkpoints").is_dir()
+    if init_from is None or hasattr(parsed, "init_from") or has_checkpoints:
         return parsed, config
     if not Path(init_from).exists():
         raise UserError(

@@ -41,7 +41,7 @@ def bm25(
 
     # On import the package sets its logger to the level of debugging.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
-    words, asked = (
+    words, of_queries = (
         [WORD.findall(text.lower()) for text in texts] for texts in (documents, queries)
     )
     require(any(words), "documents must have at least one word: give the texts to search")
@@ -50,7 +50,7 @@ def bm25(
     kept = min(top_k, len(documents))
     scores = np.zeros((len(queries), kept), np.float32)
     indices = np.full((len(queries), kept), -1, np.int32)
-    for row, query in enumerate(asked):
+    for row, query in enumerate(of_queries):
         of_all = index.get_scores(query) if query else np.zeros(len(documents), np.float32)
         # Sort only the documents whose score is at least the K-th best score.
         least = max(np.partition(of_all, -kept)[-kept], np.nextafter(np.float32(0), np.float32(1)))

@@ -68,15 +68,15 @@ def _scores_of(
         return similarity_scores(*pairs, examples.scores)
     # Each different text counts once, and absent texts (-1) do not.
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
-    asked, first_query = np.unique(queries, return_index=True)
+    distinct, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)
     corpus = documents.reshape(numbers.size, -1)[first[stored >= 0]]
     # Texts are numbered from 0, so the number of a text is its index in the arrays below.
-    relevant: list[dict[int, float]] = [{} for _ in range(int(asked[-1]) + 1)]
+    relevant: list[dict[int, float]] = [{} for _ in range(int(distinct[-1]) + 1)]
     for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
         if query >= 0:
             relevant[query][document] = 1.0
-    queries = anchors[first_query[asked >= 0]]
+    queries = anchors[first_query[distinct >= 0]]
     if not by_dot:
         return retrieval_scores(queries, corpus, relevant)
     return ranking_scores(nearest(queries, corpus, DEPTH)[1], relevant)

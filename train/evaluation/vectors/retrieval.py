@@ -73,12 +73,12 @@ def evaluate_retrieval(
         ranked = _reranked(scorer, queries, documents, log)
     else:
         embedder = open_embedder(folder, step=step, log=log)
-        asked = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
+        query_vectors = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
         blocks = embedded(embedder, documents, log)
         if isinstance(embedder, SparseEmbedder):
-            active["query_active_dims"] = np.count_nonzero(asked) / len(asked)
+            active["query_active_dims"] = np.count_nonzero(query_vectors) / len(query_vectors)
             blocks = _counted(blocks, len(documents), active)
-        ranked = nearest(embedder.comparable(asked), blocks, DEPTH)[1]
+        ranked = nearest(embedder.comparable(query_vectors), blocks, DEPTH)[1]
     scores = ranking_scores(ranked, relevant)
     # The scores of BM25 show whether the model is better than a search for words.
     lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
@@ -125,10 +125,10 @@ def embedded(
 
 def _indices(collection: RetrievalData, ids: Sequence[str]) -> list[dict[int, float | int]]:
     """Returns the relevant documents of each query by index; unknown ones follow the last."""
-    places = {id: i for i, id in enumerate(ids)}
+    index_of = {id: i for i, id in enumerate(ids)}
     return [
         {
-            places.setdefault(id, len(places)): gain
+            index_of.setdefault(id, len(index_of)): gain
             for id, gain in collection.relevant[query].items()
         }
         for query in collection.queries

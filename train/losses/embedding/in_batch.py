@@ -136,7 +136,7 @@ def gist(
     same = jnp.eye(batch, dtype=bool)
     is_positive = jnp.arange(batch * num_documents) % num_documents == 0
     # Whether a document is the positive of an anchor, [B, B · C].
-    is_own = jnp.repeat(same, num_documents, axis=1) & is_positive
+    is_same = jnp.repeat(same, num_documents, axis=1) & is_positive
     # The largest similarity that the guide may find between an anchor and its negative.
     pair = to_own(guide, "cosine")[:, :1]
     largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
@@ -145,7 +145,7 @@ def gist(
         (
             lambda x: (x.anchors, x.documents.reshape(batch * num_documents, -1)),
             real.documents.reshape(1, -1),
-            is_own,
+            is_same,
         )
     ]
     if contrast_anchors:

@@ -77,8 +77,8 @@ def _euclidean(x: Float[Array, "B D"]) -> Distances:
     norms = jnp.sum(jnp.square(x), axis=-1)
     squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
     # Avoid 0, where the root has no gradient, as between equal texts.
-    apart = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+    nonzero = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
+    return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
 
 def _manhattan(x: Float[Array, "B D"]) -> Distances:

@@ -83,8 +83,8 @@ def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
 def _euclidean(a: Array, b: Array) -> Array:
     squared = jnp.sum(jnp.square(a - b), axis=-1)
     # Avoid 0, where the root has no gradient.
-    apart = squared > 0
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+    nonzero = squared > 0
+    return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
 
 DISTANCES: Mapping[Distance, Callable[[Array, Array], Array]] = {

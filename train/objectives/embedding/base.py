@@ -211,7 +211,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
         return objective_class(kind)(**{name: getattr(self, name) for name in shared})
 
-    def begun_with(
+    def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
         """See `ObjectiveConfig`."""

@@ -19,9 +19,9 @@ def frozen_embedder(folder: str) -> FurtherModel:
     from ....models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
     from ....models.hub import local_folder
 
-    place = local_folder(folder)
-    model, params = load_finite(place)
-    settings = read_embedding_settings(place) or EmbeddingSettings()
+    path = local_folder(folder)
+    model, params = load_finite(path)
+    settings = read_embedding_settings(path) or EmbeddingSettings()
 
     def apply(params: Params, *, input_ids: Array, attention_mask: Array) -> Array:
         hidden = model.apply(params, input_ids=input_ids, attention_mask=attention_mask)

@@ -116,7 +116,7 @@ class SpladeConfig(MultipleNegativesConfig):
             return self
         return dataclasses.replace(self, ramp_steps=max(1, int(self.ramp_fraction * steps)))
 
-    def begun_with(
+    def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
         """See `ObjectiveConfig`; a sparse encoder keeps its activation."""

@@ -87,11 +87,13 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
     translator: TextTranslator = worker.front
     texts = as_list(fields.input, "input", worker.settings.max_inputs)
     request = fields.request(translator)
-    places = [f"input[{i}]" for i in range(len(texts))]
+    locations = [f"input[{i}]" for i in range(len(texts))]
     notes: list[str] = []
 
     def encode() -> list[list[int]]:
-        return translator.encode(texts, places=places, truncate=fields.truncate, log=notes.append)
+        return translator.encode(
+            texts, locations=locations, truncate=fields.truncate, log=notes.append
+        )
 
     ids = await asyncio.to_thread(encode)
     # Blank texts have no tokens, and an empty translation.

@@ -80,8 +80,8 @@ class CallForm:
         found = text.find(mark)
         if found >= 0:
             return found
-        begun = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
-        return len(text) - next(begun, 0)
+        overlaps = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
+        return len(text) - next(overlaps, 0)
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
         """Parses an answer of the model.
