@@ -350,7 +350,7 @@ def on_one_device() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data of `encoders.py`, and the runs on it that several tests look at."""
     from .support.encoders import write_documents, write_labelled
 
@@ -360,31 +360,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _pretrained(place: Path, name: str, **fields: Any) -> Path:
+def _pretrained(work_folder: Path, name: str, **fields: Any) -> Path:
     from flaxzoo import train
 
     from .support.devices import on_devices
     from .support.encoders import pretraining
 
     with on_devices(1):
-        train.train(pretraining(place, **fields), place / name, quiet=True)
-    return place / name
+        train.train(pretraining(work_folder, **fields), work_folder / name, quiet=True)
+    return work_folder / name
 
 
 @pytest.fixture(scope="session")
-def pretrained(place: Path) -> Path:
+def pretrained(work_folder: Path) -> Path:
     """The run folder of a tiny BERT with both objectives."""
-    return _pretrained(place, "pretrained")
+    return _pretrained(work_folder, "pretrained")
 
 
 @pytest.fixture(scope="session")
-def masked(place: Path) -> Path:
+def masked(work_folder: Path) -> Path:
     """The run folder of a tiny BERT with masked words alone."""
-    return _pretrained(place, "masked", next_sentence=False)
+    return _pretrained(work_folder, "masked", next_sentence=False)
 
 
 @pytest.fixture(scope="session")
-def tuned(place: Path, pretrained: Path) -> Any:
+def tuned(work_folder: Path, pretrained: Path) -> Any:
     """`tuned(kind)`: the result of fine-tuning that BERT for a kind of data."""
     from flaxzoo import train
 
@@ -393,9 +393,9 @@ def tuned(place: Path, pretrained: Path) -> Any:
 
     @functools.cache
     def tuned(kind: str) -> Any:
-        config = fine_tuning(place, kind, init_from=str(pretrained))
+        config = fine_tuning(work_folder, kind, init_from=str(pretrained))
         with on_devices(1):
-            result = train.train(config, place / kind, quiet=True)
+            result = train.train(config, work_folder / kind, quiet=True)
         assert result.finished
         return result
 

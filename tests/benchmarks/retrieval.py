@@ -75,17 +75,19 @@ def prepare(
     (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     # All paragraphs are searched, also by a part of the questions. Equal paragraphs are one.
     ids = {p: f"p{i}" for i, p in enumerate(dict.fromkeys(p for _, p in judging))}
-    asked = judging if judged is None else rng.sample(judging, min(judged, len(judging)))
-    judge = folder / f"judge{len(asked)}"
+    judged_pairs = judging if judged is None else rng.sample(judging, min(judged, len(judging)))
+    judge = folder / f"judge{len(judged_pairs)}"
     if not judge.exists():
         data.RetrievalData(
             {id: paragraph for paragraph, id in ids.items()},
-            {f"q{i}": question for i, (question, _) in enumerate(asked)},
-            {f"q{i}": {ids[paragraph]: 1} for i, (_, paragraph) in enumerate(asked)},
+            {f"q{i}": question for i, (question, _) in enumerate(judged_pairs)},
+            {f"q{i}": {ids[paragraph]: 1} for i, (_, paragraph) in enumerate(judged_pairs)},
         ).save(judge)
-    places = bm25([question for question, _ in asked], list(ids), FIRST)[1].tolist()
+    places = bm25([question for question, _ in judged_pairs], list(ids), FIRST)[1].tolist()
     number = {paragraph: i for i, paragraph in enumerate(ids)}
-    bound = statistics.mean(number[p] in row for (_, p), row in zip(asked, places, strict=True))
+    bound = statistics.mean(
+        number[p] in row for (_, p), row in zip(judged_pairs, places, strict=True)
+    )
     return judge, bound
 
 

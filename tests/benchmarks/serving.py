@@ -50,14 +50,14 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        run = arguments.run or make_run(place / "run", arguments)
+        work_folder = Path(folder)
+        run = arguments.run or make_run(work_folder / "run", arguments)
         prompts = [prompt(i) for i in range(arguments.streams)]
         expected, in_process = complete(run, prompts, arguments)
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
-        with serving(run, place, "--rows", arguments.rows, **cache) as server:
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(work_folder / "cache")}
+        with serving(run, work_folder, "--rows", arguments.rows, **cache) as server:
             cold = server.seconds
-        with serving(run, place, "--rows", arguments.rows, **cache) as server:
+        with serving(run, work_folder, "--rows", arguments.rows, **cache) as server:
             show("start", cold_s=cold, cached_s=server.seconds)
             # The first round compiles longer caches.
             asyncio.run(streams(server.port, prompts, arguments.tokens))
@@ -66,7 +66,7 @@ def main() -> None:
             asyncio.run(killed(server))
             asyncio.run(memory(server, arguments.requests))
         limit = ("--rows", arguments.rows, "--max-requests", 32)
-        with serving(run, place, *limit, **cache) as server:
+        with serving(run, work_folder, *limit, **cache) as server:
             asyncio.run(overload(server.port))
 
 
@@ -138,9 +138,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(run: Path, place: Path, *options: Any, **environment: str) -> Iterator[Server]:
+def serving(run: Path, work_folder: Path, *options: Any, **environment: str) -> Iterator[Server]:
     """Starts a server and waits for its first answer."""
-    log, begun = place / "server.log", time.monotonic()
+    log, begun = work_folder / "server.log", time.monotonic()
     command = [sys.executable, "-m", "flaxzoo", "serve", f"model={run}", "--port", "0"]
     with log.open("wb") as out:
         process = subprocess.Popen(

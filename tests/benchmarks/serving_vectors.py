@@ -77,14 +77,14 @@ def main() -> None:
     size = arguments.inputs
     requests = [texts[i : i + size] for i in range(0, len(texts), size)]
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        model = arguments.model or make_model(place / "model")
+        work_folder = Path(folder)
+        model = arguments.model or make_model(work_folder / "model")
         expected, rate = in_process(model, requests)
         show("in process", texts_per_s=rate)
         ours = [sys.executable, "-m", "flaxzoo", "serve", f"model={model}", "--port", "0"]
         theirs = [sys.executable, "-c", PEER, str(model), "0"]
         for case, command in (("served", ours), ("sentence-transformers", theirs)):
-            with serving(command, place / "server.log") as port:
+            with serving(command, work_folder / "server.log") as port:
                 found, other = asyncio.run(twice(port, requests, arguments.clients))
                 error = float(np.abs(found - expected).max())
                 show(case, texts_per_s=other, ratio=other / rate, largest_difference=error)

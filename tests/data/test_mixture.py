@@ -121,8 +121,8 @@ def test_the_batches_have_the_proportions_of_tokens_or_documents(texts, unit, pa
             )
     share = found[a] / (found[a] + found[b])
     assert share[["tokens", "documents"].index(unit)] == pytest.approx(0.7, abs=0.01)
-    said = dict(split.examples.lines(6400))[f"text:{texts}/a.txt#line"]
-    assert said.startswith(f"70.0% of all {unit}")
+    description = dict(split.examples.lines(6400))[f"text:{texts}/a.txt#line"]
+    assert description.startswith(f"70.0% of all {unit}")
     # Validation has each held-out document once.
     joined = data.CausalLMData(
         source=f"text:{texts}/a.txt#line + text:{texts}/b.txt#line", length=32, tokenizer=CHARACTERS

@@ -45,9 +45,9 @@ def files(checkpoint):
     return sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name not in AS_IT_WAS)
 
 
-def flip(file, place, bit=0):
+def flip(file, offset, bit=0):
     raw = bytearray(file.read_bytes())
-    raw[place] ^= 1 << bit
+    raw[offset] ^= 1 << bit
     file.write_bytes(raw)
 
 
@@ -69,9 +69,9 @@ def test_every_flipped_bit_and_every_missing_byte_is_found(saved, tmp_path):
     for file in files(saved / "checkpoints" / "3"):
         copy = shutil.copytree(saved / "checkpoints" / "3", tmp_path / "copy")
         same, raw = copy / file.relative_to(saved / "checkpoints" / "3"), file.read_bytes()
-        for place in {0, len(raw) - 1, *(draw.randrange(len(raw)) for _ in range(3))}:
-            flip(same, place, draw.randrange(8))
-            assert find_damage(copy) is not None, (file, place)
+        for offset in {0, len(raw) - 1, *(draw.randrange(len(raw)) for _ in range(3))}:
+            flip(same, offset, draw.randrange(8))
+            assert find_damage(copy) is not None, (file, offset)
             same.write_bytes(raw)
         same.write_bytes(raw[:-1])
         assert find_damage(copy) is not None, file

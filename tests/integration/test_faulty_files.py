@@ -26,9 +26,9 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    place = tmp_path_factory.mktemp("sources")
-    write_sources(place)
-    return place
+    work_folder = tmp_path_factory.mktemp("sources")
+    write_sources(work_folder)
+    return work_folder
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def mount(*arguments):
 @pytest.fixture
 def disk(tmp_path):
     """A disk of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    work_folder = tmp_path / "disk"
+    work_folder.mkdir()
     try:
-        mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", place)
+        mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", work_folder)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"this process may not mount a disk: {error}")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    yield work_folder
+    subprocess.run(["umount", work_folder], check=True)
 
 
 def wait_for_checkpoint(run):

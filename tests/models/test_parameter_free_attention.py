@@ -236,8 +236,8 @@ def test_packed_documents_are_those_alone(tiny, assert_close):
     segments = np.repeat([[1, 2, 3]], 3, axis=0).repeat([5, 3, 4], axis=1)
     packed = model.logits(input_ids=IDS, segment_ids=segments)
     for number in (1, 2, 3):
-        place = segments[0] == number
-        assert_close(packed[:, place], model.logits(input_ids=IDS[:, place]))
+        where = segments[0] == number
+        assert_close(packed[:, where], model.logits(input_ids=IDS[:, where]))
 
 
 def test_translations_look_up_the_source_without_parameters(tiny, assert_close):

@@ -344,8 +344,8 @@ def test_every_gradient(tmp_path, family, head, tied):
     weights = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
     positions, words = positions * weights, rng.integers(0, V, (3, 3))
     labels = np.full((3, P), -100)
-    for row, place, word in zip(*np.nonzero(weights), words[weights == 1], strict=True):
-        labels[row, positions[row, place]] = word
+    for row, work_folder, word in zip(*np.nonzero(weights), words[weights == 1], strict=True):
+        labels[row, positions[row, work_folder]] = word
     continues = np.array([0, 1, 1])
 
     targets = {"labels": torch.from_numpy(labels)}

@@ -53,7 +53,9 @@ def batch(stored):
     }
     policy = with_value(part(stored, "0/"))
     reference = {**parameters_of(part(stored, "reference/"), CONFIG), "head": policy["head"]}
-    (log_probs, values), (reference_log_probs, _) = (asked(p, rows) for p in (policy, reference))
+    (log_probs, values), (reference_log_probs, _) = (
+        outputs_of(p, rows) for p in (policy, reference)
+    )
     penalty = SETTINGS["penalty"] * ~is_end.any(axis=1)
     targets = jax.jit(
         lambda *arrays: train.ppo_targets(*arrays[:4], reference_log_probs=arrays[4], settings=PPO)
@@ -68,7 +70,7 @@ def batch(stored):
 
 
 @jax.jit
-def asked(params, rows):
+def outputs_of(params, rows):
     outputs = MODEL.apply(
         {"params": params}, input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]
     )

@@ -63,12 +63,12 @@ def write_labelled(folder):
     (folder / "choices.jsonl").write_text("".join(json.dumps(c) + "\n" for c in choices))
 
 
-def pretraining(place, **fields):
+def pretraining(work_folder, **fields):
     settings = {"next_sentence": fields.pop("next_sentence", True)}
     return train.TrainConfig(
         model=models.BertConfig(**SIZES),
         data=PretrainingData(
-            source=f"text:{place}/documents.txt#sentences",
+            source=f"text:{work_folder}/documents.txt#sentences",
             validation_fraction=0.2,
             length=32,
             tokenizer=VOCABULARY,
@@ -90,10 +90,10 @@ KINDS = {
 }
 
 
-def fine_tuning(place, kind, **fields):
+def fine_tuning(work_folder, kind, **fields):
     cls, source, settings = KINDS[kind]
     form, name = source.split(":")
-    source = f"{form}:{place}/{name}"
+    source = f"{form}:{work_folder}/{name}"
     return train.TrainConfig(
         model=models.BertConfig(**SIZES),
         data=cls(source=source, validation=source, length=32, tokenizer=VOCABULARY, **settings),

@@ -17,25 +17,25 @@ from .run_folders import write_text
 WORDS = {"one": "un", "two": "deux", "three": "trois", "four": "quatre", "five": "cinq"}
 
 
-def write_sources(place):
+def write_sources(work_folder):
     """Write the files that all of `RUNS` read."""
-    write_text(place / "text.txt")
-    write_documents(place / "documents.txt")
-    write_labelled(place)
+    write_text(work_folder / "text.txt")
+    write_documents(work_folder / "documents.txt")
+    write_labelled(work_folder)
     draw = random.Random(0)
     pairs = [draw.choices(list(WORDS.items()), k=draw.randint(1, 4)) for _ in range(80)]
     for side, suffix in enumerate(("en", "fr")):
         text = "".join(" ".join(words[side] for words in pair) + "\n" for pair in pairs)
-        (place / f"pairs.{suffix}").write_text(text)
+        (work_folder / f"pairs.{suffix}").write_text(text)
 
 
-def causal(place, **fields):
+def causal(work_folder, **fields):
     return train.TrainConfig(
         model=models.GPTConfig(
             vocab_size=1, max_length=16, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
         ),
         data=CausalLMData(
-            source=f"text:{place}/text.txt#block",
+            source=f"text:{work_folder}/text.txt#block",
             validation_fraction=0.1,
             length=16,
             tokenizer=TokenizerConfig(kind="characters"),
@@ -46,8 +46,8 @@ def causal(place, **fields):
     )
 
 
-def translation(place, **fields):
-    pairs = f"pairs:{place}/pairs.en,{place}/pairs.fr"
+def translation(work_folder, **fields):
+    pairs = f"pairs:{work_folder}/pairs.en,{work_folder}/pairs.fr"
     return train.TrainConfig(
         model=models.EncoderDecoderConfig(
             vocab_size=1, max_length=16, num_layers=1, d_model=16, num_heads=2, d_ff=32,
@@ -72,7 +72,7 @@ def policy(algorithm):
     kind = {"grpo": train.GRPOConfig, "rloo": train.RLOOConfig, "ppo": train.PPOConfig}[algorithm]
     objective = kind(num_iterations=2, **settings)
 
-    def run(place, **fields):
+    def run(work_folder, **fields):
         return train.TrainConfig(
             model=models.GPTConfig(
                 vocab_size=1, max_length=12, num_layers=2, d_model=16, num_heads=2, dropout_rate=0.2
@@ -93,13 +93,13 @@ def policy(algorithm):
 
 
 def tuning(kind):
-    return lambda place, **fields: fine_tuning(place, kind, epochs=0.0, **fields)
+    return lambda work_folder, **fields: fine_tuning(work_folder, kind, epochs=0.0, **fields)
 
 
 RUNS = {
     "causal": causal,
     "pretraining": pretraining,
-    "masked": lambda place, **fields: pretraining(place, next_sentence=False, **fields),
+    "masked": lambda work_folder, **fields: pretraining(work_folder, next_sentence=False, **fields),
     "classification": tuning("one"),
     "tagging": tuning("tag"),
     "spans": tuning("span"),

@@ -154,13 +154,13 @@ def loaded(tmp_path_factory):
     }
 
 
-def conversation(place, text):
+def conversation(position, text):
     """A conversation with a text at a place, and its tools; ``halves`` are in two messages."""
-    at: dict[str, Any] = {place: text}
+    at: dict[str, Any] = {position: text}
     half = len(text) // 2
-    if place == "halves":
+    if position == "halves":
         at = {"user": text[:half], "assistant": text[half:]}
-    elif place == "parts":
+    elif position == "parts":
         at = {"user": [{"type": "text", "text": part} for part in (text[:half], text[half:])]}
     arguments = {"a": at.get("value", 1), at.get("key", "k"): [2]}
     call = {"type": "function", "function": {"name": at.get("function", "f")}}
@@ -177,14 +177,19 @@ def conversation(place, text):
     return messages, [{"type": "function", "function": tool}]
 
 
-def controls(tokenizer, source, place, conversation):
+def controls(tokenizer, source, position, conversation):
     """The text of a prompt and its control tokens, without those that the assistant may write."""
     template = data.ChatTemplate(source, {"eos_token": END})
     messages, tools = conversation
     found = data.encode_chat(
         tokenizer, messages, tools=tools, template=template, add_generation_prompt=True
     )
-    names = {START, END, CALLS, *([THINK] if THINK in source and place not in BY_ASSISTANT else [])}
+    names = {
+        START,
+        END,
+        CALLS,
+        *([THINK] if THINK in source and position not in BY_ASSISTANT else []),
+    }
     ids = {token.id for name, token in tokenizer.control_tokens().items() if name in names}
     return found.text, [id for id in found.ids if id in ids]
 
@@ -193,24 +198,28 @@ def controls(tokenizer, source, place, conversation):
 def test_control_tokens_are_those_of_the_template(loaded, name):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     drawn = random.Random(name)
-    for place in PLACES:
+    for position in PLACES:
         setting, text = drawn.choice(SETTINGS), drawn.choice(TEXTS)
-        case = conversation(place, text)
+        case = conversation(position, text)
         [expected], _ = utils.render_jinja_template(
             [case[0]], case[1], chat_template=TEMPLATES[name], add_generation_prompt=True
         )
-        given = (loaded[setting], TEMPLATES[name], place)
-        _, wanted = controls(*given, conversation(place, "xyz"))
-        assert controls(*given, case) == (expected, wanted), (setting, place, text)
+        given = (loaded[setting], TEMPLATES[name], position)
+        _, wanted = controls(*given, conversation(position, "xyz"))
+        assert controls(*given, case) == (expected, wanted), (setting, position, text)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_text_is_kept_out_of_the_control_tokens(loaded, setting):
-    for name, place in (("joined", "user"), ("joined", "halves"), ("repr", "parts")):
-        given = (loaded[setting], TEMPLATES[name], place)
-        _, wanted = controls(*given, conversation(place, "xyz"))
+    for name, position in (("joined", "user"), ("joined", "halves"), ("repr", "parts")):
+        given = (loaded[setting], TEMPLATES[name], position)
+        _, wanted = controls(*given, conversation(position, "xyz"))
         for text in TEXTS:
-            assert controls(*given, conversation(place, text))[1] == wanted, (name, place, text)
+            assert controls(*given, conversation(position, text))[1] == wanted, (
+                name,
+                position,
+                text,
+            )
 
 
 def test_a_control_token_of_unknown_origin_is_refused(loaded):

@@ -85,7 +85,7 @@ def test_no_training_text_of_words_begins_like_a_held_out_prompt():
 
 def test_half_of_the_sums_are_wrong():
     right = [a.partition("=") for a in Toy.parse("builtin:sums").documents()]
-    share = np.mean([sum(map(int, asked.split("+"))) == int(told) for asked, _, told in right])
+    share = np.mean([sum(map(int, query.split("+"))) == int(answer) for query, _, answer in right])
     assert 0.5 < share < 0.56  # a random number is right at times
 
 

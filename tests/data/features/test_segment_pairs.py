@@ -70,24 +70,24 @@ def test_pairs(sizes, length, seed, epoch):
     corpus = segments.corpus
     for index in range(segments.num_examples):
         example = segments.example(epoch, index, np.random.default_rng([seed, index]))
-        place = segments.select(epoch, index, np.random.default_rng([seed, index]))
+        segment = segments.select(epoch, index, np.random.default_rng([seed, index]))
         a, b = halves(example)
         assert len(example.input_ids) <= length
         assert min(len(a), len(b)) > 0
         assert (np.diff(a) == 1).all()
         assert (np.diff(b) == 1).all()
         first, last = document_of(segments, a[0]), document_of(segments, b[0])
-        assert first == place.document
+        assert first == segment.document
         assert len(sizes[first]) > 1
         if example.label:
             assert first != last
         else:
             assert first == last
-            assert place.other == place.middle
+            assert segment.other == segment.middle
         starts = corpus.sentence_starts
         whole = [
-            starts[place.middle] - starts[place.first],
-            starts[place.end] - starts[place.other],
+            starts[segment.middle] - starts[segment.first],
+            starts[segment.end] - starts[segment.other],
         ]
         assert (len(a), len(b)) == sizes_of_pair(*whole, length - 3)
         if sum(whole) <= length - 3 and not example.label:  # nothing cut: adjacent
@@ -118,8 +118,8 @@ def test_every_epoch_offers_every_sentence(sizes, length, seed, jitter):
     for epoch in range(2):
         offered = set()
         for index in range(segments.num_examples):
-            place = segments.select(epoch, index, np.random.default_rng(0))
-            offered.update(range(place.first, place.end))
+            segment = segments.select(epoch, index, np.random.default_rng(0))
+            offered.update(range(segment.first, segment.end))
         assert offered == set(range(segments.corpus.num_sentences))
 
 
@@ -168,15 +168,15 @@ def test_fractions_of_a_large_sample():
     segments = segments_of(sizes, 128)
     count = segments.num_examples
     places = [segments.select(0, i, np.random.default_rng([0, i])) for i in range(count)]
-    random = sum(place.other != place.middle for place in places) / count
-    short = sum(place.short for place in places) / count
+    random = sum(segment.other != segment.middle for segment in places) / count
+    short = sum(segment.short for segment in places) / count
     assert count > 2500
     assert abs(random - 0.5) < 5 * 0.5 / count**0.5
     assert abs(short - 0.1) < 5 * 0.3 / count**0.5
     others = Counter(
-        int(np.searchsorted(segments.corpus.document_starts, place.other, "right")) - 1
-        for place in places
-        if place.other != place.middle
+        int(np.searchsorted(segments.corpus.document_starts, segment.other, "right")) - 1
+        for segment in places
+        if segment.other != segment.middle
     )
     expected = count / 2 / len(sizes)
     assert len(others) > 0.95 * len(sizes)

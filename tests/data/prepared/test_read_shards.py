@@ -23,23 +23,29 @@ RUN = {"batch_size": 4, "seed": 7, "num_steps": 12}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def work_folder(tmp_path_factory):
     """A folder with texts, a tokenizer and the rows that were prepared of both."""
-    place = tmp_path_factory.mktemp("place")
+    work_folder = tmp_path_factory.mktemp("work")
     draw = np.random.default_rng(0)
     for number in range(3):
         lines = ["".join(draw.choice(list("abcde "), draw.integers(2, 40))) for _ in range(30)]
-        (place / f"{number}.txt").write_text("\n\n".join(lines))
-    train_tokenizer(["abcde "], TokenizerConfig("characters")).save(place / "letters")
-    source = f"text:{place}/*.txt#block"
-    prepare(source, place / "rows", place / "letters", length=LENGTH, validation_fraction=0.2)
-    return place
+        (work_folder / f"{number}.txt").write_text("\n\n".join(lines))
+    train_tokenizer(["abcde "], TokenizerConfig("characters")).save(work_folder / "letters")
+    source = f"text:{work_folder}/*.txt#block"
+    prepare(
+        source,
+        work_folder / "rows",
+        work_folder / "letters",
+        length=LENGTH,
+        validation_fraction=0.2,
+    )
+    return work_folder
 
 
 @pytest.fixture
-def config(place):
+def config(work_folder):
     return CausalLMData(
-        source=f"prepared:{place}/rows",
+        source=f"prepared:{work_folder}/rows",
         validation_fraction=0.2,
         length=LENGTH,
         tokenizer=TokenizerConfig("byte-bpe", 300),
@@ -67,10 +73,12 @@ def read(rows, **options):
     return batches
 
 
-def test_the_tokenizer_is_the_stored_one(place, config):
-    stored = load_tokenizer(place / "letters")
+def test_the_tokenizer_is_the_stored_one(work_folder, config):
+    stored = load_tokenizer(work_folder / "letters")
     assert config.make_tokenizer().fingerprint == stored.fingerprint
-    named = dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(place / "letters")))
+    named = dataclasses.replace(
+        config, tokenizer=TokenizerConfig(path=str(work_folder / "letters"))
+    )
     assert named.make_tokenizer().fingerprint == stored.fingerprint
 
 
@@ -85,10 +93,10 @@ def test_an_epoch_has_every_row_once(split):
     assert sorted(first) == sorted(second) == sorted(expected)
 
 
-def test_the_sequences_have_the_whole_text_and_its_counts(place, config, split):
+def test_the_sequences_have_the_whole_text_and_its_counts(work_folder, config, split):
     """What is trained and validated on is what would be without preparing."""
     tokenizer = config.make_tokenizer()
-    plain = dataclasses.replace(config, source=f"text:{place}/*.txt#block")
+    plain = dataclasses.replace(config, source=f"text:{work_folder}/*.txt#block")
     for ours, theirs in (
         (split, plain.train_split(tokenizer, (), 0)),
         (config.validation_split(tokenizer, ()), plain.validation_split(tokenizer, ())),
@@ -97,7 +105,7 @@ def test_the_sequences_have_the_whole_text_and_its_counts(place, config, split):
         assert ours.content.token_counts.tolist() == theirs.content.token_counts.tolist()
         assert ours.summary.startswith(theirs.summary)
     # Another source validates: then all of it is trained on.
-    other = dataclasses.replace(config, validation=f"text:{place}/0.txt#block")
+    other = dataclasses.replace(config, validation=f"text:{work_folder}/0.txt#block")
     whole = other.train_split(tokenizer, (), 0)
     assert whole.summary.startswith("90 documents")
     assert whole.summary == config.whole_source(config.source, tokenizer, ()).summary
@@ -163,9 +171,11 @@ def test_prepared_sequences_are_for_next_tokens_only(config):
             load()
 
 
-def test_nothing_held_out_is_named(place, config, tmp_path):
-    source = f"text:{place}/0.txt#block"
-    prepare(source, tmp_path / "rows", place / "letters", length=LENGTH, validation_fraction=0)
+def test_nothing_held_out_is_named(work_folder, config, tmp_path):
+    source = f"text:{work_folder}/0.txt#block"
+    prepare(
+        source, tmp_path / "rows", work_folder / "letters", length=LENGTH, validation_fraction=0
+    )
     other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows", validation_fraction=0.0)
     with pytest.raises(DataError, match=r"no sequences .*validation"):
         other.validation_split(other.make_tokenizer(), ())
@@ -182,19 +192,19 @@ def test_nothing_held_out_is_named(place, config, tmp_path):
     ],
     ids=["missing", "shorter", "another", "unfinished", "no manifest"],
 )
-def test_a_folder_that_is_not_whole_is_named(place, config, tmp_path, damage, message):
-    shutil.copytree(place / "rows", tmp_path / "rows")
+def test_a_folder_that_is_not_whole_is_named(work_folder, config, tmp_path, damage, message):
+    shutil.copytree(work_folder / "rows", tmp_path / "rows")
     other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows")
     damage(next((tmp_path / "rows").rglob("train.array_record")))
     with pytest.raises(DataError, match=message):
-        other.train_split(load_tokenizer(place / "letters"), (), 0)
+        other.train_split(load_tokenizer(work_folder / "letters"), (), 0)
 
 
-def test_a_flipped_bit_is_named_when_it_is_read(place, config, tmp_path):
+def test_a_flipped_bit_is_named_when_it_is_read(work_folder, config, tmp_path):
     (tmp_path / "long.txt").write_text("abcde" * 4000)  # so that its start is not in its end
-    tokenizer, rows = load_tokenizer(place / "letters"), tmp_path / "rows"
+    tokenizer, rows = load_tokenizer(work_folder / "letters"), tmp_path / "rows"
     source = f"text:{tmp_path}/long.txt"
-    prepare(source, rows, place / "letters", length=LENGTH, validation_fraction=0)
+    prepare(source, rows, work_folder / "letters", length=LENGTH, validation_fraction=0)
     (file,) = rows.rglob("train.array_record")
     raw = bytearray(file.read_bytes())
     raw[64 + 50] ^= 1  # in the first record: behind the headers of the file and of the record

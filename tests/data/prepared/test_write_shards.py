@@ -36,9 +36,11 @@ LENGTH = 8
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory):
     """A tokenizer of the letters a to z and the space, with ends of documents."""
-    place = tmp_path_factory.mktemp("tokenizer") / "letters"
-    train_tokenizer(["abcdefghijklmnopqrstuvwxyz é"], TokenizerConfig("characters")).save(place)
-    return place
+    work_folder = tmp_path_factory.mktemp("tokenizer") / "letters"
+    train_tokenizer(["abcdefghijklmnopqrstuvwxyz é"], TokenizerConfig("characters")).save(
+        work_folder
+    )
+    return work_folder
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ def test_the_correction_of_grammar_as_the_lectures_print_it(apostrophe):
         pattern.example({"input": poor.replace("'", apostrophe), "output": good})
         for poor, good in EXAMPLES
     ]
-    asked = {"input": QUERY.replace("'", apostrophe), "output": ANSWER}
-    assert "".join(shots) + pattern.query(asked) == GRAMMAR.replace("'", apostrophe)
-    assert pattern.answer(asked) == f" {ANSWER}"  # with the space, as printed
+    query_fields = {"input": QUERY.replace("'", apostrophe), "output": ANSWER}
+    assert "".join(shots) + pattern.query(query_fields) == GRAMMAR.replace("'", apostrophe)
+    assert pattern.answer(query_fields) == f" {ANSWER}"  # with the space, as printed
     assert pattern.stops == ("\n",)
     labels = ["Poor English input: ", "Good English output: "]
     assert data.PromptPattern.of_labels(labels, ["input", "output"]) == pattern

@@ -111,8 +111,10 @@ def test_decode_is_the_original_search(config, train, tokenizer, seed):
     """Of all spans of all windows, as run_squad.py would with unlimited n_best_size."""
     random = np.random.default_rng(seed)
     words = [str(i) for i in range(int(random.integers(1, 30)))]
-    asked = {"q": [(words[0], 0)], "r": []}
-    data = config(article(paragraph(" ".join(words), **asked)), length=16, max_answer_length=3)
+    paragraph_questions = {"q": [(words[0], 0)], "r": []}
+    data = config(
+        article(paragraph(" ".join(words), **paragraph_questions)), length=16, max_answer_length=3
+    )
     rows = train(data, tokenizer).examples
     logits = {
         name: random.normal(size=(rows.num_examples, 16)) for name in ("start_logits", "end_logits")
@@ -182,14 +184,14 @@ def test_version_2_marks_what_is_impossible(config, train, tokenizer, tmp_path):
 
 def test_answers_without_a_certain_location(config, train, tokenizer):
     passage = "red cat red"
-    asked = paragraph(
+    paragraph_questions = paragraph(
         passage,
         wrong=[("red", 1), ("dog", 4)],
         unsure=[("red", 0, False)],
         second=[("dog", 0), ("cat", 4)],
         blank=[(" cat ", 3)],
     )
-    data = config(article(asked), length=32)
+    data = config(article(paragraph_questions), length=32)
     split = train(data, tokenizer)
     assert [example.id for example in split.content] == ["wrong", "unsure", "second", "blank"]
     assert [gold["id"] for gold in split.examples.gold()] == ["second", "blank"]
@@ -300,13 +302,13 @@ def test_input(config, tokenizer, tmp_path):
 @given(st.lists(st.integers(0, 3), min_size=1), st.data())
 def test_token_span(gaps, data):
     """Tokens of one to four characters, some apart: a span is held by those that overlap it."""
-    offsets, place = [], 0
+    offsets, offset = [], 0
     for gap in gaps:
-        start = place + gap // 2
-        place = start + 1 + gap
-        offsets.append((start, place))
-    start = data.draw(st.integers(0, place - 1))
-    end = data.draw(st.integers(start + 1, place))
+        start = offset + gap // 2
+        offset = start + 1 + gap
+        offsets.append((start, offset))
+    start = data.draw(st.integers(0, offset - 1))
+    end = data.draw(st.integers(start + 1, offset))
     overlapping = [
         i
         for i, (first, last) in enumerate(offsets)

@@ -225,12 +225,12 @@ def entities(tags):
 @st.composite
 def spans(draw):
     """A sentence's spans: (first word, end, type), and its number of words."""
-    found, place = [], 0
+    found, offset = [], 0
     for _ in range(draw(st.integers(0, 5))):
-        start = place + draw(st.integers(0, 2))
-        place = start + draw(st.integers(1, 3))
-        found.append((start, place, draw(st.sampled_from(["X", "Y"]))))
-    return found, place + draw(st.integers(0, 2))
+        start = offset + draw(st.integers(0, 2))
+        offset = start + draw(st.integers(1, 3))
+        found.append((start, offset, draw(st.sampled_from(["X", "Y"]))))
+    return found, offset + draw(st.integers(0, 2))
 
 
 def as_tags(sentence, scheme):

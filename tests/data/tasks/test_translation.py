@@ -209,8 +209,8 @@ def test_numbers_depend_on_seed_epoch_and_index_alone(numbers):
     _, tokenizer, split = numbers
     rows = split.examples
     copy = pickle.loads(pickle.dumps(rows))
-    for place in [(0, 0), (0, 1), (5, 1), (5, 60_000)]:
-        one, other = rows.example(*place), copy.example(*place)
+    for location in [(0, 0), (0, 1), (5, 1), (5, 60_000)]:
+        one, other = rows.example(*location), copy.example(*location)
         assert all(np.array_equal(one[name], other[name]) for name in one)
         segments_of(one)
     assert rows.num_examples == translation.NUMBER_EXAMPLES_PER_EPOCH

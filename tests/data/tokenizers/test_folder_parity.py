@@ -180,16 +180,16 @@ JSON = {
 
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory):
-    def place():
+    def work_folder():
         return tmp_path_factory.mktemp("vocabulary")
 
     return {
-        "wordpiece": wordpieces(place()),
-        "mpnet": {"vocab.txt": renamed(wordpieces(place())["vocab.txt"])},
-        "roberta": byte_pairs(place(), ROBERTA_NAMES),
-        "gpt2": byte_pairs(place(), ["<|endoftext|>"]),
+        "wordpiece": wordpieces(work_folder()),
+        "mpnet": {"vocab.txt": renamed(wordpieces(work_folder())["vocab.txt"])},
+        "roberta": byte_pairs(work_folder(), ROBERTA_NAMES),
+        "gpt2": byte_pairs(work_folder(), ["<|endoftext|>"]),
         "albert": pieces("spiece.model", **ALBERT),
-        "deberta": byte_pairs(place(), DEBERTA_NAMES),
+        "deberta": byte_pairs(work_folder(), DEBERTA_NAMES),
         "deberta-v2": pieces("spm.model", **DEBERTA),
         "t5": pieces("spiece.model", **T5),
         "mbart": pieces("sentencepiece.bpe.model", model_type="unigram"),
@@ -355,16 +355,16 @@ def json_files(vocabularies, tmp_path_factory):
 
     def file(family):
         if family not in made:
-            place = tmp_path_factory.mktemp("json")
+            work_folder = tmp_path_factory.mktemp("json")
             contents: dict[str, Any] = {
                 "tokenizer_config": {"tokenizer_class": FAMILIES[family][1]}
             }
             contents["tokenizer_config"] |= {
                 "add_bos_token": family in ("llama", "mistral", "phi3")
             }
-            write(place, vocabularies[FAMILIES[family][0]], family, **contents)
-            AutoTokenizer.from_pretrained(place).save_pretrained(place / "saved")
-            made[family] = (place / "saved" / "tokenizer.json").read_bytes()
+            write(work_folder, vocabularies[FAMILIES[family][0]], family, **contents)
+            AutoTokenizer.from_pretrained(work_folder).save_pretrained(work_folder / "saved")
+            made[family] = (work_folder / "saved" / "tokenizer.json").read_bytes()
         return {"tokenizer.json": made[family]}
 
     return file
@@ -395,9 +395,9 @@ def pairs(vocabularies, tmp_path_factory):
     found = []
     for family in ("bert", "roberta", "qwen3", "t5", "mbart50", "llama", "mixtral", "gemma"):
         contents = contents_for(family, "decoder")
-        place = tmp_path_factory.mktemp("any")
-        write(place, vocabularies[FAMILIES[family][0]], family, **contents)
-        found.append((AutoTokenizer.from_pretrained(place), load_tokenizer(place)))
+        work_folder = tmp_path_factory.mktemp("any")
+        write(work_folder, vocabularies[FAMILIES[family][0]], family, **contents)
+        found.append((AutoTokenizer.from_pretrained(work_folder), load_tokenizer(work_folder)))
     return found
 
 
@@ -447,7 +447,7 @@ def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("tokenizer_config", [], "tokenizer_config.json"),
         ("special_tokens_map", [], "special_tokens_map.json"),
@@ -456,8 +456,8 @@ def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
         ("added_tokens", {"<tool>": "7"}, "'7'"),
         ("config", [], "config.json"),
         *(
-            ("tokenizer_config", {setting: value}, said)
-            for setting, value, said in [
+            ("tokenizer_config", {setting: value}, message)
+            for setting, value, message in [
                 ("tokenizer_class", 3, "tokenizer_class"),
                 ("tokenizer_class", "LukeTokenizer", "LukeTokenizer"),
                 ("tokenizer_class", "T5Tokenizer", "spiece.model"),
@@ -476,12 +476,12 @@ def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(name, content, said, vocabularies, tmp_path):
+def test_what_cannot_be_read_is_named(name, content, message, vocabularies, tmp_path):
     folder = write(tmp_path, vocabularies["roberta"], "opt")
     (folder / f"{name}.json").write_text(json.dumps(content))
     with pytest.raises(DataError) as caught:
         load_tokenizer(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -515,7 +515,7 @@ def doubling(kind):
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ({"normalizer": doubling("normalizers")}, "normalizer"),
         ({"decoder": doubling("decoders")}, "decoder"),
@@ -530,10 +530,10 @@ def doubling(kind):
         ),
     ],
 )
-def test_bounds_of_tokenizer_json(parts, said, json_files, tmp_path):
+def test_bounds_of_tokenizer_json(parts, message, json_files, tmp_path):
     with pytest.raises(DataError) as caught:
         load_tokenizer(as_is(json_files, tmp_path, **parts))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -546,16 +546,16 @@ def test_a_decoder_does_not_hide_a_huge_id(json_files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "said"),
+    ("model", "name", "message"),
     [
         ({"type": "WordLevel", "vocab": {}, "unk_token": "a"}, "PreTrainedTokenizerFast", "empty"),
         ({"vocab": {"a": 0}, "merges": []}, "T5Tokenizer", "tokenizer_class"),
     ],
 )
-def test_vocabularies_that_no_tokenizer_has(model, name, said, tmp_path):
+def test_vocabularies_that_no_tokenizer_has(model, name, message, tmp_path):
     config = {"tokenizer_class": name}
     write(tmp_path, {}, None, tokenizer={"version": "1.0", "model": model}, tokenizer_config=config)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_tokenizer(tmp_path)
 
 

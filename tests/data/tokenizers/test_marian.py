@@ -37,8 +37,8 @@ def models(texts):
 
 @pytest.fixture(scope="module", params=["shared", "separate"])
 def folder(request, models, tmp_path_factory):
-    place = tmp_path_factory.mktemp("marian") / request.param
-    return write_folder(place, models, request.param == "separate")
+    work_folder = tmp_path_factory.mktemp("marian") / request.param
+    return write_folder(work_folder, models, request.param == "separate")
 
 
 @pytest.fixture(scope="module")

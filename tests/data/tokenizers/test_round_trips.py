@@ -99,10 +99,10 @@ def trip(request, tmp_path_factory):
     backend = make()
     backend.post_processor = processor
     roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    place = tmp_path_factory.mktemp("trip")
+    work_folder = tmp_path_factory.mktemp("trip")
     theirs, ours = [], []
     for number in range(3):
-        folder = place / str(number)
+        folder = work_folder / str(number)
         if number == 0:
             PreTrainedTokenizerFast(tokenizer_object=backend, **roles, **stated).save_pretrained(
                 folder
@@ -114,8 +114,8 @@ def trip(request, tmp_path_factory):
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
         theirs.append(AutoTokenizer.from_pretrained(folder))
         ours.append(load_tokenizer(folder))
-        ours[-1].save(place / f"run {number}")
-        ours.append(load_tokenizer(place / f"run {number}"))
+        ours[-1].save(work_folder / f"run {number}")
+        ours.append(load_tokenizer(work_folder / f"run {number}"))
     return theirs, ours
 
 

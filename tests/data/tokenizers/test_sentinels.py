@@ -30,13 +30,13 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder as T5's were once published: a sentencepiece model, and the class of its reader."""
-    place = tmp_path_factory.mktemp("t5")
+    work_folder = tmp_path_factory.mktemp("t5")
     texts = [" ".join(WORDS[i % 5 :]) for i in range(60)] + TEXTS[:1]
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     model = train_sentencepiece(texts, vocab_size=27, hard_vocab_limit=True, **ids)
-    (place / "spiece.model").write_bytes(model)
-    (place / "config.json").write_text('{"model_type": "t5"}')
-    return place
+    (work_folder / "spiece.model").write_bytes(model)
+    (work_folder / "config.json").write_text('{"model_type": "t5"}')
+    return work_folder
 
 
 @pytest.fixture(scope="module", params=["spiece.model", "tokenizer.json"])

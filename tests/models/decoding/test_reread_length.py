@@ -83,10 +83,10 @@ def test_a_growing_context_is_read_anew_once(saved):
 
 def test_what_cannot_read_it_anew_is_refused(saved):
     model, params, _ = saved
-    asked = {"num_beams": 2, "max_new_tokens": 6}
+    options = {"num_beams": 2, "max_new_tokens": 6}
     with pytest.raises(UserError, match=r"prompt 0 .*4 .*6 new .* 5 new"):
-        models.generate(model, params, [PROMPTS[0] + [9]], **asked)
-    models.generate(model, params, [PROMPTS[0]], **asked)  # reads 8 tokens
-    models.generate(model, params, [PROMPTS[3]], **asked)  # is long from the beginning
+        models.generate(model, params, [PROMPTS[0] + [9]], **options)
+    models.generate(model, params, [PROMPTS[0]], **options)  # reads 8 tokens
+    models.generate(model, params, [PROMPTS[3]], **options)  # is long from the beginning
     with pytest.raises(UserError, match="reread_length 8"):
         Generator(model, params, draft=models.Draft(model, params, 2))

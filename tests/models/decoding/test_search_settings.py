@@ -85,10 +85,10 @@ def test_the_same_tokens_and_scores(tmp_path, theirs, name):
     request = stored_request(tmp_path)
     [eos_id] = request.eos_token_id
     ours, params = models.load(tmp_path)
-    asked = models.generation_arguments(tmp_path)
-    tokens = models.generate(ours, params, ids, attention_mask=ids != marian.PAD, **asked)
+    options = models.generation_arguments(tmp_path)
+    tokens = models.generate(ours, params, ids, attention_mask=ids != marian.PAD, **options)
     assert tokens.tolist() == expected.sequences.tolist()
-    assert tokens.tolist() == models.generate(ours, params, sources, **asked).tolist()
+    assert tokens.tolist() == models.generate(ours, params, sources, **options).tolist()
     found = models.Generator(ours, params).search(sources, request)
     flat = [hypothesis for row in found for hypothesis in row]
     assert len(flat) == len(expected.sequences) == len(sources) * request.num_return_sequences

@@ -43,9 +43,13 @@ def padded(lengths, side, width=12):
     ids, types, mask = np.full((3, width), 28), np.ones((3, width), int), np.zeros((3, width), int)
     positions = np.full((3, width), 15)
     for row, n in enumerate(lengths):
-        place = slice(width - n, width) if side == "left" else slice(n)
-        ids[row, place], types[row, place], mask[row, place] = IDS[row, :n], TYPES[row, :n], 1
-        positions[row, place] = np.arange(n)
+        selected = slice(width - n, width) if side == "left" else slice(n)
+        ids[row, selected], types[row, selected], mask[row, selected] = (
+            IDS[row, :n],
+            TYPES[row, :n],
+            1,
+        )
+        positions[row, selected] = np.arange(n)
     given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     return {**given, "position_ids": positions} if side == "left" else given
 
@@ -58,7 +62,7 @@ def test_padding_and_companions_change_nothing(bert, assert_close, head, side):
     given = padded(lengths, side)
     together = answers(model(**given))
     for row, n in enumerate(lengths):
-        place = given["attention_mask"][row] == 1
+        selected = given["attention_mask"][row] == 1
         alone = answers(
             model(input_ids=IDS[row : row + 1, :n], token_type_ids=TYPES[row : row + 1, :n])
         )
@@ -66,7 +70,7 @@ def test_padding_and_companions_change_nothing(bert, assert_close, head, side):
         for name, expected in alone.items():
             found = together[name][row]
             if expected.ndim > 1 and expected.shape[1] == n and found.shape[0] == 12:
-                found = found[place]
+                found = found[selected]
             elif side == "left" and head in ROWS:
                 continue  # the first token stands elsewhere: what it pools is padding
             assert_close(found, expected[0])
@@ -145,12 +149,12 @@ def test_packed_sequences_are_their_texts_one_by_one(bert, assert_close, head):
     packed.pop("pooler_output", None)
     for row, lengths in enumerate(cuts):
         for number in range(1, len(lengths) + 1):
-            place = segments[row] == number
+            selected = segments[row] == number
             alone = answers(
-                model(input_ids=IDS[row, place][None], token_type_ids=TYPES[row, place][None])
+                model(input_ids=IDS[row, selected][None], token_type_ids=TYPES[row, selected][None])
             )
             for name, found in packed.items():
-                assert_close(found[row, place], alone[name][0])
+                assert_close(found[row, selected], alone[name][0])
 
 
 @pytest.mark.parametrize("head", ["pretraining", "masked_lm"])

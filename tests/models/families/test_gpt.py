@@ -72,13 +72,13 @@ def test_padding_changes_nothing(tiny, assert_close, kind, side):
     model, lengths = tiny(**KINDS[kind]), (12, 7, 1)
     ids, mask = np.full((3, 12), 28), np.zeros((3, 12), int)
     places = [slice(12 - n, 12) if side == "left" else slice(n) for n in lengths]
-    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
-        ids[row, place], mask[row, place] = IDS[row, :n], 1
+    for row, (where, n) in enumerate(zip(places, lengths, strict=True)):
+        ids[row, where], mask[row, where] = IDS[row, :n], 1
     padded = model.logits(input_ids=ids, attention_mask=mask)
     assert np.isfinite(padded).all()
-    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+    for row, (where, n) in enumerate(zip(places, lengths, strict=True)):
         alone = model.logits(input_ids=IDS[row : row + 1, :n])
-        assert_close(padded[row, place], alone[0])
+        assert_close(padded[row, where], alone[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,10 +95,10 @@ def test_packed_sequences_are_their_documents_one_by_one(tiny, assert_close, kin
     assert np.isfinite(packed).all()
     for row, lengths in enumerate(cuts):
         for number, n in enumerate(lengths, 1):
-            place = segments[row] == number
-            alone = model.logits(input_ids=IDS[row : row + 1, place])
+            where = segments[row] == number
+            alone = model.logits(input_ids=IDS[row : row + 1, where])
             assert alone.shape[1] == n
-            assert_close(packed[row, place], alone[0])
+            assert_close(packed[row, where], alone[0])
 
 
 def test_cache_has_the_computations_precision():
@@ -195,8 +195,8 @@ def test_biases_are_optional(position):
 
     with_bias, without = names(), names(use_bias=False)
     assert with_bias - without == {
-        f"layers/{place}/bias"
-        for place in (
+        f"layers/{where}/bias"
+        for where in (
             *("attention/query", "attention/key", "attention/value", "attention/output"),
             *("feed_forward/up", "feed_forward/down"),
         )

@@ -103,8 +103,10 @@ def test_each_token_may_be_told_what_it_sees():
     _, _, apply = make()
     given = pair()
     causal = np.tril(np.ones((6, 6), bool))[None].repeat(2, 0)
-    told = apply(**given, decoder_attention_mask=causal, decoder_position_ids=np.arange(6)[None])
-    np.testing.assert_allclose(told.logits, apply(**given).logits, atol=1e-6)
+    explicit = apply(
+        **given, decoder_attention_mask=causal, decoder_position_ids=np.arange(6)[None]
+    )
+    np.testing.assert_allclose(explicit.logits, apply(**given).logits, atol=1e-6)
 
 
 def test_attention_weights():

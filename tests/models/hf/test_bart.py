@@ -167,7 +167,7 @@ def test_the_way_back_is_bit_for_bit(pair, tmp_path, assert_close):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pair", "asked"),
+    ("pair", "options"),
     [
         ("BART", {"forced_eos_token_id": END}),
         (
@@ -182,18 +182,18 @@ def test_the_way_back_is_bit_for_bit(pair, tmp_path, assert_close):
     indirect=["pair"],
 )
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own flags
-def test_decoded_tokens(pair, asked):
+def test_decoded_tokens(pair, options):
     """Greedy and beam search, of sources that are padded on either side."""
     theirs, model, params = pair
     ends = [END, *range(20, 26)]  # so that targets end at different places
-    asked = {**asked, "max_new_tokens": 9, "eos_token_id": ends, "pad_token_id": PAD}
-    asked["decoder_start_token_id"] = START
+    options = {**options, "max_new_tokens": 9, "eos_token_id": ends, "pad_token_id": PAD}
+    options["decoder_start_token_id"] = START
     given = {name: torch.tensor(x) for name, x in INPUTS.items()}
-    expected = theirs.generate(**given, do_sample=False, **asked)
-    found = models.generate(model, params, **INPUTS, **asked)
+    expected = theirs.generate(**given, do_sample=False, **options)
+    found = models.generate(model, params, **INPUTS, **options)
     np.testing.assert_array_equal(found, expected.numpy())
-    if "forced_bos_token_id" in asked:
-        assert (found[:, 1] == asked["forced_bos_token_id"]).all()
+    if "forced_bos_token_id" in options:
+        assert (found[:, 1] == options["forced_bos_token_id"]).all()
     note_tokens(theirs)
 
 

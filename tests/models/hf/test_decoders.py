@@ -350,25 +350,25 @@ BEAMS = ("GPT-2", "Mistral", "Gemma3", "Mixtral", "BLOOM")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pair", "asked"),
+    ("pair", "settings"),
     [
         *((kind, {"num_beams": 1}) for kind in (*FIRST.values(), *OTHER_CACHES)),
         *((kind, {"num_beams": 3, "num_return_sequences": 2}) for kind in BEAMS),
     ],
     indirect=["pair"],
 )
-def test_decoded_tokens(pair, asked):
+def test_decoded_tokens(pair, settings):
     """Greedy and beam search, with prompts that are padded on the left."""
     theirs, model, params = pair
     ids, mask = IDS.copy(), np.ones_like(IDS)
     ids[1, :4], mask[1, :4] = 0, 0
     if model.config.rope_scaling and model.config.rope_scaling.kind in ("dynamic", "longrope"):
         ids, mask = ids[:1], mask[:1]  # transformers takes the length of the longest row for all
-    asked = {**asked, "max_new_tokens": 5, "pad_token_id": 0, "eos_token_id": 2}
+    settings = {**settings, "max_new_tokens": 5, "pad_token_id": 0, "eos_token_id": 2}
     expected = theirs.generate(
-        torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False, **asked
+        torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False, **settings
     )
-    found = models.generate(model, params, ids, attention_mask=mask, **asked)
+    found = models.generate(model, params, ids, attention_mask=mask, **settings)
     np.testing.assert_array_equal(found, expected.numpy())
     note_tokens(theirs)
 
@@ -473,18 +473,18 @@ def test_a_window_with_two_sides_reaches_as_far_as_theirs(width, tmp_path):
     }
     theirs = random_model("Gemma3, two sides", "Model", **options)
     theirs.save_pretrained(tmp_path)
-    ids, place = np.arange(3, 16)[None], 6
-    theirs(torch.tensor(ids)).last_hidden_state[0, place].sum().backward()
+    ids, position = np.arange(3, 16)[None], 6
+    theirs(torch.tensor(ids)).last_hidden_state[0, position].sum().backward()
     table = theirs.get_input_embeddings().weight.grad
     model, params = models.load(tmp_path)
 
     def answer(params):
-        return model.apply({"params": params}, ids).last_hidden_state[0, place].sum()
+        return model.apply({"params": params}, ids).last_hidden_state[0, position].sum()
 
     gradient = jax.grad(answer)(params)["token_embedding"]["embedding"]
     ours, right = (np.flatnonzero(np.abs(x).sum(axis=1)) for x in (gradient, table.numpy()))
     np.testing.assert_array_equal(ours, right)
-    np.testing.assert_array_equal(ours - 3 - place, np.arange(-(width // 2), width // 2 + 1))
+    np.testing.assert_array_equal(ours - 3 - position, np.arange(-(width // 2), width // 2 + 1))
 
 
 EARLIER_FILES: list[tuple[str, dict[str, Any]]] = [

@@ -52,8 +52,8 @@ def make(family, folder):
             # Mostly of the positions, so that it does not say the same again and again.
             parameter.add_((1.0 if len(parameter) == P else 0.15) * torch.randn_like(parameter))
         # What it often writes becomes its end.
-        asked = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12}
-        written = reference(theirs, *padded(), **asked).sequences[:, max(LENGTHS) :]
+        options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12}
+        written = reference(theirs, *padded(), **options).sequences[:, max(LENGTHS) :]
         often = int(written.flatten().bincount().argsort()[-3])
         table = theirs.get_input_embeddings().weight
         table[[EOS, often]] = table[[often, EOS]]
@@ -96,7 +96,7 @@ def padded():
     return ids, (ids != PAD).astype(int)
 
 
-def reference(theirs, ids, mask, **asked):
+def reference(theirs, ids, mask, **options):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about their own flags
         return theirs.generate(
@@ -104,7 +104,7 @@ def reference(theirs, ids, mask, **asked):
             attention_mask=torch.from_numpy(mask),
             return_dict_in_generate=True,
             output_scores=True,
-            **asked,
+            **options,
         )
 
 
@@ -161,16 +161,16 @@ ASKED = {
 def test_the_same_array(made, family, name):
     theirs, model, params = made(family)
     ids, mask = padded()
-    asked = {"eos_token_id": EOS} | ASKED[name]
-    expected = reference(theirs, ids, mask, **asked).sequences.numpy()
-    ours = models.generate(model, params, ids, attention_mask=mask, **asked)
+    options = {"eos_token_id": EOS} | ASKED[name]
+    expected = reference(theirs, ids, mask, **options).sequences.numpy()
+    ours = models.generate(model, params, ids, attention_mask=mask, **options)
     assert ours.dtype == np.int32
     np.testing.assert_array_equal(ours, expected)
     note_tokens(theirs)
-    if asked.get("pad_token_id") == PAD:
-        ragged = models.generate(model, params, rows(), **asked)
+    if options.get("pad_token_id") == PAD:
+        ragged = models.generate(model, params, rows(), **options)
         np.testing.assert_array_equal(ragged, expected)
-        np.testing.assert_array_equal(models.generate(model, params, ids, **asked), expected)
+        np.testing.assert_array_equal(models.generate(model, params, ids, **options), expected)
 
 
 ENDINGS = {
@@ -186,11 +186,11 @@ ENDINGS = {
 def test_the_same_scores(made, family, ending):
     theirs, model, params = made(family)
     early_stopping, length_penalty = ENDINGS[ending]
-    asked = {"num_beams": 4, "early_stopping": early_stopping, "length_penalty": length_penalty}
+    options = {"num_beams": 4, "early_stopping": early_stopping, "length_penalty": length_penalty}
     number = {"max_new_tokens": 12, "num_return_sequences": 4, "eos_token_id": EOS}
-    expected = reference(theirs, *padded(), **asked, **number, pad_token_id=PAD)
+    expected = reference(theirs, *padded(), **options, **number, pad_token_id=PAD)
     request = beams(
-        **asked,
+        **options,
         penalty_form="power",
         num_return_sequences=4,
         max_new_tokens=12,
@@ -245,10 +245,10 @@ def test_padding_may_stand_on_either_side(gpt2):
     _, *ours = gpt2
     left, mask = padded()
     right = np.array([np.roll(row, -n) for row, n in zip(left, (mask == 0).sum(1), strict=True)])
-    asked = {"num_beams": 3, "max_new_tokens": 7, "eos_token_id": EOS}
-    expected = models.generate(*ours, left, attention_mask=mask, **asked)
+    options = {"num_beams": 3, "max_new_tokens": 7, "eos_token_id": EOS}
+    expected = models.generate(*ours, left, attention_mask=mask, **options)
     for given in ({"attention_mask": right != PAD}, {"pad_token_id": PAD}):
-        found = models.generate(*ours, right, **given, **asked)
+        found = models.generate(*ours, right, **given, **options)
         np.testing.assert_array_equal(found[:, :9], right)
         np.testing.assert_array_equal(found[:, 9:], expected[:, 9:])
 
@@ -256,10 +256,10 @@ def test_padding_may_stand_on_either_side(gpt2):
 @pytest.mark.slow
 def test_drawn_tokens(gpt2):
     _, *ours = gpt2
-    asked = {"do_sample": True, "max_new_tokens": 8, "num_return_sequences": 3}
+    options = {"do_sample": True, "max_new_tokens": 8, "num_return_sequences": 3}
 
     def drawn(**more):
-        return models.generate(*ours, rows(), **asked | more)[:, max(LENGTHS) :].tolist()
+        return models.generate(*ours, rows(), **options | more)[:, max(LENGTHS) :].tolist()
 
     assert drawn() == drawn(top_k=50, top_p=1.0, temperature=1.0)  # more than there are
     assert drawn() == drawn(top_k=0) == drawn(top_k=None)
@@ -291,29 +291,29 @@ def test_what_a_folder_asks_for(tmp_path, name):
     theirs = type(theirs).from_pretrained(tmp_path).eval()
     ids, mask = padded()
     expected = reference(theirs, ids, mask).sequences.numpy()
-    asked = models.generation_arguments(tmp_path)
+    options = models.generation_arguments(tmp_path)
     np.testing.assert_array_equal(
-        models.generate(*ours, ids, attention_mask=mask, **asked), expected
+        models.generate(*ours, ids, attention_mask=mask, **options), expected
     )
 
 
 def test_folders_of_before_there_was_another_file(tmp_path):
-    def asked(**fields):
+    def options(**fields):
         (tmp_path / "config.json").write_text(json.dumps(fields))
         return models.generation_arguments(tmp_path)
 
     ends = {"bos_token_id": 50256, "eos_token_id": 50256}
-    assert asked(model_type="gpt2", n_embd=24) == ends
-    assert asked(model_type="gpt2", eos_token_id=None, num_beams=2) == {
+    assert options(model_type="gpt2", n_embd=24) == ends
+    assert options(model_type="gpt2", eos_token_id=None, num_beams=2) == {
         "bos_token_id": 50256,
         "num_beams": 2,
     }
-    assert asked(model_type="openai-gpt", use_cache=True, do_sample=True) == {"do_sample": True}
-    assert asked(model_type="pegasus")["decoder_start_token_id"] == 0
+    assert options(model_type="openai-gpt", use_cache=True, do_sample=True) == {"do_sample": True}
+    assert options(model_type="pegasus")["decoder_start_token_id"] == 0
     with pytest.raises(WeightsError, match="generation settings"):
-        asked(model={})
+        options(model={})
     with pytest.raises(WeightsError, match=r"config.json: no_repeat_ngram_size 3 "):
-        asked(model_type="gpt2", no_repeat_ngram_size=3)
+        options(model_type="gpt2", no_repeat_ngram_size=3)
 
 
 REFUSED = {
@@ -346,11 +346,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_line(gpt2, asked, message):
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line(gpt2, options, message):
     _, *ours = gpt2
     with pytest.raises(ValueError, match=message) as refused:
-        models.generate(*ours, rows(), **{"eos_token_id": EOS} | asked)
+        models.generate(*ours, rows(), **{"eos_token_id": EOS} | options)
     assert "\n" not in str(refused.value)
 
 
@@ -402,9 +402,9 @@ def test_a_factor_is_a_finite_number(gpt2: Any, name: str, value: object):
 def test_integers_of_numpy_are_whole_numbers(gpt2):
     _, *ours = gpt2
     given = [[np.int64(token) for token in row] for row in rows()]
-    asked = {"max_new_tokens": 3, "eos_token_id": 5, "num_beams": 2}
-    wrapped = {name: np.int32(value) for name, value in asked.items()}
-    expected = models.generate(*ours, rows(), **asked)
+    options = {"max_new_tokens": 3, "eos_token_id": 5, "num_beams": 2}
+    wrapped = {name: np.int32(value) for name, value in options.items()}
+    expected = models.generate(*ours, rows(), **options)
     np.testing.assert_array_equal(models.generate(*ours, given, **wrapped), expected)
 
 
@@ -433,9 +433,9 @@ def test_published_end_tokens_beyond_the_vocabulary_end_nothing(tmp_path):
 )  # fmt: skip
 def test_rows_that_are_none(gpt2, ids):
     _, *ours = gpt2
-    for asked in ({}, {"num_beams": 2}):
+    for options in ({}, {"num_beams": 2}):
         with pytest.raises(UserError, match="input_ids"):
-            models.generate(*ours, ids, **asked)
+            models.generate(*ours, ids, **options)
 
 
 def test_a_model_that_writes_nothing(tiny):

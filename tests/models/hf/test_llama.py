@@ -109,8 +109,8 @@ def test_a_folder_with_its_tokenizer_is_imported_and_continues_texts(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, **settings
         )
         expected = tokenizer.decode(written[0], skip_special_tokens=True)
-        for place in (folder, run, out):
+        for work_folder in (folder, run, out):
             capsys.readouterr()
-            arguments = ["generate", str(place), "--prompt", prompt, "--max-new-tokens", "8"]
+            arguments = ["generate", str(work_folder), "--prompt", prompt, "--max-new-tokens", "8"]
             assert main([*arguments, *options]) == 0
             assert expected in capsys.readouterr().out

@@ -65,10 +65,10 @@ def test_transformers_reads_it(gpt, tmp_path):
 
 def test_generation_settings_go_with_it(gpt, tmp_path):
     models.save(tmp_path / "a", *gpt, generation={"num_beams": 3, "length_penalty": 0.5})
-    told = models.generation_arguments(tmp_path / "a")
-    assert (told["num_beams"], told["length_penalty"]) == (3, 0.5)
-    models.save(tmp_path / "b", *gpt, generation=told, dtype="bfloat16")
-    assert models.generation_arguments(tmp_path / "b") == told
+    stored = models.generation_arguments(tmp_path / "a")
+    assert (stored["num_beams"], stored["length_penalty"]) == (3, 0.5)
+    models.save(tmp_path / "b", *gpt, generation=stored, dtype="bfloat16")
+    assert models.generation_arguments(tmp_path / "b") == stored
 
 
 def test_the_ids_of_generation_come_before_those_of_the_tokenizer(gpt, tmp_path):

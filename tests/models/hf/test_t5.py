@@ -144,10 +144,10 @@ def test_decoded_tokens(pair, beams):
     """Greedy and beam search, of sources that are padded on either side."""
     theirs, model, params = pair
     ends = [1, *range(20, 28)]  # so that targets end at different places
-    asked = {**beams, "max_new_tokens": 9, "eos_token_id": ends, "pad_token_id": 0}
+    options = {**beams, "max_new_tokens": 9, "eos_token_id": ends, "pad_token_id": 0}
     source = {name: x for name, x in GIVEN.items() if "decoder" not in name}
     expected = theirs.generate(
-        **source, decoder_start_token_id=0, do_sample=False, use_cache=False, **asked
+        **source, decoder_start_token_id=0, do_sample=False, use_cache=False, **options
     )
     found = models.generate(
         model,
@@ -155,7 +155,7 @@ def test_decoded_tokens(pair, beams):
         INPUTS["input_ids"],
         attention_mask=INPUTS["attention_mask"],
         decoder_start_token_id=0,
-        **asked,
+        **options,
     )
     np.testing.assert_array_equal(found, expected.numpy())
     note_tokens(theirs)

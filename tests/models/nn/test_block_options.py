@@ -159,12 +159,12 @@ def test_a_masked_head_is_a_head_without_output(family, assert_close):
     plain = apply(params).last_hidden_state
     ones = {name: np.ones((2, 4), np.float32) for name in places}
     assert_close(apply(params, **ones).last_hidden_state, plain)
-    for name, place in places.items():
+    for name, work_folder in places.items():
         mask = ones[name].copy()
         mask[1, 2] = 0
         masked = apply(params, **{**ones, name: mask}).last_hidden_state
         changed = jax.tree.map(lambda x: x, params)
-        attention = functools.reduce(lambda tree, key: tree[key], place, changed)
+        attention = functools.reduce(lambda tree, key: tree[key], work_folder, changed)
         kernel = attention["output"]["kernel"]
         attention["output"]["kernel"] = kernel.at[1, 2].set(0)
         assert_close(masked, apply(changed, **ones).last_hidden_state)

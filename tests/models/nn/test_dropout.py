@@ -127,9 +127,9 @@ def test_keys_of_another_generator_are_refused(implementation):
 # Activations.
 
 
-def mask(rows=8, shape=(5, 4), rate=0.3, place="here", first_row=0, key=KEY):
+def mask(rows=8, shape=(5, 4), rate=0.3, name="here", first_row=0, key=KEY):
     keys = models.row_keys(key, rows, first_row)
-    return np.asarray(jitted(jnp.ones((rows, *shape)), rate, keys, place)) != 0
+    return np.asarray(jitted(jnp.ones((rows, *shape)), rate, keys, name)) != 0
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 7), (3, 5, 7)])
@@ -144,7 +144,7 @@ def test_rows_places_layers_and_steps_differ():
     keys = models.row_keys(KEY, 2)
     others = {
         "row": same[::-1],
-        "place": mask(2, (1000,), place="there"),
+        "name": mask(2, (1000,), name="there"),
         "step": mask(2, (1000,), key=jax.random.fold_in(KEY, 1)),
         "layer": np.asarray(jitted(jnp.ones((2, 1000)), 0.3, fold_in(keys, 0), "here")) != 0,
     }

@@ -384,9 +384,9 @@ def test_blocks_that_cannot_draw_in_groups_are_refused():
 )
 def test_every_reason_is_said(kernels, change, reason):
     for kernel in attention_kernels.LIMITS:
-        said = refusal(kernel, dataclasses.replace(CALL, **change))
-        assert (said is not None) == (kernel in kernels)
-        assert said is None or reason in said
+        refused = refusal(kernel, dataclasses.replace(CALL, **change))
+        assert (refused is not None) == (kernel in kernels)
+        assert refused is None or reason in refused
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_every_reason_is_said(kernels, change, reason):
 def test_flash_attention_is_for_what_the_compiler_can_place_on_the_chip(length, size, dtype, fits):
     """As libtpu 0.0.42 compiled, or refused to compile, both passes for v4."""
     call = AttentionCall(length, length, size, size, dtype, 0.1)
-    said = refusal("flash", call)
-    assert (said is None) == fits
-    assert fits or f"size {size} in {dtype} " in (said or "")
+    refused = refusal("flash", call)
+    assert (refused is None) == fits
+    assert fits or f"size {size} in {dtype} " in (refused or "")
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")

@@ -29,7 +29,7 @@ PAIRS = [("the old man", "went down"), ("to the sea " * 20, "was calm"), ("sea",
 QUESTIONS = [("the old?", "the old man went down to the sea and was calm"), ("sea", "to " * 60)]
 
 
-def folder_of(family, name, place, **fields):
+def folder_of(family, name, work_folder, **fields):
     """A model and a tokenizer of transformers, saved."""
     make, processor, _, stated = FAMILIES[family]
     backend = make()
@@ -47,8 +47,8 @@ def folder_of(family, name, place, **fields):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    model.save_pretrained(work_folder)
+    tokenizer.save_pretrained(work_folder)
     return model, tokenizer
 
 
@@ -59,8 +59,8 @@ def outputs_of(model, tokenizer, *texts, length=None):
         return batch["input_ids"][0].tolist(), model(**batch)
 
 
-def length_of(place):
-    return train.open_run(place)[0].data.length
+def length_of(work_folder):
+    return train.open_run(work_folder)[0].data.length
 
 
 CLASSIFIERS = [
@@ -90,10 +90,10 @@ def test_classifiers(family, name, tmp_path):
         _, found = outputs_of(model, tokenizer, *one, length=length)
         right.append(torch.softmax(found.logits[0], -1).numpy())
     given = [dict(zip(("text", "text_b"), one, strict=False)) for one in texts]
-    for place in ("theirs", "run", "out"):
+    for work_folder in ("theirs", "run", "out"):
         found = []
         for part in (given[: len(TEXTS)], given[len(TEXTS) :]):
-            found += train.predict(tmp_path / place, part, log=lambda *_: None)
+            found += train.predict(tmp_path / work_folder, part, log=lambda *_: None)
         found = [list(one["probabilities"].values()) for one in found]
         np.testing.assert_allclose(found, right, atol=1e-5)
     if family in ("gpt2", "qwen2"):

@@ -49,10 +49,10 @@ class Script(Generator):
 
 
 @pytest.fixture
-def say(monkeypatch):
+def stream_of(monkeypatch):
     """Samples of texts that a model is made to say, the pieces that were streamed, the script."""
 
-    def say(tokenizer, *texts, per_call=1, prompt="a", **options):
+    def stream_of(tokenizer, *texts, per_call=1, prompt="a", **options):
         rows = [t if isinstance(t, list) else tokenizer.encode(t) for t in texts]
         script = Script(rows, per_call)
         monkeypatch.setattr(sampling, "Generator", lambda model, params, draft: script)
@@ -64,7 +64,7 @@ def say(monkeypatch):
         assert "".join(pieces) == samples[0].text
         return samples, [piece for piece in pieces if piece], script
 
-    return say
+    return stream_of
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +75,31 @@ def speaker(tiny):
 
 
 @pytest.mark.parametrize("per_call", [1, 2, 5])
-def test_characters_of_several_tokens_are_streamed_whole(say, bytes_tokenizer, per_call):
+def test_characters_of_several_tokens_are_streamed_whole(stream_of, bytes_tokenizer, per_call):
     text = "naïve 日本語 🙂🙃 ok"
-    samples, pieces, _ = say(bytes_tokenizer, text, per_call=per_call)
+    samples, pieces, _ = stream_of(bytes_tokenizer, text, per_call=per_call)
     assert samples[0].text == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     if per_call == 1:
         assert pieces == list(text)
 
 
-def test_half_a_character_comes_out_in_the_end(say, bytes_tokenizer):
+def test_half_a_character_comes_out_in_the_end(stream_of, bytes_tokenizer):
     tokens = bytes_tokenizer.encode("ok 🙂")[:-1]
-    samples, pieces, _ = say(bytes_tokenizer, tokens)
+    samples, pieces, _ = stream_of(bytes_tokenizer, tokens)
     assert samples[0].text == "ok \N{REPLACEMENT CHARACTER}"
     assert pieces[:3] == ["o", "k", " "]
     # What no later token can mend is shown at once.
-    _, pieces, _ = say(bytes_tokenizer, [*tokens, *bytes_tokenizer.encode("xy")])
+    _, pieces, _ = stream_of(bytes_tokenizer, [*tokens, *bytes_tokenizer.encode("xy")])
     assert pieces[3:] == ["\N{REPLACEMENT CHARACTER}x", "y"]
 
 
-def test_a_stop_string_ends_a_text(say, bytes_tokenizer):
-    samples, pieces, script = say(bytes_tokenizer, "one two\n\nthree", stop_strings=["\n\n"])
+def test_a_stop_string_ends_a_text(stream_of, bytes_tokenizer):
+    samples, pieces, script = stream_of(bytes_tokenizer, "one two\n\nthree", stop_strings=["\n\n"])
     assert (samples[0].text, samples[0].finish_reason) == ("one two", "stop")
     assert pieces == list("one two")  # a stop string's beginning is held back
     assert script.calls == len("one two\n\n")
-    samples, pieces, _ = say(bytes_tokenizer, "a\nb\n", stop_strings=["\n\n"])
+    samples, pieces, _ = stream_of(bytes_tokenizer, "a\nb\n", stop_strings=["\n\n"])
     assert (samples[0].text, samples[0].finish_reason) == ("a\nb\n", "length")
     assert pieces == ["a", "\nb", "\n"]
 
@@ -114,13 +114,13 @@ def test_a_stop_string_ends_a_text(say, bytes_tokenizer):
         ("stop", ["stopped"], "stop"),
     ],
 )
-def test_stop_strings_by_hand(say, bytes_tokenizer, text, stop, expected):
-    samples, _, _ = say(bytes_tokenizer, text, stop_strings=stop)
+def test_stop_strings_by_hand(stream_of, bytes_tokenizer, text, stop, expected):
+    samples, _, _ = stream_of(bytes_tokenizer, text, stop_strings=stop)
     assert samples[0].text == expected
     assert samples[0].finish_reason == ("stop" if expected != text else "length")
 
 
-def test_whatever_the_stop_strings_the_stream_is_the_text(say):
+def test_whatever_the_stop_strings_the_stream_is_the_text(stream_of):
     draw = random.Random(0)
 
     def word(longest):
@@ -128,35 +128,35 @@ def test_whatever_the_stop_strings_the_stream_is_the_text(say):
 
     for _ in range(300):
         text, stop = word(12), [word(3) for _ in range(draw.randint(0, 3))]
-        samples, _, _ = say(LETTERS, text, stop_strings=stop)  # asserts that they are equal
+        samples, _, _ = stream_of(LETTERS, text, stop_strings=stop)  # asserts that they are equal
         ends = (n for n in range(len(text) + 1) if any(s in text[:n] for s in stop))
         end = next(ends, None)
-        said = text if end is None else text[:end]
-        found = [said.find(s) for s in stop if s in said]
-        assert samples[0].text == said[: min(found, default=None)]
+        written = text if end is None else text[:end]
+        found = [written.find(s) for s in stop if s in written]
+        assert samples[0].text == written[: min(found, default=None)]
         assert samples[0].finish_reason == ("stop" if found else "length")
 
 
-def test_the_end_token_ends_a_text(say):
-    samples, pieces, script = say(
+def test_the_end_token_ends_a_text(stream_of):
+    samples, pieces, script = stream_of(
         LETTERS, [*LETTERS.encode("ab"), 0, 5, 6], LETTERS.encode("abcde"), per_call=2
     )
     assert [(s.text, s.finish_reason) for s in samples] == [("ab", "end"), ("abcde", "length")]
     assert list(samples[0].tokens) == LETTERS.encode("ab")
     assert pieces == ["ab"]
     assert script.calls == 3  # the other row went on
-    samples, _, script = say(LETTERS, [0, 5, 6, 7])
+    samples, _, script = stream_of(LETTERS, [0, 5, 6, 7])
     assert (samples[0].text, samples[0].tokens, samples[0].finish_reason) == ("", (), "end")
     assert script.calls == 1
 
 
-def test_an_empty_prompt_begins_a_document(say):
-    _, _, script = say(LETTERS, "abc", prompt="")
+def test_an_empty_prompt_begins_a_document(stream_of):
+    _, _, script = stream_of(LETTERS, "abc", prompt="")
     assert script.prompts == [[0]]
     bare = CharacterTokenizer("abc")
     bare.special_ids = SpecialIds()
     with pytest.raises(ValueError, match=r"prompt .*empty"):
-        say(bare, "abc", prompt="")
+        stream_of(bare, "abc", prompt="")
 
 
 @pytest.mark.slow
@@ -183,12 +183,12 @@ def test_what_a_model_says_is_streamed(speaker):
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece-unigram", "sentencepiece-bpe", "byte-bpe"])
-def test_words_keep_their_spaces(say, kind):
+def test_words_keep_their_spaces(stream_of, kind):
     text = "the cat sat on the mat, and the cat ate the rat that sat there" * 4
     tokenizer = train_tokenizer([text], TokenizerConfig(kind, 276))
-    for said in ("the cat", " sat on", "  a  mat \n", "é日 cat"):
-        samples, _, _ = say(tokenizer, said)
-        assert samples[0].text == said
+    for written in ("the cat", " sat on", "  a  mat \n", "é日 cat"):
+        samples, _, _ = stream_of(tokenizer, written)
+        assert samples[0].text == written
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def run(tmp_path, capsys, command):
     (tmp_path / "texts.txt").write_text("the cat\n")
     (tmp_path / "labeled.tsv").write_text("good\tthe cat\nbad\tsat\n")
     places = {"MODEL": "model", "TEXTS": "texts.txt", "LABELED": "labeled.tsv", "OUT": "out"}
-    for name, place in places.items():
-        command = command.replace(name, str(tmp_path / place))
+    for name, work_folder in places.items():
+        command = command.replace(name, str(tmp_path / work_folder))
     status = main(command.split())
     printed = capsys.readouterr()
     return status, printed.out, printed.err.splitlines()
@@ -156,19 +156,19 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--temperature", "0"], "1 of 1 texts exceed the 32 tokens"),
         (["--num-beams", "2"], "1 of 1 texts end at the 32 tokens"),
     ],
 )
-def test_a_text_that_comes_to_the_context_is_mentioned(options, said, tmp_path, capsys):
+def test_a_text_that_comes_to_the_context_is_mentioned(options, message, tmp_path, capsys):
     write(tmp_path / "model", GPT)
     command = ["generate", str(tmp_path / "model"), "--prompt", "cat " * 27, *options]
     assert main([*command, "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*command, "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.slow

@@ -30,17 +30,17 @@ TEXTS = ["the old man went down to the sea", "who ?", "sea " * 40]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    place = tmp_path_factory.mktemp("published")
+    work_folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
     layers = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 2)
     config = transformers.BertConfig(**sizes, **layers, vocab_size=len(PIECES))
     config.update({"max_position_embeddings": 32, "initializer_range": 0.3})
-    transformers.BertForMaskedLM(config).save_pretrained(place / "plain")
-    wordpiece(PIECES, lowercase=True).save(place / "plain")
-    model = SparseEncoder(str(place / "plain"), device="cpu", prompts={"query": "who "})
-    model.save_pretrained(str(place / "model"))
-    return place / "model"
+    transformers.BertForMaskedLM(config).save_pretrained(work_folder / "plain")
+    wordpiece(PIECES, lowercase=True).save(work_folder / "plain")
+    model = SparseEncoder(str(work_folder / "plain"), device="cpu", prompts={"query": "who "})
+    model.save_pretrained(str(work_folder / "model"))
+    return work_folder / "model"
 
 
 def theirs(folder, **options):

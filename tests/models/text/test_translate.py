@@ -160,8 +160,8 @@ def test_empty_translations_are_noted(run, tmp_path, capsys, monkeypatch):
     folder, _ = run
     (tmp_path / "in.txt").write_text("one\n\ntwo\n")
     monkeypatch.setattr(TextTranslator, "_translation", lambda *_: Translation("", -1.0, -1.0, 1))
-    said = output(capsys, "translate", folder / "run", "--input", tmp_path / "in.txt").err
-    assert "2 of 2 translations" in said
+    logged = output(capsys, "translate", folder / "run", "--input", tmp_path / "in.txt").err
+    assert "2 of 2 translations" in logged
     assert "30 of 30 translations" in output(capsys, "evaluate", folder / "run").err
     few = [[Translation("" if i == 0 else "x", 0.0, 0.0, 1)] for i in range(10)]
     assert note_of_empty(["x"] * 10, few) is None
@@ -175,8 +175,8 @@ def test_a_translation_begins_with_no_space(run, monkeypatch):
 
 def test_averaged_checkpoints_translate(run, capsys):
     folder, _ = run
-    said = output(capsys, "average", folder / "run", "--last", "2").err
-    assert "checkpoints 150, 300" in said
+    logged = output(capsys, "average", folder / "run", "--last", "2").err
+    assert "checkpoints 150, 300" in logged
     scores = json.loads(output(capsys, "evaluate", folder / "run-averaged").out)
     assert scores["exact_match"] > 0.8
 
@@ -197,10 +197,10 @@ def test_what_is_refused(run, tmp_path, capsys):
     (tmp_path / "symbolic").symlink_to(tmp_path / "in.txt")
     (tmp_path / "hard").hardlink_to(tmp_path / "in.txt")
     for other in ("in.txt", "../in.txt", "symbolic", "hard"):
-        place = tmp_path / tmp_path.name / other if ".." in other else tmp_path / other
+        work_folder = tmp_path / tmp_path.name / other if ".." in other else tmp_path / other
         (tmp_path / tmp_path.name).mkdir(exist_ok=True)
-        fails(capsys, f"output {place} is the input", "translate",
-              folder / "run", "--input", tmp_path / "in.txt", "--output", place)  # fmt: skip
+        fails(capsys, f"output {work_folder} is the input", "translate",
+              folder / "run", "--input", tmp_path / "in.txt", "--output", work_folder)  # fmt: skip
     assert (tmp_path / "in.txt").read_text() == "one\n"
     (tmp_path / "in.npy").write_text("one\n")
     fails(capsys, "is the input", "embed", folder / "run", "--input", tmp_path / "in.npy",
@@ -208,10 +208,10 @@ def test_what_is_refused(run, tmp_path, capsys):
     (tmp_path / "long.txt").write_text("one\n" + "one two " * 40 + "\n" + "one " * 90 + "\n")
     fails(capsys, "the 48 that the model reads (2 texts",
           "translate", folder / "run", "--input", tmp_path / "long.txt")  # fmt: skip
-    said = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
+    logged = output(capsys, "translate", folder / "run", "--input", tmp_path / "long.txt",
                   "--truncate", "--output", tmp_path / "short.txt").err  # fmt: skip
-    assert "\n2 of 3 texts truncated" in f"\n{said}"
-    assert said.endswith(f"{tmp_path}/short.txt: 3 lines translated\n")
+    assert "\n2 of 3 texts truncated" in f"\n{logged}"
+    assert logged.endswith(f"{tmp_path}/short.txt: 3 lines translated\n")
     assert len((tmp_path / "short.txt").read_text().splitlines()) == 3
     fails(capsys, "is a folder", "translate", folder / "run", "--input", folder / "valid.en",
           "--output", tmp_path)  # fmt: skip

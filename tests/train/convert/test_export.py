@@ -85,12 +85,12 @@ def rows_of_ids(vocab_size, head, rows=3, length=9):
 
 
 @pytest.fixture(params=["pretrained", "masked", "one", "several", "score", "tag", "span", "choice"])
-def encoder(request, place):
+def encoder(request, work_folder):
     """The run folder of an encoder, for each of the heads that are trained."""
     if request.param in ("pretrained", "masked"):
         return request.getfixturevalue(request.param)
     request.getfixturevalue("tuned")(request.param)
-    return place / request.param
+    return work_folder / request.param
 
 
 @pytest.mark.slow
@@ -121,12 +121,12 @@ def test_it_comes_back_bit_for_bit(encoder, tmp_path):
     assert after.data.kind == before.data.kind
 
 
-@pytest.mark.parametrize(("kind", "told"), [("one", None), ("score", "regression")])
-def test_labels_are_what_they_were(tuned, place, tmp_path, kind, told):
+@pytest.mark.parametrize(("kind", "problem_type"), [("one", None), ("score", "regression")])
+def test_labels_are_what_they_were(tuned, work_folder, tmp_path, kind, problem_type):
     tuned(kind)
-    export_model(place / kind, tmp_path / "out")
+    export_model(work_folder / kind, tmp_path / "out")
     fields = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert fields["problem_type"] == (told or "single_label_classification")
+    assert fields["problem_type"] == (problem_type or "single_label_classification")
 
 
 # Causal language models.
@@ -186,12 +186,12 @@ def test_a_gpt_writes_the_same(gpt, tmp_path, num_beams):
     export_model(gpt, tmp_path / "out")
     model, params = models.load(gpt)
     theirs = torch_model(tmp_path / "out", "causal_lm")
-    asked = {"max_new_tokens": 12, "num_beams": num_beams}
+    options = {"max_new_tokens": 12, "num_beams": num_beams}
     ids = rows_of_ids(model.config.vocab_size, "causal_lm")["input_ids"]
-    told = models.generation_arguments(tmp_path / "out")
-    written = theirs.generate(torch.tensor(ids, dtype=torch.long), **asked)
+    stored_settings = models.generation_arguments(tmp_path / "out")
+    written = theirs.generate(torch.tensor(ids, dtype=torch.long), **options)
     np.testing.assert_array_equal(
-        models.generate(model, params, ids, **{**told, **asked}), written.numpy()
+        models.generate(model, params, ids, **{**stored_settings, **options}), written.numpy()
     )
 
 
@@ -242,11 +242,11 @@ def test_a_translation_model(translation, tmp_path):
     given["decoder_input_ids"] = given["input_ids"][:, ::-1].copy()
     agree(model.apply({"params": params}, **given), theirs(**torch_inputs(given)))
     for num_beams in (1, 4):
-        asked = {"num_beams": num_beams, "max_new_tokens": 9}
-        told = models.generation_arguments(tmp_path / "out")
+        options = {"num_beams": num_beams, "max_new_tokens": 9}
+        stored_settings = models.generation_arguments(tmp_path / "out")
         inputs = {name: given[name] for name in ("input_ids", "attention_mask")}
-        written = theirs.generate(**torch_inputs(inputs), **asked)
-        ours = models.generate(model, params, **inputs, **{**told, **asked})
+        written = theirs.generate(**torch_inputs(inputs), **options)
+        ours = models.generate(model, params, **inputs, **{**stored_settings, **options})
         np.testing.assert_array_equal(ours, written.numpy())
 
 
@@ -317,9 +317,9 @@ def test_files_of_a_size_and_precision(pretrained, tmp_path, dtype):
     assert same(rounded, params)
 
 
-def test_the_card_says_what_it_was_trained_on_and_how_well_it_does(tuned, place, tmp_path):
+def test_the_card_says_what_it_was_trained_on_and_how_well_it_does(tuned, work_folder, tmp_path):
     result = tuned("one")
-    export_model(place / "one", tmp_path / "out")
+    export_model(work_folder / "one", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-classification\n")
     assert "| source | tsv:texts.tsv |" in card  # without the folders of this machine

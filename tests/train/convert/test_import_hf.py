@@ -52,12 +52,12 @@ def test_the_run_is_the_model(tmp_path, theirs, params):
     assert vectors.shape == (2, 16)
 
 
-def classifying(place, init_from):
+def classifying(work_folder, init_from):
     """A step of fine-tuning, in which the layers stay as they are."""
-    (place / "data.tsv").write_text("good\tthe cat\nbad\tsat\n" * 16)
+    (work_folder / "data.tsv").write_text("good\tthe cat\nbad\tsat\n" * 16)
     config = train.recipe("bert-classify")
     data = dataclasses.replace(
-        config.data, source=f"tsv:{place / 'data.tsv'}", validation_fraction=0.5, length=8
+        config.data, source=f"tsv:{work_folder / 'data.tsv'}", validation_fraction=0.5, length=8
     )
     optimizer = dataclasses.replace(config.optimizer, frozen=("layers",))
     steps = {"steps": 1, "epochs": 0.0, "batch_size": 8}

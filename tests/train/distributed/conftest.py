@@ -15,8 +15,8 @@ def run_in_two(monkeypatch, tmp_path):
 
     def run(devices, *jobs, silence=60):
         set_devices(monkeypatch, devices)
-        asked = [[to_dict(config), str(folder), *rest] for config, folder, *rest in jobs]
-        (tmp_path / "jobs.json").write_text(json.dumps(asked))
+        specs = [[to_dict(config), str(folder), *rest] for config, folder, *rest in jobs]
+        (tmp_path / "jobs.json").write_text(json.dumps(specs))
         program = Path(__file__).with_name("several.py")
         arguments = [str(tmp_path / "jobs.json"), str(silence)]
         return launch.launch([sys.executable, "-W", "error", str(program), *arguments], 2)

@@ -58,19 +58,19 @@ def test_distances_of_tokens_are_for_xla(run, kind):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [(gpu(), "XLA, not by cuDNN: scores are capped"), (TPU, "attention by splash attention")],
 )
-def test_the_capped_scores_of_gemma_2(device, said, run):
+def test_the_capped_scores_of_gemma_2(device, message, run):
     """What is said is what the layers do: they refuse a kernel that cannot cap."""
     config = run()
     sizes = {"vocab_size": 48, "max_length": 128, "num_layers": 1, "d_model": 32, "num_heads": 2}
     model = Gemma2Config(**sizes, score_cap=50.0)
-    assert said in choose_kernel(dataclasses.replace(config, model=model), device).description
+    assert message in choose_kernel(dataclasses.replace(config, model=model), device).description
 
 
 @pytest.mark.parametrize(
-    ("device", "length", "said"),
+    ("device", "length", "message"),
     [
         (TPU, 1024, "XLA block by block, not by splash attention: its windows with two sides"),
         (gpu(), 1024, "XLA block by block, not by cuDNN: windows have two sides"),
@@ -78,16 +78,16 @@ def test_the_capped_scores_of_gemma_2(device, said, run):
         (CPU, 128, "attention by XLA"),
     ],
 )
-def test_the_windows_of_modernbert(device, length, said, run):
+def test_the_windows_of_modernbert(device, length, message, run):
     config = run(length=length)
     sizes = {"vocab_size": 48, "max_length": 1024, "num_layers": 3, "d_model": 32, "num_heads": 2}
     model = ModernBertConfig(**sizes)
     found = choose_kernel(dataclasses.replace(config, model=model), device).description
-    assert said in found
+    assert message in found
 
 
 @pytest.mark.parametrize(
-    ("device", "fields", "said"),
+    ("device", "fields", "message"),
     [
         (CPU, {}, "attention by XLA"),
         (TPU, {}, "attention by splash attention"),
@@ -103,12 +103,12 @@ def test_the_windows_of_modernbert(device, length, said, run):
         (TPU, {"attention": "flash"}, "attention by flash attention"),
     ],
 )
-def test_the_kernel_suits_the_device_or_the_reason_is_named(device, fields, said, run):
-    assert said in choose_kernel(run(**fields), device).description
+def test_the_kernel_suits_the_device_or_the_reason_is_named(device, fields, message, run):
+    assert message in choose_kernel(run(**fields), device).description
 
 
 @pytest.mark.parametrize(
-    ("device", "fields", "said"),
+    ("device", "fields", "message"),
     [
         (CPU, {}, "attention by XLA block by block on a ring of 2 devices"),
         (TPU, {"length": 512}, "attention by splash attention on a ring of 2 devices"),
@@ -123,8 +123,8 @@ def test_the_kernel_suits_the_device_or_the_reason_is_named(device, fields, said
         (CPU, {"attention": "xla"}, "attention by XLA"),
     ],
 )
-def test_sharded_tokens_are_attended_to_on_a_ring(device, fields, said, run):
-    assert said in choose_kernel(run(**fields), device, context=2).description
+def test_sharded_tokens_are_attended_to_on_a_ring(device, fields, message, run):
+    assert message in choose_kernel(run(**fields), device, context=2).description
 
 
 def test_both_sides_of_a_translation_are_cut_alike(run):
@@ -137,8 +137,8 @@ def test_both_sides_of_a_translation_are_cut_alike(run):
         num_sentinels=4,
     )
     config = dataclasses.replace(config, data=data)
-    said = choose_kernel(config, CPU, context=2).description
-    assert "30 tokens, and mesh.context 2 " in said
+    message = choose_kernel(config, CPU, context=2).description
+    assert "30 tokens, and mesh.context 2 " in message
 
 
 @pytest.mark.parametrize(

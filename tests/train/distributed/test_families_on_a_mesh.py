@@ -37,14 +37,14 @@ def test_sharded_parameters_write_the_tokens_of_one_device(config, mesh, tmp_pat
     model = models.create(config)
     params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
     models.save(tmp_path / "model", model, params)
-    place = functools.partial(sharding.parameter_shardings, mesh=sharding.make_mesh(mesh))
-    again, sharded = models.load(tmp_path / "model", shardings=place)
+    shardings_of = functools.partial(sharding.parameter_shardings, mesh=sharding.make_mesh(mesh))
+    again, sharded = models.load(tmp_path / "model", shardings=shardings_of)
     cut = [x for x in jax.tree.leaves(sharded) if not x.sharding.is_fully_replicated]
     assert len(cut) > 5
     ids = np.random.default_rng(0).integers(3, 32, (3, 6))
-    asked = {"max_new_tokens": 5, "eos_token_id": 2, "decoder_start_token_id": 0}
-    expected = models.generate(model, params, ids, **asked)
-    np.testing.assert_array_equal(models.generate(again, sharded, ids, **asked), expected)
+    options = {"max_new_tokens": 5, "eos_token_id": 2, "decoder_start_token_id": 0}
+    expected = models.generate(model, params, ids, **options)
+    np.testing.assert_array_equal(models.generate(again, sharded, ids, **options), expected)
 
 
 def loss_of(apply):

@@ -38,9 +38,9 @@ def config(tmp_path_factory):
 
 def assert_close(ours, theirs):
     for one, other in zip(lines(ours), lines(theirs), strict=True):
-        ours_told, theirs_told = json.loads(one), json.loads(other)
-        assert ours_told.pop("split") == theirs_told.pop("split")
-        assert ours_told == pytest.approx(theirs_told, rel=1e-4)
+        our_log, their_log = json.loads(one), json.loads(other)
+        assert our_log.pop("split") == their_log.pop("split")
+        assert our_log == pytest.approx(their_log, rel=1e-4)
     ours, theirs = everything(ours, STEPS), everything(theirs, STEPS)
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -66,10 +66,10 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
         (labelled, tmp_path / "labelled", None, None),
     )
     assert run_in_two(4, *jobs) == 0
-    said = capfd.readouterr().err
+    logged = capfd.readouterr().err
     # Both saved the same step, the one after the signal was agreed upon.
-    assert "[process 1] step 3, signal 15" in said
-    assert said.count("step 3, signal 15") == 2
+    assert "[process 1] step 3, signal 15" in logged
+    assert logged.count("step 3, signal 15") == 2
     assert kept(parts) == [3]
 
     # All predictions are scored, and in their order.
@@ -95,7 +95,7 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("do", "status", "told"),
+    ("do", "status", "pattern"),
     [
         ("die", 128 + signal.SIGKILL, "process 1 .*SIGKILL"),
         ("freeze", 128 + signal.SIGABRT, "heartbeats"),
@@ -103,15 +103,15 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
     ],
 )
 def test_a_process_that_is_lost_takes_the_others_with_it(
-    config, run_in_two, tmp_path, capfd, monkeypatch, do, status, told
+    config, run_in_two, tmp_path, capfd, monkeypatch, do, status, pattern
 ):
     monkeypatch.setattr(launch, "ENDING_SECONDS", 1.0)  # for those that do not end by themselves
     # The status proves that the others end early: all 10,000 steps would take hours.
     config = dataclasses.replace(config, steps=10_000, checkpoint_every=10_000)
     assert run_in_two(1, (config, tmp_path / "run", do, 3), silence=15) == status
-    said = capfd.readouterr().err
-    assert re.search(told, said)
-    assert "the last checkpoint" in said
+    logged = capfd.readouterr().err
+    assert re.search(pattern, logged)
+    assert "the last checkpoint" in logged
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypa
     options = ["--data.source", config.data.source, "--workdir", str(tmp_path / "run")]
     command = [*COMMAND.split(), "--optimizer.warmup-steps", "1", *options]
     assert cli.main(["launch", "--processes", "2", "--", *command]) == 2
-    said = [line for line in capfd.readouterr().err.splitlines() if "flaxzoo" in line]
-    assert said == [
+    logged = [line for line in capfd.readouterr().err.splitlines() if "flaxzoo" in line]
+    assert logged == [
         "flaxzoo: parallel pmap requires a single process, got 2: leave it out (--parallel jit)"
     ]
     assert not (tmp_path / "run").exists()
@@ -271,6 +271,6 @@ def test_gpus_are_divided_among_processes(monkeypatch, capfd):
 )
 def test_a_wrong_launch_command_is_refused_in_one_line(capfd, arguments, message):
     assert cli.main(["launch", "--processes", "2", *arguments]) == 2
-    said = capfd.readouterr().err
-    assert re.search(message, said)
-    assert said.count("\n") == 1
+    logged = capfd.readouterr().err
+    assert re.search(message, logged)
+    assert logged.count("\n") == 1

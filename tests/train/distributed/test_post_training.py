@@ -21,9 +21,9 @@ def write_lines(path, rows):
     return str(path)
 
 
-def runs(place):
-    """Configurations by name; `reward` is trained in `place` before the others."""
-    place.mkdir()
+def runs(work_folder):
+    """Configurations by name; `reward` is trained in `work_folder` before the others."""
+    work_folder.mkdir()
     sums = [(a, b) for a in range(9) for b in range(9)]
     rows = [
         {"prompt": f"{a}+{b}=", "answer": str(a + b), "chosen": str(a + b), "rejected": "0"}
@@ -31,20 +31,20 @@ def runs(place):
         if a + b
     ]
     # Nine do not fill two batches of eight: a process has none of the rows of the second.
-    held_out = write_lines(place / "held-out.jsonl", rows[:9])
-    source = write_lines(place / "rows.jsonl", rows[9:])
+    held_out = write_lines(work_folder / "held-out.jsonl", rows[:9])
+    source = write_lines(work_folder / "rows.jsonl", rows[9:])
     of = {"source": source, "validation": held_out, "tokenizer": CHARACTERS}
     steps = {"steps": STEPS, "log_every": 1, "evaluate_every": 1, "checkpoint_every": STEPS}
     # A larger epsilon keeps gradients that are zero but for rounding from becoming whole steps.
     optimizer = train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=0, epsilon=1e-3)
     base = dataclasses.replace(
-        policy("grpo")(place, **steps),
+        policy("grpo")(work_folder, **steps),
         data=RewardData(length=12, **of),
         objective=train.RewardConfig(),
         optimizer=optimizer,
     )
     lora = models.LoRAConfig(rank=2, dropout_rate=0.2)
-    rewards = (str(place / "reward"), "length:2")
+    rewards = (str(work_folder / "reward"), "length:2")
 
     settings = {"max_new_tokens": 4, "beta": 0.1, "num_iterations": 2}
     return {
@@ -53,7 +53,7 @@ def runs(place):
             base,
             data=DPOData(length=12, **of),
             objective=train.DPOConfig(reference="frozen"),
-            init_from=str(place / "reward"),
+            init_from=str(work_folder / "reward"),
             lora=lora,
         ),
         "grpo": dataclasses.replace(

@@ -240,14 +240,14 @@ def test_a_call_that_a_ring_cannot_divide_is_refused():
     call = AttentionCall(1024, 1024, 64, 64, "float32", 0.0)
     assert ring_refusal("blocks", call, 4) is None
     assert ring_refusal("splash", call, 4) is None
-    said = ring_refusal("splash", call, 8)
-    assert said == "the 16 parts of a row have 64 tokens, not a multiple of 128"
+    refused = ring_refusal("splash", call, 8)
+    assert refused == "the 16 parts of a row have 64 tokens, not a multiple of 128"
     assert "mesh.context 4" in (ring_refusal("cudnn", call, 4) or "")
     dropping = dataclasses.replace(call, dropout_rate=0.1)
     assert ring_refusal("blocks", dropping, 4) is None
     assert "probability 0.1" in (ring_refusal("splash", dropping, 4) or "")
-    said = ring_refusal("blocks", dataclasses.replace(dropping, num_keys=96), 2)
-    assert said == (
+    refused = ring_refusal("blocks", dataclasses.replace(dropping, num_keys=96), 2)
+    assert refused == (
         "the 4 parts of a row have 24 keys, and weights are dropped in parts of a multiple of 32"
     )
     odd = Case({"context": 8}, num_keys=24)
@@ -298,9 +298,9 @@ def test_a_run_over_a_ring_has_the_losses_of_one_device(name, train_config, batc
         return found, program.memory_summary
 
     ring = train.MeshConfig(data=1, fsdp=2, context=2, tensor=2)
-    ours, said = losses(mesh=ring, execution=models.Execution(remat="full"), micro_batches=2)
-    assert "ring of 2 devices" in said
-    theirs, said = losses(mesh=train.MeshConfig(data=8))
-    assert "ring" not in said
+    ours, refused = losses(mesh=ring, execution=models.Execution(remat="full"), micro_batches=2)
+    assert "ring of 2 devices" in refused
+    theirs, refused = losses(mesh=train.MeshConfig(data=8))
+    assert "ring" not in refused
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, rel=2e-6)

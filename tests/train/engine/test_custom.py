@@ -197,13 +197,13 @@ def test_examples_that_fail_leave_the_last_finished_step(
 ):
     def failing(tokenizer):
         training, validation = sentences(tokenizer)
-        asked = []
+        requested = []
 
         class Failing(Sentences):
             def example(self, epoch, index):
-                asked.append(index)
+                requested.append(index)
                 limit = 400 if what == "data" else 30
-                if len(asked) > limit:
+                if len(requested) > limit:
                     raise LookupError("mine")
                 return super().example(epoch, index)
 
@@ -304,8 +304,8 @@ def test_a_run_resumes_only_with_its_objective_and_examples(config, tmp_path, on
 
 
 @pytest.mark.slow
-def test_a_focal_loss_in_micro_batches(place, tmp_path, one_device, capsys):
-    base = dataclasses.replace(fine_tuning(place, "one"), epochs=0.0, steps=4, log_every=1)
+def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys):
+    base = dataclasses.replace(fine_tuning(work_folder, "one"), epochs=0.0, steps=4, log_every=1)
     losses = {}
     for parts in (1, 2):
         split = dataclasses.replace(base, micro_batches=parts)

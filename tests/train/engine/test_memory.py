@@ -145,11 +145,12 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_compiled(
 
 @pytest.mark.usefixtures("on_one_device")
 @pytest.mark.parametrize(
-    ("batch_size", "told"), [(1 << 24, "a step needs .*B of"), (1 << 30, "a batch needs .* GB of")]
+    ("batch_size", "pattern"),
+    [(1 << 24, "a step needs .*B of"), (1 << 30, "a batch needs .* GB of")],
 )
-def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, told):
+def test_an_absurd_batch_is_refused_on_the_machine_as_it_is(config, tmp_path, batch_size, pattern):
     config = dataclasses.replace(config, batch_size=batch_size)
-    with pytest.raises(UserError, match=f"{told} .* GB .*micro_b"):
+    with pytest.raises(UserError, match=f"{pattern} .* GB .*micro_b"):
         train.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

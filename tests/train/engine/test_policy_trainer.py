@@ -175,14 +175,14 @@ def broken(completions):
 )
 def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fault, at):
     config = configured(settings={"rewards": ()}, evaluate_every=3, checkpoint_every=100)
-    asked, is_mended = [], []
+    batch_sizes, is_repaired = [], []
 
     def reward(completions):
         # A step has 32 answers, an evaluation two batches of 8.
-        asked.append(len(completions))
-        steps = asked.count(32)
+        batch_sizes.append(len(completions))
+        steps = batch_sizes.count(32)
         fails = steps == 4 if at == "training" else steps == 3 and len(completions) < 32
-        return (fault if fails and not is_mended else half)(completions)
+        return (fault if fails and not is_repaired else half)(completions)
 
     def half(completions):
         return [0.5] * len(completions)
@@ -196,7 +196,7 @@ def test_a_reward_that_fails_leaves_the_last_finished_step(tmp_path, capsys, fau
     assert [json.loads(x)["step"] for x in lines(tmp_path / "run") if '"train"' in x] == [1, 2, 3]
     if fault is not broken:
         return
-    is_mended.append(True)
+    is_repaired.append(True)
     train.train(config, tmp_path / "run", quiet=True, rewards=[reward])
     train.train(config, tmp_path / "whole", quiet=True, rewards=[reward])
     assert_same(everything(tmp_path / "run", 4), everything(tmp_path / "whole", 4))

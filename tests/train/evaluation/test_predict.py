@@ -159,16 +159,16 @@ def test_single_texts_and_fields_that_are_not_read(classifier, tmp_path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """`trained(rows)`: a run of a tiny classifier on dicts of these fields."""
-    place = tmp_path_factory.mktemp("runs")
+    work_folder = tmp_path_factory.mktemp("runs")
 
     def make(name, rows):
         config = train.recipe("reviews")
         tiny = dataclasses.replace(config.model, d_model=16, num_heads=2)
         given = dataclasses.replace(config.data, source=rows, validation=rows)
         whole = dataclasses.replace(config, model=tiny, data=given, epochs=0.0, steps=1)
-        if not (place / name).exists():
-            train.train(whole, place / name, quiet=True)
-        return place / name
+        if not (work_folder / name).exists():
+            train.train(whole, work_folder / name, quiet=True)
+        return work_folder / name
 
     return make
 
@@ -200,12 +200,12 @@ def test_a_run_reads_as_many_texts_as_it_was_trained_on(trained, tmp_path):
 def test_the_probability_of_an_answer_is_that_of_its_start_and_end(tmp_path):
     tokenizer, model = saved(tmp_path, transformers.BertForQuestionAnswering)
     question, passage = "who was calm ?", "the old man went down to the sea and was calm"
-    words, asked = passage.split(), len(question.split())
+    words, question_length = passage.split(), len(question.split())
     rows = [{"question": question, "context": passage}]
     (answer,) = train.predict(tmp_path, rows, log=lambda _: None)
     with torch.no_grad():
         outputs = model(**tokenizer(question, passage, return_tensors="pt"))
-    first = asked + 2
+    first = question_length + 2
     seen = [0, *range(first, first + len(words))]
     start, end = (torch.log_softmax(x[0, seen], -1) for x in (outputs[0], outputs[1]))
     best = {}

@@ -53,12 +53,12 @@ def translation_batch(rng):
     batch = {}
     for prefix, size in (("", T), ("decoder_", T)):
         ends = rng.integers(3, size + 1, (B, 1))
-        place, second = np.arange(size), rng.integers(1, 3, (B, 1))
-        real, later = place < ends, place >= second
+        work_folder, second = np.arange(size), rng.integers(1, 3, (B, 1))
+        real, later = work_folder < ends, work_folder >= second
         batch |= {
             f"{prefix}input_ids": rng.integers(0, V, (B, size)) * real,
             f"{prefix}segment_ids": (1 + later) * real,
-            f"{prefix}position_ids": np.where(later, place - second, place) * real,
+            f"{prefix}position_ids": np.where(later, work_folder - second, work_folder) * real,
         }
     batch["labels"] = rng.integers(0, V, (B, T)) * (batch["decoder_segment_ids"] != 0)
     return {name: x.astype(np.int32) for name, x in batch.items()}

@@ -90,8 +90,8 @@ def test_both_losses_and_who_learns_from_which():
     # Only masked tokens may be replaced; the loss is over all real ones.
     replaced = np.asarray(outputs.replaced)
     chosen = np.zeros((B, T))
-    for row, place in zip(*np.nonzero(WEIGHTS), strict=True):
-        chosen[row, PLACES[row, place]] = 1
+    for row, position in zip(*np.nonzero(WEIGHTS), strict=True):
+        chosen[row, PLACES[row, position]] = 1
     assert (replaced <= chosen).all()
     assert replaced.sum() > 0
     p = np.asarray(jax.nn.sigmoid(outputs.logits), np.float64)
@@ -211,8 +211,8 @@ def test_samples_follow_the_softmax():
     keys = jax.random.split(jax.random.key(0), 4000)
     found = np.asarray(sampled_tokens(Projection(hidden, kernel), keys))
     expected = np.exp(logits) / np.exp(logits).sum()
-    for place in range(2):
-        np.testing.assert_allclose(np.bincount(found[:, place]) / 4000, expected, atol=0.03)
+    for position in range(2):
+        np.testing.assert_allclose(np.bincount(found[:, position]) / 4000, expected, atol=0.03)
     assert (found[:, 0] != found[:, 1]).any()
 
 

@@ -26,17 +26,17 @@ SCORES = {
 
 
 @pytest.mark.parametrize(
-    ("recipe", "fields", "told"),
+    ("recipe", "fields", "beginning"),
     [
         ("multi30k-en-de", {}, "loss is smoothed (--objective.label-smoothing 0.1)"),
         ("multi30k-en-de", {"objective": train.Seq2SeqConfig()}, None),
         ("bert-quickstart", {}, "loss is the sum of masked_token"),
     ],
 )
-def test_a_loss_that_differs_from_the_metrics_is_explained(recipe, fields, told):
+def test_a_loss_that_differs_from_the_metrics_is_explained(recipe, fields, beginning):
     config = dataclasses.replace(train.recipe(recipe), **fields)
     note = config.objective.loss_note(config.data)
-    assert note is None if told is None else note.startswith(told)
+    assert note is None if beginning is None else note.startswith(beginning)
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
@@ -108,28 +108,28 @@ def test_predict_answers_for_every_head(tuned, kind, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("kind", "measure"), [("one", "accuracy"), ("tag", "f1"), ("span", "exact_match")]
 )
-def test_a_head_learns(place, pretrained, kind, measure):
+def test_a_head_learns(work_folder, pretrained, kind, measure):
     """What a word decides is learned to perfection."""
-    config = fine_tuning(place, kind, init_from=str(pretrained), epochs=40.0)
+    config = fine_tuning(work_folder, kind, init_from=str(pretrained), epochs=40.0)
     config = dataclasses.replace(
         config,
         evaluate_every=1000,
         checkpoint_every=1000,
         model=dataclasses.replace(config.model, dropout_rate=0.0),
     )
-    result = train.train(config, place / f"{kind} learned", quiet=True)
+    result = train.train(config, work_folder / f"{kind} learned", quiet=True)
     assert result.validation[measure] > 0.9
 
 
 @pytest.mark.slow
-def test_a_pretraining_run_shows_what_fills_its_gap(place):
-    config = pretraining(place, sample_prompt="the [MASK] sat", steps=1)
-    sample = train.train(config, place / "sample", quiet=True).sample
+def test_a_pretraining_run_shows_what_fills_its_gap(work_folder):
+    config = pretraining(work_folder, sample_prompt="the [MASK] sat", steps=1)
+    sample = train.train(config, work_folder / "sample", quiet=True).sample
     assert sample.startswith("the [MASK] sat\n")
-    assert sample in (place / "sample" / "report.md").read_text()
+    assert sample in (work_folder / "sample" / "report.md").read_text()
 
 
-def test_a_label_that_training_has_not(tuned, place, tmp_path):
+def test_a_label_that_training_has_not(tuned, work_folder, tmp_path):
     (tmp_path / "new.tsv").write_text("1\tthe cat\n7\tthe dog\n")
     with pytest.raises(data.DataError, match=r"new.tsv line 2 .*label '7'"):
         train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", log=print)

@@ -165,10 +165,10 @@ def test_a_mistake_is_one_line(capsys, tmp_path, arguments, message):
     (tmp_path / "FILE").touch()
     words = [str(tmp_path / w) if w == "FILE" else w for w in arguments.split()]
     assert cli.main(["bench", *words]) == 2
-    said = capsys.readouterr()
-    assert re.search(message, said.err)
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 def test_help_lists_the_options_and_their_defaults(capsys):

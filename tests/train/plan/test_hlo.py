@@ -85,11 +85,11 @@ def test_a_loop_reads_only_the_slices_that_it_takes():
 
 def sharded(function, in_specs, out_spec, shapes):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-    place = functools.partial(NamedSharding, mesh)
+    on_mesh = functools.partial(NamedSharding, mesh)
     jitted = jax.jit(
         function,
-        in_shardings=tuple(place(spec) for spec in in_specs),
-        out_shardings=place(out_spec),
+        in_shardings=tuple(on_mesh(spec) for spec in in_specs),
+        out_shardings=on_mesh(out_spec),
     )
     return parsed(jitted.lower(*shapes).compile())
 

@@ -127,11 +127,11 @@ def test_the_output_projection_is_gathered_once_for_all_chunks(train_config, mon
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "masked", *KINDS])
-def test_batch_specs_are_those_of_real_examples(place, kind):
+def test_batch_specs_are_those_of_real_examples(work_folder, kind):
     if kind in KINDS:
-        config = fine_tuning(place, kind)
+        config = fine_tuning(work_folder, kind)
     else:
-        config = pretraining(place, next_sentence=kind == "pretraining")
+        config = pretraining(work_folder, next_sentence=kind == "pretraining")
     data = config.data
     labels = data.labels()
     from flaxzoo.data.tokenizers.training import train_tokenizer
@@ -155,8 +155,8 @@ def test_batch_spec_of_packed_examples(train_config, batches):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_planned(name):
     """With shapes alone: no array is made."""
-    said = []
-    config = without_data(train.recipe(name), said.append)
+    captured = []
+    config = without_data(train.recipe(name), captured.append)
     assert config.model.vocab_size > 1
     assert config.steps > 0
     assert config.init_from is None
@@ -195,10 +195,10 @@ def test_the_command_prints_a_report(capfd):
 )
 def test_a_mistake_is_one_line(capfd, arguments, message):
     assert cli.main(["plan", *arguments.split()]) == 2
-    said = capfd.readouterr()
-    assert re.search(message, said.err)
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    captured = capfd.readouterr()
+    assert re.search(message, captured.err)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):

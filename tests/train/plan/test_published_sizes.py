@@ -84,9 +84,9 @@ def test_an_option_names_another_vocabulary(tmp_path):
 def test_training_says_that_its_vocabulary_is_another(capsys):
     config = RecipeParser("train", ["llama", "--preset", "llama3-8b"]).read_recipe()[1]
     assert config.model.vocab_size == 1  # it grows to the tokenizer's
-    said = capsys.readouterr().err
-    assert "4,096" in said
-    assert "128,256" in said
+    message = capsys.readouterr().err
+    assert "4,096" in message
+    assert "128,256" in message
     RecipeParser("train", ["llama", "--preset", "llama3-8b", "--data.tokenizer.path", "x"])
     assert not capsys.readouterr().err
 

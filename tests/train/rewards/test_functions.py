@@ -19,7 +19,7 @@ CASES = {
 }
 
 
-def asked(text, **fields):
+def prompt_of(text, **fields):
     return Prompt(PromptedText(text, ""), text, (), fields)
 
 
@@ -41,7 +41,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
     rewards = rewards_of(settings, [long])
     assert list(rewards.functions) == ["exact_match", "long"]
     assert rewards.weights == (1.0, 0.5)
-    prompts = [asked("a", answer="x"), asked("?", answer=None)]
+    prompts = [prompt_of("a", answer="x"), prompt_of("?", answer=None)]
     found = rewards(prompts, ["x", "y"])
     np.testing.assert_array_equal(found, np.asarray([[1, 1], [math.nan, math.nan]], np.float32))
 
@@ -72,7 +72,7 @@ def test_a_wrong_name_is_one_line(name, message):
 def test_a_wrong_reward_is_one_line(reward, message):
     rewards = rewards_of(GRPOConfig(), [reward])
     with pytest.raises(UserError, match=message):
-        rewards([asked("a"), asked("b")], ["x", "y"])
+        rewards([prompt_of("a"), prompt_of("b")], ["x", "y"])
 
 
 def test_a_run_needs_a_reward_and_a_weight_for_each():
@@ -97,5 +97,5 @@ def test_reward_models_are_asked_first_and_keep_their_column(tmp_path):
     (tmp_path / "judge").mkdir()
     settings = GRPOConfig(rewards=("length:1", str(tmp_path / "judge")))
     rewards = rewards_of(settings, [own], open_model=lambda name: model)
-    np.testing.assert_array_equal(rewards([asked("a")], ["x"]), [[1.0, 2.0, 1.0]])
+    np.testing.assert_array_equal(rewards([prompt_of("a")], ["x"]), [[1.0, 2.0, 1.0]])
     assert asked_in_order == ["model", "own"]

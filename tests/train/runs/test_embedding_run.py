@@ -46,12 +46,12 @@ def config_of(init_from, **fields):
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder of sentence-transformers with other settings than the defaults."""
-    place = tmp_path_factory.mktemp("published")
-    train.train(config_of(None, steps=1), place / "run", quiet=True)
-    model, params = models.load(place / "run")
-    tokenizer = data.load_tokenizer(place / "run" / "tokenizer")
-    models.save(place / "model", model, params, tokenizer, embedding=SETTINGS)
-    return place / "model"
+    work_folder = tmp_path_factory.mktemp("published")
+    train.train(config_of(None, steps=1), work_folder / "run", quiet=True)
+    model, params = models.load(work_folder / "run")
+    tokenizer = data.load_tokenizer(work_folder / "run" / "tokenizer")
+    models.save(work_folder / "model", model, params, tokenizer, embedding=SETTINGS)
+    return work_folder / "model"
 
 
 def test_a_run_keeps_the_settings_of_its_model_and_learns_the_loss_of_the_package(

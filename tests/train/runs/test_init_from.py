@@ -70,9 +70,9 @@ def test_a_body_of_another_shape_is_refused(pretrained):
 
 
 @pytest.mark.slow
-def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
-    config = pretraining(place, init_from=str(pretrained), steps=1)
-    result = train.train(config, place / "second phase")
+def test_a_second_phase_takes_the_head_too(work_folder, pretrained, capsys):
+    config = pretraining(work_folder, init_from=str(pretrained), steps=1)
+    result = train.train(config, work_folder / "second phase")
     assert result.finished
     messages = capsys.readouterr().err
     assert "head/next_sentence" in messages
@@ -81,12 +81,14 @@ def test_a_second_phase_takes_the_head_too(place, pretrained, capsys):
 
 
 @pytest.mark.slow
-def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
-    config = fine_tuning(place, "one", init_from=str(pretrained))
+def test_what_a_run_begins_with_decides_its_sizes(work_folder, pretrained):
+    config = fine_tuning(work_folder, "one", init_from=str(pretrained))
     config = dataclasses.replace(
         config, model=dataclasses.replace(config.model, d_model=64, dropout_rate=0.3)
     )
-    run = train.train(dataclasses.replace(config, epochs=0.5), place / "sizes", quiet=True).run
+    run = train.train(
+        dataclasses.replace(config, epochs=0.5), work_folder / "sizes", quiet=True
+    ).run
     assert (run.config.model.d_model, run.config.model.dropout_rate) == (16, 0.3)
     assert run.config.model.labels == ("0", "1")
     assert run.tokenizer.fingerprint == train.open_run(pretrained)[1].fingerprint
@@ -94,31 +96,31 @@ def test_what_a_run_begins_with_decides_its_sizes(place, pretrained):
         config, data=dataclasses.replace(config.data, length=40), epochs=1.0
     )
     with pytest.raises(ValueError, match=r"data.length 40 .*model.max_length 32"):
-        train.train(too_long, place / "too long", quiet=True)
-    assert not (place / "too long").exists()
+        train.train(too_long, work_folder / "too long", quiet=True)
+    assert not (work_folder / "too long").exists()
 
 
-def test_what_a_run_cannot_begin_with_leaves_no_folder(place, pretrained):
-    unborn = place / "unborn"
+def test_what_a_run_cannot_begin_with_leaves_no_folder(work_folder, pretrained):
+    unborn = work_folder / "unborn"
     shutil.copytree(pretrained, unborn, ignore=shutil.ignore_patterns("checkpoints"))
-    config = fine_tuning(place, "one", init_from=str(unborn))
+    config = fine_tuning(work_folder, "one", init_from=str(unborn))
     with pytest.raises(FileNotFoundError, match=r"unborn .*checkpoint"):
-        train.train(config, place / "from nothing", quiet=True)
-    config = fine_tuning(place, "one", init_from=str(pretrained), init_step=3)
+        train.train(config, work_folder / "from nothing", quiet=True)
+    config = fine_tuning(work_folder, "one", init_from=str(pretrained), init_step=3)
     with pytest.raises(FileNotFoundError, match=r"step 3: .* 4"):
-        train.train(config, place / "from nothing", quiet=True)
-    assert not (place / "from nothing").exists()
+        train.train(config, work_folder / "from nothing", quiet=True)
+    assert not (work_folder / "from nothing").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretraining", "tag"])
-def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind):
+def test_a_run_that_was_stopped_is_the_run_never_stopped(work_folder, pretrained, kind):
     config = (
-        pretraining(place, checkpoint_every=2)
+        pretraining(work_folder, checkpoint_every=2)
         if kind == "pretraining"
-        else fine_tuning(place, kind, init_from=str(pretrained), checkpoint_every=2)
+        else fine_tuning(work_folder, kind, init_from=str(pretrained), checkpoint_every=2)
     )
-    whole, again = place / f"{kind} whole", place / f"{kind} again"
+    whole, again = work_folder / f"{kind} whole", work_folder / f"{kind} again"
     assert train.train(config, whole, quiet=True).finished
     # The same run, but for what its first checkpoint does not hold.
     shutil.copytree(whole, again)
@@ -133,25 +135,27 @@ def test_a_run_that_was_stopped_is_the_run_never_stopped(place, pretrained, kind
     ("prompt", "message"),
     [("no gap", ".MASK."), ("[MASK] " + "cat " * 40, "32 tokens")],
 )
-def test_a_prompt_that_would_fail_after_training(place, prompt, message):
+def test_a_prompt_that_would_fail_after_training(work_folder, prompt, message):
     with pytest.raises(train.RunError, match=message):
-        train.train(pretraining(place, sample_prompt=prompt), place / "prompt", quiet=True)
-    config = fine_tuning(place, "one", sample_prompt="the")
+        train.train(
+            pretraining(work_folder, sample_prompt=prompt), work_folder / "prompt", quiet=True
+        )
+    config = fine_tuning(work_folder, "one", sample_prompt="the")
     with pytest.raises(train.RunError, match=r"sample_prompt .*sequence_classification"):
-        train.train(config, place / "prompt", quiet=True)
-    assert not (place / "prompt").exists()
+        train.train(config, work_folder / "prompt", quiet=True)
+    assert not (work_folder / "prompt").exists()
 
 
-def test_an_encoder_decoder_has_no_head_for_labels(place):
-    config = fine_tuning(place, "one")
+def test_an_encoder_decoder_has_no_head_for_labels(work_folder):
+    config = fine_tuning(work_folder, "one")
     config = dataclasses.replace(config, model=models.EncoderDecoderConfig(**SIZES))
     with pytest.raises(train.RunError, match=r"transformer .*head"):
-        train.train(config, place / "gpt", quiet=True)
+        train.train(config, work_folder / "gpt", quiet=True)
 
 
-def test_epochs_become_steps(place):
+def test_epochs_become_steps(work_folder):
     config = dataclasses.replace(
-        fine_tuning(place, "one", epochs=2.5),
+        fine_tuning(work_folder, "one", epochs=2.5),
         optimizer=dataclasses.replace(OPTIMIZER, warmup_fraction=0.1),
     )
     counted = in_steps(config, num_examples=100)

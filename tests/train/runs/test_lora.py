@@ -25,12 +25,12 @@ LORA = models.LoRAConfig(
 
 
 @pytest.fixture(scope="module")
-def runs(on_one_device, place, pretrained, tmp_path_factory):
+def runs(on_one_device, work_folder, pretrained, tmp_path_factory):
     """A base of our own, and a classifier of adapters and a new head, on a bfloat16 base."""
     folder = tmp_path_factory.mktemp("lora")
     shutil.copytree(pretrained, folder / "base")
     config = fine_tuning(
-        place,
+        work_folder,
         "one",
         init_from=str(folder / "base"),
         lora=LORA,

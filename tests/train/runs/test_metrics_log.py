@@ -52,20 +52,20 @@ def test_what_came_after_the_checkpoint_is_forgotten(tmp_path, torn):
 
 
 def test_weights_and_biases_is_told_too(tmp_path, monkeypatch):
-    told = []
+    calls = []
     run = types.SimpleNamespace(
-        log=lambda numbers, step: told.append((step, numbers)), finish=lambda: told.append("end")
+        log=lambda numbers, step: calls.append((step, numbers)), finish=lambda: calls.append("end")
     )
-    fake = types.SimpleNamespace(init=lambda **options: told.append(options) or run)
+    fake = types.SimpleNamespace(init=lambda **options: calls.append(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)  # pyright: ignore[reportArgumentType]
     (tmp_path / "config.json").write_text("{}")
     for step in (1, 2):  # stopped and taken up again: the same run there, too
         with MetricsLog(tmp_path, first_step=step - 1, wandb_project="zoo") as it:
             it.write(step, "train", {"loss": 1.5})
-    options = told[0]
+    options = calls[0]
     assert options["project"] == "zoo"
     assert options["id"].startswith(tmp_path.name)
-    assert told == [
+    assert calls == [
         *(options, (1, {"train/loss": 1.5}), "end"),
         *(options, (2, {"train/loss": 1.5}), "end"),
     ]

@@ -17,13 +17,13 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory):
     """A run on a text that is one document, and the same on its prepared rows."""
-    place = tmp_path_factory.mktemp("place")
-    run = small_run(place, steps=STEPS, evaluate_every=4, checkpoint_every=2)
-    letters = place / "letters"
+    work_folder = tmp_path_factory.mktemp("work")
+    run = small_run(work_folder, steps=STEPS, evaluate_every=4, checkpoint_every=2)
+    letters = work_folder / "letters"
     run.data.make_tokenizer().save(letters)
-    source = f"text:{place}/text.txt"
+    source = f"text:{work_folder}/text.txt"
     data.prepare(
-        source, place / "rows", letters, length=16, packing="first-fit", validation_fraction=0
+        source, work_folder / "rows", letters, length=16, packing="first-fit", validation_fraction=0
     )
     plain = dataclasses.replace(
         run.data,
@@ -33,7 +33,7 @@ def configs(tmp_path_factory):
         packing="first-fit",
         tokenizer=data.TokenizerConfig(path=str(letters)),
     )
-    prepared = dataclasses.replace(plain, source=f"prepared:{place}/rows")
+    prepared = dataclasses.replace(plain, source=f"prepared:{work_folder}/rows")
     return [dataclasses.replace(run, data=kind) for kind in (plain, prepared)]
 
 
@@ -67,8 +67,8 @@ def test_the_run_is_that_on_the_text_also_when_taken_up(configs, tmp_path):
 def test_a_shard_that_is_gone_ends_a_run_before_it_begins(configs, tmp_path):
     rows = shutil.copytree(configs[1].data.source.removeprefix("prepared:"), tmp_path / "rows")
     next(rows.rglob("train.array_record")).unlink()
-    asked = dataclasses.replace(configs[1].data, source=f"prepared:{rows}")
-    config = dataclasses.replace(configs[1], data=asked)
+    joined_data = dataclasses.replace(configs[1].data, source=f"prepared:{rows}")
+    config = dataclasses.replace(configs[1], data=joined_data)
     with pytest.raises(data.DataError, match=r"train\.array_record .*missing"):
         train.train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -25,18 +25,19 @@ def lines(words, number, seed):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def work_folder(tmp_path_factory):
     """A good corpus, a crawl that is half good and half junk, and a classifier of the two."""
-    place = tmp_path_factory.mktemp("quality")
-    (place / "good.txt").write_text("\n".join(lines(GOOD, 60, 0)))
-    (place / "junk.txt").write_text("\n".join(lines(JUNK, 60, 1)))
+    work_folder = tmp_path_factory.mktemp("quality")
+    (work_folder / "good.txt").write_text("\n".join(lines(GOOD, 60, 0)))
+    (work_folder / "junk.txt").write_text("\n".join(lines(JUNK, 60, 1)))
     crawl = lines(GOOD, 25, 2) + lines(JUNK, 15, 3)
     random.Random(4).shuffle(crawl)
-    (place / "crawl.txt").write_text("\n".join(crawl))
+    (work_folder / "crawl.txt").write_text("\n".join(crawl))
     config = train.TrainConfig(
         model=models.BertConfig(**SIZES),
         data=data.SequenceClassificationData(
-            source=f"corpora:crawl=text:{place}/junk.txt#line | good=text:{place}/good.txt#line",
+            source=f"corpora:crawl=text:{work_folder}/junk.txt#line | "
+            f"good=text:{work_folder}/good.txt#line",
             length=16,
             target="binary",
             tokenizer=data.TokenizerConfig("wordpiece", 90),
@@ -45,13 +46,13 @@ def place(tmp_path_factory):
         batch_size=16,
         steps=40,
     )
-    result = train.train(config, place / "quality", quiet=True)
+    result = train.train(config, work_folder / "quality", quiet=True)
     assert result.validation["accuracy"] == 1.0
-    return place
+    return work_folder
 
 
-def test_the_classifier_tells_good_from_junk(place):
-    quality = train.QualityClassifier(str(place / "quality"), threshold=0.9)
+def test_the_classifier_tells_good_from_junk(work_folder):
+    quality = train.QualityClassifier(str(work_folder / "quality"), threshold=0.9)
     assert quality.label == "good"
     texts = [*lines(GOOD, 70, 5), *lines(JUNK, 5, 6)]
     p = quality.probabilities(texts)
@@ -63,20 +64,20 @@ def test_the_classifier_tells_good_from_junk(place):
     assert copy(texts[68:72]) == [True, True, False, False]
     assert copy.fingerprint == quality.fingerprint
     assert dataclasses.replace(quality, threshold=0.5).fingerprint != quality.fingerprint
-    predicted = train.predict(place / "quality", texts[-1:], log=lambda line: None)
+    predicted = train.predict(work_folder / "quality", texts[-1:], log=lambda line: None)
     assert predicted[0]["label"] == "not good"
 
 
-def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
+def test_prepare_drops_planted_junk(work_folder, monkeypatch, capsys):
     monkeypatch.setattr("flaxzoo.data.prepared.apache_beam.beam_workers", lambda options: in_order)
     data.train_tokenizer(lines(GOOD + JUNK, 40, 7), data.TokenizerConfig("characters")).save(
-        place / "letters"
+        work_folder / "letters"
     )
-    source, out = f"text:{place}/crawl.txt#line", place / "rows"
-    options = ["--tokenizer", str(place / "letters"), "--length", "16"]
-    keep = ["--keep", str(place / "quality"), "--threshold", "0.9"]
+    source, out = f"text:{work_folder}/crawl.txt#line", work_folder / "rows"
+    options = ["--tokenizer", str(work_folder / "letters"), "--length", "16"]
+    keep = ["--keep", str(work_folder / "quality"), "--threshold", "0.9"]
     assert cli.main(["prepare", source, str(out), *options, *keep]) == 0
-    left_out = f"the classifier {place}/quality below 0.9"
+    left_out = f"the classifier {work_folder}/quality below 0.9"
     assert f"{out}: 15 documents left out by {left_out}\n" in capsys.readouterr().err
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["left_out"] == {left_out: 15}
@@ -88,16 +89,16 @@ def test_prepare_drops_planted_junk(place, monkeypatch, capsys):
     assert "--threshold 0.9 " in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_select_is_refused(place):
-    named = json.loads((place / "quality" / "config.json").read_text())
-    shutil.copytree(place / "quality", place / "other")
+def test_a_run_that_does_not_select_is_refused(work_folder):
+    named = json.loads((work_folder / "quality" / "config.json").read_text())
+    shutil.copytree(work_folder / "quality", work_folder / "other")
     named["model"]["labels"] = ["web"]
-    (place / "other" / "config.json").write_text(json.dumps(named))
+    (work_folder / "other" / "config.json").write_text(json.dumps(named))
     with pytest.raises(train.RunError, match=r"other .*labels web"):
-        train.QualityClassifier(str(place / "other"))(["a"])
+        train.QualityClassifier(str(work_folder / "other"))(["a"])
     named["train"]["data"]["target"] = "regression"
-    (place / "other" / "config.json").write_text(json.dumps(named))
+    (work_folder / "other" / "config.json").write_text(json.dumps(named))
     with pytest.raises(train.RunError, match=r"other .*classify"):
-        train.QualityClassifier(str(place / "other"))(["a"])
+        train.QualityClassifier(str(work_folder / "other"))(["a"])
     with pytest.raises(data.UserError, match=r"threshold .*got 2\.0"):
-        train.QualityClassifier(str(place / "quality"), threshold=2.0)
+        train.QualityClassifier(str(work_folder / "quality"), threshold=2.0)

@@ -47,14 +47,14 @@ def config_of(init_from, loss="binary", **fields):
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A cross-encoder with another activation and another name of its label than the defaults."""
-    place = tmp_path_factory.mktemp("published")
-    train.train(config_of(None), place / "run", quiet=True)
-    model, params = models.load(place / "run")
+    work_folder = tmp_path_factory.mktemp("published")
+    train.train(config_of(None), work_folder / "run", quiet=True)
+    model, params = models.load(work_folder / "run")
     model = models.create(dataclasses.replace(model.config, labels=("LABEL_0",)))
-    tokenizer = data.load_tokenizer(place / "run" / "tokenizer")
+    tokenizer = data.load_tokenizer(work_folder / "run" / "tokenizer")
     scoring = PairScoring(activation="Identity")
-    models.save(place / "model", model, params, tokenizer, scoring=scoring)
-    return place / "model"
+    models.save(work_folder / "model", model, params, tokenizer, scoring=scoring)
+    return work_folder / "model"
 
 
 def rows_of(run):

@@ -80,7 +80,7 @@ def replaced(config, **fields):
     return config
 
 
-def say(line):
+def log(line):
     assert "\n" not in line
 
 
@@ -152,7 +152,7 @@ def test_load_names_what_is_missing(config, ended, tmp_path):
         models.load(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         models.load(tmp_path)
-    create_folder(prepare_run(config, tmp_path / "begun", say))
+    create_folder(prepare_run(config, tmp_path / "begun", log))
     with pytest.raises(FileNotFoundError, match=r"begun .*checkpoint"):
         models.load(tmp_path / "begun")
 
@@ -165,11 +165,11 @@ def test_parameters_are_read_in_the_precision_asked_for(ended):
 
 
 def test_preparing_writes_no_folder(config, tmp_path):
-    run = prepare_run(config, tmp_path / "run", say)
+    run = prepare_run(config, tmp_path / "run", log)
     assert not run.folder.exists()
     create_folder(run)
     written = (run.folder / "config.json").read_bytes()
-    create_folder(prepare_run(config, tmp_path / "run", say))
+    create_folder(prepare_run(config, tmp_path / "run", log))
     assert (run.folder / "config.json").read_bytes() == written
 
 
@@ -183,7 +183,7 @@ def test_preparing_writes_no_folder(config, tmp_path):
     ],
 )
 def test_another_configuration_is_refused(config, tmp_path, changes, message):
-    create_folder(prepare_run(config, tmp_path / "run", say))
+    create_folder(prepare_run(config, tmp_path / "run", log))
     before = (tmp_path / "run" / "config.json").read_bytes()
     with pytest.raises(train.RunError, match=message):
         train.train(replaced(config, **changes), tmp_path / "run", quiet=True)
@@ -221,7 +221,7 @@ def test_another_text_is_refused(config, tmp_path, trained):
     if trained:
         train.train(config, tmp_path / "run", quiet=True)
     else:
-        create_folder(prepare_run(config, tmp_path / "run", say))
+        create_folder(prepare_run(config, tmp_path / "run", log))
     write_text(tmp_path / "text.txt", seed=1)
     with pytest.raises(train.RunError, match=r"text\.txt#block .*changed"):
         train.train(config, tmp_path / "run", quiet=True)
@@ -237,7 +237,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(config, tmp_path):
             train.train(config, workdir, quiet=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     (tmp_path / "empty").mkdir()
-    prepare_run(config, tmp_path / "empty", say)
+    prepare_run(config, tmp_path / "empty", log)
 
 
 @pytest.mark.parametrize(
@@ -266,16 +266,16 @@ def test_separate_layers_are_not_for_training(config):
 
 
 def test_a_warmup_that_does_not_fit_is_said(config, tmp_path):
-    said = []
+    lines = []
     config = replaced(config, steps=6, optimizer__warmup_steps=9)
-    run = prepare_run(config, tmp_path / "run", said.append)
+    run = prepare_run(config, tmp_path / "run", lines.append)
     assert run.config.optimizer.warmup_steps == 1
-    assert "warm-up: 1 of the 6 steps; 9 do not fit" in said
+    assert "warm-up: 1 of the 6 steps; 9 do not fit" in lines
 
 
 def test_a_vocabulary_larger_than_the_model_is_said(config, tmp_path):
-    said = []
-    run = prepare_run(replaced(config, model__vocab_size=9), tmp_path / "run", said.append)
+    lines = []
+    run = prepare_run(replaced(config, model__vocab_size=9), tmp_path / "run", lines.append)
     size = run.tokenizer.vocab_size
     assert run.config.model.vocab_size == size
-    assert f"model.vocab_size 9 is too small for the vocabulary: the model has {size}" in said
+    assert f"model.vocab_size 9 is too small for the vocabulary: the model has {size}" in lines

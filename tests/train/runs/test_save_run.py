@@ -107,15 +107,17 @@ def test_a_run_is_initialized_from_it_and_cannot_resume_it(gpt, tmp_path, train_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "several", "score", "tag"])
-def test_heads_with_labels(wordpiece, place, tmp_path, capsys, kind):
-    settings = fine_tuning(place, kind).data
+def test_heads_with_labels(wordpiece, work_folder, tmp_path, capsys, kind):
+    settings = fine_tuning(work_folder, kind).data
     labels = settings.labels()
     config = models.BertConfig(vocab_size=wordpiece.vocab_size, **SIZES)
     model, params = made(config.with_head(KINDS[kind][0].kind, labels))
     train.save_run(tmp_path / "mine", model, params, wordpiece, data=settings)
     (tmp_path / "in.txt").write_text("the cat sat\n")
-    told = json.loads(run(capsys, "predict", tmp_path / "mine", "--input", tmp_path / "in.txt"))
-    assert {"one": "label", "several": "labels", "score": "score", "tag": "tags"}[kind] in told
+    predicted = json.loads(
+        run(capsys, "predict", tmp_path / "mine", "--input", tmp_path / "in.txt")
+    )
+    assert {"one": "label", "several": "labels", "score": "score", "tag": "tags"}[kind] in predicted
     scores = json.loads(run(capsys, "evaluate", tmp_path / "mine"))
     assert np.isfinite(scores["loss"])
     run(capsys, "embed", tmp_path / "mine", "--input", tmp_path / "in.txt", "--output",
@@ -232,6 +234,6 @@ def test_a_tokenizer_of_another_size_is_refused(gpt, wordpiece, tmp_path):
         models.save(tmp_path / "mine", *small, gpt[2])
 
 
-def test_data_of_another_head_are_refused(gpt, place, tmp_path):
+def test_data_of_another_head_are_refused(gpt, work_folder, tmp_path):
     with pytest.raises(train.RunError, match=r"sequence_classification, .*causal_lm"):
-        train.save_run(tmp_path / "mine", *gpt, data=fine_tuning(place, "one").data)
+        train.save_run(tmp_path / "mine", *gpt, data=fine_tuning(work_folder, "one").data)

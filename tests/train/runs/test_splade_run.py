@@ -27,7 +27,7 @@ DOCUMENT_WEIGHT, QUERY_WEIGHT = 0.3, 0.5
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    place = tmp_path_factory.mktemp("published")
+    work_folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
     pieces = [*WORDPIECE_SPECIALS, *dict.fromkeys(WORDS)]
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
@@ -35,11 +35,11 @@ def published(tmp_path_factory):
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
     config = transformers.BertConfig(**sizes, **layers, **rates, vocab_size=len(pieces))
     config.update({"max_position_embeddings": 32, "initializer_range": 0.3})
-    transformers.BertForMaskedLM(config).save_pretrained(place / "plain")
-    wordpiece(pieces, lowercase=True).save(place / "plain")
-    model = SparseEncoder(str(place / "plain"), device="cpu", prompts={"query": "it saw "})
-    model.save_pretrained(str(place / "model"))
-    return place / "model"
+    transformers.BertForMaskedLM(config).save_pretrained(work_folder / "plain")
+    wordpiece(pieces, lowercase=True).save(work_folder / "plain")
+    model = SparseEncoder(str(work_folder / "plain"), device="cpu", prompts={"query": "it saw "})
+    model.save_pretrained(str(work_folder / "model"))
+    return work_folder / "model"
 
 
 def config_of(init_from, *, steps=1, micro_batches=1, **settings: Any):

@@ -122,15 +122,15 @@ def test_a_stage_that_does_not_resume_leaves_the_run_as_it_is(first):
 
 @pytest.mark.slow
 def test_a_stage_with_shorter_texts_begins_at_its_first_example(first, tmp_path):
-    said = []
+    logged = []
     data = dataclasses.replace(first[0].data, length=first[0].data.length // 2)
     second = config_with(first[0], **SECOND, data=data)
-    assert prepare_run(second, first[1], said.append, extend=True).stated.stage.examples == 0
+    assert prepare_run(second, first[1], logged.append, extend=True).stated.stage.examples == 0
     # A stage has no warm-up of its own.
-    assert not any("warm-up" in line for line in said)
+    assert not any("warm-up" in line for line in logged)
     # The settings of an extended run begin a new run without a stage.
     staged = config_with(first[0], stage=train.Stage(start=4, examples=32))
-    assert prepare_run(staged, tmp_path / "new", said.append).stated.stage is None
+    assert prepare_run(staged, tmp_path / "new", logged.append).stated.stage is None
 
 
 @pytest.mark.slow

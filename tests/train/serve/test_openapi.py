@@ -38,9 +38,9 @@ def test_the_document_has_what_openapi_requires():
             assert operation["responses"]["200"]["description"]
             assert ("requestBody" in operation) == ("post" in methods)
     for reference in references(DOCUMENT):
-        place = DOCUMENT
+        node = DOCUMENT
         for part in reference.removeprefix("#/").split("/"):
-            place = place[part]
+            node = node[part]
 
 
 @pytest.mark.parametrize("endpoint", [x for x in ENDPOINTS if x.fields], ids=lambda x: x.path)

@@ -95,10 +95,10 @@ def test_a_conversation(page, url):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
         messages.append(answer["choices"][0]["message"])
         page.send("chat", text)
-    said = [
+    shown_texts = [
         x.get_attribute("textContent") for x in page.browser.find_elements("css selector", ".said")
     ]
-    assert said == [message["content"] for message in messages]
+    assert shown_texts == [message["content"] for message in messages]
     page.find("#clear").click()
     page.browser.implicitly_wait(0)
     assert not page.browser.find_elements("css selector", ".said")

@@ -109,13 +109,13 @@ def test_the_command(generator, tmp_path, capsys):
         return status, capsys.readouterr()
 
     few = data.FewShot(PATTERN, SHOTS, 2)
-    status, said = flaxzoo("--shots", "2", "--query", "x", "y", "--show")
+    status, captured = flaxzoo("--shots", "2", "--query", "x", "y", "--show")
     assert status == 0
-    assert said.out.rstrip("\n") == "\n----\n".join(few.prompt({"input": q}) for q in "xy")
-    status, said = flaxzoo("--shots", "2", "--query", "x", "y")
-    assert said.out == "yx\nxy\n"
-    status, said = flaxzoo("--shots", "2", "--query-file", str(shots), "--json")
-    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert captured.out.rstrip("\n") == "\n----\n".join(few.prompt({"input": q}) for q in "xy")
+    status, captured = flaxzoo("--shots", "2", "--query", "x", "y")
+    assert captured.out == "yx\nxy\n"
+    status, captured = flaxzoo("--shots", "2", "--query-file", str(shots), "--json")
+    rows = [json.loads(line) for line in captured.out.splitlines()]
     assert [row["query"] for row in rows] == [dict(shot.fields) for shot in SHOTS]
     assert rows[0]["prompt"] == few.prompt(SHOTS[0])
     for wrong, message in (
@@ -124,7 +124,7 @@ def test_the_command(generator, tmp_path, capsys):
         (["--query", "x", "--labels", "a"], "--pattern .*--labels"),
         (["--query", "x" * 99], "query "),
     ):
-        status, said = flaxzoo(*wrong)
+        status, captured = flaxzoo(*wrong)
         assert status == 2
-        assert re.search(message, said.err)
-        assert said.err.count("\n") == 1
+        assert re.search(message, captured.err)
+        assert captured.err.count("\n") == 1

@@ -187,9 +187,9 @@ def test_a_context_that_is_too_long_loses_its_first_tokens(scorer):
 
 
 def test_batches_are_reported(scorer):
-    told = []
-    scorer.score([([2, 3], [4]), ([2, 5], [6, 7])], on_batch=lambda *done: told.append(done))
-    assert told == [(2, 4)]  # 2 is computed once, and the last token not at all
+    progress = []
+    scorer.score([([2, 3], [4]), ([2, 5], [6, 7])], on_batch=lambda *done: progress.append(done))
+    assert progress == [(2, 4)]  # 2 is computed once, and the last token not at all
     assert scorer.score([]) == []
 
 

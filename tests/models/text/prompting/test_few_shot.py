@@ -65,15 +65,15 @@ class Stub(models.ContinuationScorer):
     max_length, is_encoder_decoder = 60, False  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, known):
-        self.known, self.asked = known, []
+        self.known, self.received = known, []
 
     def encode_pair(self, context, continuation):
         return [*context.encode()], [*continuation.encode()]
 
     def score(self, requests, **options):
-        asked = [(bytes(a).decode(), bytes(b).decode()) for a, b in requests]
-        self.asked += asked
-        known = [self.known.get(answer, -9.0) for _, answer in asked]
+        decoded = [(bytes(a).decode(), bytes(b).decode()) for a, b in requests]
+        self.decoded += decoded
+        known = [self.known.get(answer, -9.0) for _, answer in decoded]
         return [models.ContinuationScore((value,), value == 0) for value in known]
 
 
@@ -89,7 +89,7 @@ def test_a_text_is_right_if_greedy_decoding_writes_it_and_its_end():
         scorer, PATTERN, ANIMALS, shots=(1,), answers="texts", log=silent
     )
     few_shot = data.FewShot(PATTERN, ANIMALS, 1)
-    assert scorer.asked == [(few_shot.prompt(x), f" {x.fields['size']}\n") for x in ANIMALS]
+    assert scorer.received == [(few_shot.prompt(x), f" {x.fields['size']}\n") for x in ANIMALS]
     assert found == {1: FewShotAccuracy(0.5, None, 4)}
     assert found[1].to_json() == {"accuracy": 0.5, "questions": 4}
 
@@ -97,7 +97,7 @@ def test_a_text_is_right_if_greedy_decoding_writes_it_and_its_end():
 def test_the_most_probable_label_is_the_answer_also_per_letter():
     scorer = Stub({" big": -3.0, " small": -4.0})
     found = models.few_shot_accuracy(scorer, PATTERN, ANIMALS, shots=(0,), log=silent)
-    assert scorer.asked[:2] == [("dog is", " big"), ("dog is", " small")]
+    assert scorer.received[:2] == [("dog is", " big"), ("dog is", " small")]
     assert found == {0: FewShotAccuracy(0.5, 0.5, 4)}
     scorer = Stub({" big": -3.0, " small": -4.0})
     only = ANIMALS[1::2]
@@ -123,7 +123,7 @@ def test_the_end_of_a_label_counts_if_it_begins_another():
     ]
     scorer = Stub({" 1\n": -3.0, " 11\n": -2.0})
     found = models.few_shot_accuracy(scorer, PATTERN, numbers, shots=(0,), log=silent)
-    assert {answer for _, answer in scorer.asked} == {" 1\n", " 11\n"}
+    assert {answer for _, answer in scorer.received} == {" 1\n", " 11\n"}
     assert found == {0: FewShotAccuracy(0.5, 0.5, 4)}
 
 
@@ -138,8 +138,8 @@ def test_prompts_that_are_too_long_lose_their_first_examples():
     ]
     assert "2 of 2 prompts" in lines[2]
     whole = [data.FewShot(PATTERN, many, 8).prompt(query) for query in many]
-    assert all(any(full.endswith(prompt) for full in whole) for prompt, _ in scorer.asked)
-    assert all(len(prompt) + 3 <= 60 for prompt, _ in scorer.asked)
+    assert all(any(full.endswith(prompt) for full in whole) for prompt, _ in scorer.received)
+    assert all(len(prompt) + 3 <= 60 for prompt, _ in scorer.received)
 
 
 def test_bad_numbers_are_refused():

@@ -21,30 +21,30 @@ Good English output:"""
 
 
 @pytest.fixture(scope="module")
-def place(tiny, tmp_path_factory):
+def work_folder(tiny, tmp_path_factory):
     """A folder with a run that reads 100 characters, and files of examples and prompts."""
-    place = tmp_path_factory.mktemp("prompt")
+    work_folder = tmp_path_factory.mktemp("prompt")
     tokenizer = CharacterTokenizer(string.printable)
     model = tiny(num_layers=1, max_length=100, vocab_size=tokenizer.vocab_size)
-    train.save_run(place / "run", model.model, model.params, tokenizer)
-    (place / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in EXAMPLES))
+    train.save_run(work_folder / "run", model.model, model.params, tokenizer)
+    (work_folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in EXAMPLES))
     tasks = [
         {"task": name, "question": f"{name} {i}", "answer": "b"} for name in "xy" for i in "12"
     ]
-    (place / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in tasks))
-    (place / "bare.jsonl").write_text('{"input": "no label"}\n')
-    (place / "q.txt").write_text("one\ntwo\n")
-    (place / "q.tsv").write_text("input\nthree\n")
-    (place / "prompts.jsonl").write_text(
+    (work_folder / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in tasks))
+    (work_folder / "bare.jsonl").write_text('{"input": "no label"}\n')
+    (work_folder / "q.txt").write_text("one\ntwo\n")
+    (work_folder / "q.tsv").write_text("input\nthree\n")
+    (work_folder / "prompts.jsonl").write_text(
         '{"prompt": "a", "name": "first"}\n{"prompt": "bb", "seed": 7, "stop_strings": "e"}\n'
     )
-    return place
+    return work_folder
 
 
 @pytest.fixture
-def flaxzoo(place, monkeypatch, capsys):
+def flaxzoo(work_folder, monkeypatch, capsys):
     """Runs a command in that folder; its status, standard output and messages."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(work_folder)
 
     def flaxzoo(command):
         capsys.readouterr()
@@ -54,16 +54,16 @@ def flaxzoo(place, monkeypatch, capsys):
 
 
 def test_a_prompt_is_shown_without_a_model(flaxzoo):
-    asked = 'prompt run --show --examples a.jsonl --query "She have a dog."'
-    status, out, messages = flaxzoo(asked)
+    arguments = 'prompt run --show --examples a.jsonl --query "She have a dog."'
+    status, out, messages = flaxzoo(arguments)
     assert (status, messages) == (0, "")
     few = data.FewShot(data.PATTERNS["grammar"], data.prompt_examples(EXAMPLES), 3)
     assert out == few.prompt({"input": "She have a dog."}) + "\n"
     assert out.split("\n")[0:5:2] == [f"Poor English input: {row['input']}" for row in EXAMPLES]
-    assert flaxzoo(f"{asked} --shots 0")[1] == f"{PRINTED}\n"
+    assert flaxzoo(f"{arguments} --shots 0")[1] == f"{PRINTED}\n"
     labels = '--labels "Poor English input: " "Good English output: "'
-    assert flaxzoo(f"{asked} {labels}")[1] == out
-    assert len({flaxzoo(f"{asked} --seed {seed}")[1] for seed in range(4)}) > 1
+    assert flaxzoo(f"{arguments} {labels}")[1] == out
+    assert len({flaxzoo(f"{arguments} --seed {seed}")[1] for seed in range(4)}) > 1
     shown = flaxzoo("prompt run --show --pattern 'Q: {q} A: {a}' --query-file q.txt")[1]
     assert shown == "Q: one A:\n----\nQ: two A:\n"
     assert flaxzoo("prompt run --show --examples a.jsonl --shots 0 --query-file q.tsv")[1] == (
@@ -80,33 +80,33 @@ def test_a_pattern_with_several_fields_takes_an_object(flaxzoo):
 
 
 def test_examples_of_the_querys_task_are_shown(flaxzoo):
-    asked = "prompt run --show --examples tasks.jsonl --pattern question --shots 2 --query new"
-    _, out, _ = flaxzoo(f"{asked} --task y")
+    arguments = "prompt run --show --examples tasks.jsonl --pattern question --shots 2 --query new"
+    _, out, _ = flaxzoo(f"{arguments} --task y")
     assert out.count("Q: y") == 2
     assert "Q: x" not in out
-    status, _, messages = flaxzoo(f"{asked} --task z")
+    status, _, messages = flaxzoo(f"{arguments} --task z")
     assert status == 2
     assert "task 'z'" in messages
 
 
 def test_a_full_context_loses_examples_or_is_an_error(flaxzoo):
-    asked = (
+    arguments = (
         'prompt run --examples a.jsonl --query "She have a dog." "He go" --max-new-tokens 40 --json'
     )
-    status, out, messages = flaxzoo(asked)
+    status, out, messages = flaxzoo(arguments)
     assert status == 0, messages
     assert json.loads(out.splitlines()[0])["prompt"] == PRINTED
     assert re.search("2 of 2 prompts .* 40 tokens", messages)
-    status, out, messages = flaxzoo(f"{asked} --full-context error")
+    status, out, messages = flaxzoo(f"{arguments} --full-context error")
     assert (status, out) == (2, "")
     assert "3 examples" in messages
     assert messages.count("\n") == 1
 
 
 def test_every_answer_says_why_it_ended(flaxzoo):
-    asked = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20"
-    asked += " --stop-strings a e"
-    status, out, messages = flaxzoo(f"{asked} --num-return-sequences 6 --json --seed 1")
+    arguments = "prompt run --examples a.jsonl --shots 0 --query one two --max-new-tokens 20"
+    arguments += " --stop-strings a e"
+    status, out, messages = flaxzoo(f"{arguments} --num-return-sequences 6 --json --seed 1")
     assert status == 0, messages
     assert "2 prompts: 8 rows" in messages
     rows = [json.loads(line) for line in out.splitlines()]
@@ -118,21 +118,21 @@ def test_every_answer_says_why_it_ended(flaxzoo):
         assert not set("ae\n") & set(one["text"])
         stopped = one["pieces"][-1] in ("a", "e", "\n")
         assert one["finish_reason"] == ("stop" if stopped else "length")
-    status, out, _ = flaxzoo(f"{asked} --num-return-sequences 6")
+    status, out, _ = flaxzoo(f"{arguments} --num-return-sequences 6")
     assert (status, out.count("\n")) == (0, 12)  # one line each
-    greedy = [flaxzoo(f"{asked} --seed {seed}")[1] for seed in (3, 4)]  # by default
+    greedy = [flaxzoo(f"{arguments} --seed {seed}")[1] for seed in (3, 4)]  # by default
     assert greedy[0] == greedy[1]
 
 
 def test_completions_of_a_file(flaxzoo):
-    asked = "generate run --prompt-file prompts.jsonl --max-new-tokens 8 --seed 3"
-    status, out, messages = flaxzoo(f"{asked} --json")
+    arguments = "generate run --prompt-file prompts.jsonl --max-new-tokens 8 --seed 3"
+    status, out, messages = flaxzoo(f"{arguments} --json")
     assert status == 0, messages
     first, second = (json.loads(line) for line in out.splitlines())
     assert (first["name"], first["prompt"], first["seed"]) == ("first", "a", 3)
     assert (second["prompt"], second["seed"]) == ("bb", 7)
     texts = [row["prompt"] + row["completions"][0]["text"] for row in (first, second)]
-    assert flaxzoo(asked)[1] == "\n----\n".join(texts) + "\n"
+    assert flaxzoo(arguments)[1] == "\n----\n".join(texts) + "\n"
     [alone] = json.loads(
         flaxzoo("generate run --prompt bb --max-new-tokens 8 --seed 7 --stop-strings e --json")[1]
     )["samples"]

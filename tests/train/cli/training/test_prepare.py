@@ -17,21 +17,23 @@ TWO_WORKERS = ("--direct_num_workers", "2", "--direct_running_mode", "multi_proc
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def work_folder(tmp_path_factory):
     """A folder with texts, a tokenizer, and the rows that this process alone made of both."""
-    place = tmp_path_factory.mktemp("place")
+    work_folder = tmp_path_factory.mktemp("work")
     for number in range(5):
         lines = [f"{'the cat sat on the mat '[number:]}{line * 'e'}" for line in range(30)]
-        (place / f"{number}.txt").write_text("\n\n".join(lines))
+        (work_folder / f"{number}.txt").write_text("\n\n".join(lines))
     letters = data.TokenizerConfig("characters")
-    data.train_tokenizer(["the cat sat on the mat"], letters).save(place / "letters")
-    data.prepare(f"text:{place}/?.txt#block", place / "alone", place / "letters", length=8)
-    return place
+    data.train_tokenizer(["the cat sat on the mat"], letters).save(work_folder / "letters")
+    data.prepare(
+        f"text:{work_folder}/?.txt#block", work_folder / "alone", work_folder / "letters", length=8
+    )
+    return work_folder
 
 
-def prepare(place, output, *options, length=8):
-    source = f"text:{place}/?.txt#block"
-    tokenizer = str(place / "letters")
+def prepare(work_folder, output, *options, length=8):
+    source = f"text:{work_folder}/?.txt#block"
+    tokenizer = str(work_folder / "letters")
     return cli.main(
         ["prepare", source, str(output), "--tokenizer", tokenizer, "--length", str(length)]
         + (["--", *options] if options else [])
@@ -46,25 +48,25 @@ def contents(folder):
 
 @needs_beam
 @pytest.mark.parametrize("options", [(), TWO_WORKERS], ids=["in process", "two workers"])
-def test_workers_make_the_same_bytes(place, tmp_path, capfd, options):
+def test_workers_make_the_same_bytes(work_folder, tmp_path, capfd, options):
     output = tmp_path / "rows"
-    assert prepare(place, output, *options) == 0
-    said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"{output}: 5 shards made, 0 kept; ")
-    assert said.endswith(f"flaxzoo train RECIPE --data.source prepared:{output} --data.length 8")
+    assert prepare(work_folder, output, *options) == 0
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"{output}: 5 shards made, 0 kept; ")
+    assert message.endswith(f"flaxzoo train RECIPE --data.source prepared:{output} --data.length 8")
     manifest = (output / "manifest.json").read_bytes()
-    assert contents(output) == contents(place / "alone")
+    assert contents(output) == contents(work_folder / "alone")
     assert b'"apache-beam": "' in manifest
     times = {path: path.stat().st_mtime_ns for path in output.rglob("*.array_record")}
-    assert prepare(place, output) == 0
+    assert prepare(work_folder, output) == 0
     assert f"{output}: 0 shards made, 5 kept; " in capfd.readouterr().err
     assert times == {path: path.stat().st_mtime_ns for path in times}
     assert (output / "manifest.json").read_bytes() == manifest
 
 
 @needs_beam
-def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
-    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+def test_a_faulty_file_is_named_and_the_others_are_done(work_folder, tmp_path, capfd):
+    shutil.copytree(work_folder, tmp_path, dirs_exist_ok=True)
     assert prepare(tmp_path, tmp_path / "rows") == 0
     (tmp_path / "rows" / "manifest.json").unlink()
     shutil.rmtree(next((tmp_path / "rows" / "shards").glob("4.txt*")))
@@ -80,8 +82,8 @@ def test_a_faulty_file_is_named_and_the_others_are_done(place, tmp_path, capfd):
 
 @needs_beam
 @pytest.mark.parametrize("options", [("--runner", "Nobody"), ("--direct_num_workers", "two")])
-def test_options_that_beam_refuses(place, tmp_path, capfd, options):
-    assert prepare(place, tmp_path / "rows", *options) == 2
+def test_options_that_beam_refuses(work_folder, tmp_path, capfd, options):
+    assert prepare(work_folder, tmp_path / "rows", *options) == 2
     error = capfd.readouterr().err
     assert " ".join(options) in error
     assert len(error.splitlines()) == 1
@@ -89,17 +91,17 @@ def test_options_that_beam_refuses(place, tmp_path, capfd, options):
 
 
 @needs_beam
-def test_other_settings_are_refused(place, tmp_path, capfd):
-    shutil.copytree(place / "alone", tmp_path / "rows")
-    assert prepare(place, tmp_path / "rows", length=16) == 2
+def test_other_settings_are_refused(work_folder, tmp_path, capfd):
+    shutil.copytree(work_folder / "alone", tmp_path / "rows")
+    assert prepare(work_folder, tmp_path / "rows", length=16) == 2
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"flaxzoo: {tmp_path}/rows ")
     assert "(length 8 → 16)" in line
 
 
-def test_without_beam_the_extra_is_named(place, tmp_path, capfd, monkeypatch):
+def test_without_beam_the_extra_is_named(work_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    assert prepare(place, tmp_path / "rows") == 2
+    assert prepare(work_folder, tmp_path / "rows") == 2
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith("flaxzoo: ")
     assert "pip install 'flaxzoo[prepare]'" in line

@@ -330,16 +330,16 @@ def test_the_terminal_obeys_no_tool():
 
 
 def test_a_model_of_the_lectures_template_calls_reads_and_answers(scripted):
-    said: list[models.Turn] = []
+    shown_turns: list[models.Turn] = []
     chat = scripted(" <<arithmetic 12 * 7>> and never this", " It is 84.<E>", name="runs/x")
-    assert chat.reply("What is 12 * 7?", on_turn=said.append).content == "It is 84."
+    assert chat.reply("What is 12 * 7?", on_turn=shown_turns.append).content == "It is 84."
     assert [(turn.role, turn.writer, turn.content) for turn in chat.turns] == [
         ("user", "user", "What is 12 * 7?"),
         ("assistant", "runs/x", "<<arithmetic 12 * 7>>"),
         ("tool", "arithmetic", "84"),
         ("assistant", "runs/x", "It is 84."),
     ]
-    assert [turn.content for turn in said] == ["84"]
+    assert [turn.content for turn in shown_turns] == ["84"]
     assert chat.prompt("Thanks").startswith(
         "Tools:\n<<arithmetic ...>> Computes an expression.\nuser: What is 12 * 7?\n"
         "bot: <<arithmetic 12 * 7>><|endoftext|>\ntool: 84\nbot: It is 84.<|endoftext|>\n"
