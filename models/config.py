@@ -78,7 +78,7 @@ def require_pairs(rotated: int, of: int, setting: str) -> None:
     """
     require(
         0 < rotated <= of and rotated % 2 == 0,
-        f"{setting} rotates {rotated} of {of} dimensions: choose an even number of them",
+        f"{setting} must rotate an even number of dimensions up to {of}, got {rotated}",
     )
 
 

@@ -74,7 +74,8 @@ class SupervisedExamples(PickledByFields):
         """The demonstrations of each sequence."""
         sizes = np.diff(self.starts) - 1
         spans, sequence_starts = first_fit(sizes, self.length)
-        # No demonstration is divided, so each span begins where a demonstration does.
+        # Demonstrations are not divided, so each span begins with the first token of a
+        # demonstration.
         firsts = np.searchsorted(np.cumsum(sizes) - sizes, spans[:, 0]).tolist()
         edges = sequence_starts.tolist()
         return [firsts[a:b] for a, b in pairwise(edges)]

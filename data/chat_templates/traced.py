@@ -34,7 +34,12 @@ class Traced(str):
     _by: str
 
     def __new__(cls, text: str = "", by: str | None = None) -> "Traced":
-        """Makes a string; one letter is the origin of every character, None an unknown one."""
+        """Makes a string.
+
+        Args:
+          text: The text.
+          by: The origin of each character, or one letter for all. If None, it is unknown.
+        """
         made = super().__new__(cls, text)
         made._by = (UNKNOWN if by is None else by) * len(text) if by is None or len(by) == 1 else by
         return made

@@ -1,9 +1,9 @@
 """Loads documents from local text, object stores and published data sets.
 
 Local text is written once as ArrayRecord files, by a TFDS builder of this package that does not
-need tensorflow. The key of this cache is a hash of the content. Parquet files, Arrow files and
-Hugging Face data sets allow access to rows by number, and files of an object store are read again
-in order, so that these are not copied.
+need tensorflow. The key of this cache is a hash of the content. Other sources are not copied:
+Parquet files, Arrow files and Hugging Face data sets allow access to rows by number, and files of
+an object store are read again in order.
 """
 
 import hashlib

@@ -183,9 +183,9 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         # "No answer" is predicted at the first token, which must not belong to the passage.
         require(
             inputs.second.all(),
-            f"a question is empty, and this {tokenizer.kind} tokenizer puts no token before its "
-            "passage to predict no answer at: leave the question out (from "
-            f"{kept[0].example.location} on)",
+            f"a question is empty (from {kept[0].example.location} on), so with this "
+            f"{tokenizer.kind} tokenizer its row begins with the passage and has no position for "
+            '"no answer": leave the question out',
             error=DataError,
         )
         num_truncated = sum(len(ids) > longest for ids in encoded)

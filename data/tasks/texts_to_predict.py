@@ -198,7 +198,7 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of a customary pair of texts or single text, or an empty tuple."""
+    """Returns the usual names of a pair of texts or of a single text that are there, or ()."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair

@@ -129,8 +129,8 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens before the first token of a document.
 
-        These are the frame's tokens before a text. If the frame has none, it is BOS, which
-        separates the documents of a corpus, if the vocabulary has it.
+        These are the frame's tokens before a text. If the frame has none, it is the BOS token,
+        which also separates the documents of a corpus. A vocabulary without BOS has no such tokens.
         """
         bos = self.special_ids.bos
         return self.frame.before or (() if bos is None else (bos,))

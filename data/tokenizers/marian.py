@@ -35,7 +35,7 @@ MODELS = ("source.spm", "target.spm")
 _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _FILES = (*MODELS, *_VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json")
 _DIFFERENCE_OF_TARGETS = (
-    " for sources; for targets it uses the special tokens of sources, which differ"
+    " for sources. For targets it would use the special tokens of the sources, which differ"
 )
 _USUAL_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 

@@ -76,7 +76,7 @@ _LARGE: Settings = {
 }
 _FIRST: Settings = {"vocab_size": 49_155, "max_length": 4096}
 _LATER: Settings = {"vocab_size": 49_159, "max_length": 131_072, "rope_base": 1e7}
-_EIGHT = "the card says 8.1B, its sizes make 8.2B"
+_EIGHT = "the card says 8.1B, computed from its sizes: 8.2B"
 
 PRESETS: dict[str, Preset] = {
     "granite3.0-2b": _preset("2.5B", **_SMALL, **_FIRST),

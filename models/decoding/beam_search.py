@@ -6,9 +6,9 @@
   best K, the ended ones become finished hypotheses. The best K that have not ended are the next
   beams (as in transformers).
 
-The result of a row does not depend on the other rows. The K beams of a row are K queries to the
-cache of the row. Tokens stay in the slots where they were written. The choice of beams reorders
-only the masks of visible slots, and copies no keys and values.
+The result of a row does not depend on the other rows. The K beams of a row share one cache. Tokens
+stay in the slots where they were written, and each beam has a mask of the slots that it sees. When
+beams are chosen, only these masks are reordered; keys and values are not copied.
 """
 
 import dataclasses

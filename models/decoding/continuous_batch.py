@@ -1,8 +1,8 @@
-"""Generation of many texts in a few rows, in step or by continuous batching.
+"""Generation of many texts in a few rows, in lockstep or by continuous batching.
 
 With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the row of a text
-that has ended. Rows in step are faster, but new texts begin only when all have ended. The tokens of
-a text are independent of the other texts and of its start time.
+that has ended. Rows in lockstep are faster, but new texts begin only when all have ended. The
+tokens of a text are independent of the other texts and of its start time.
 """
 
 import dataclasses
@@ -169,7 +169,7 @@ class ContinuousBatch:
       params: its parameters.
       sampling: how tokens are chosen.
       num_rows: the number of rows, R.
-      lockstep: whether rows advance in step.
+      lockstep: whether all rows start together and advance together.
       tokens_per_call: the number of tokens per call of the compiled loop, without a draft.
       draft: a model that proposes tokens, in the same layout.
       acceptance: counts the accepted draft tokens.
@@ -251,7 +251,7 @@ class ContinuousBatch:
         """Returns the rows and texts that must be read again before their next tokens."""
         texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
         full = [(row, text) for row, text in texts if text.room == 0]
-        # Rows in step share one cache, so all of them are read again.
+        # Rows in lockstep share one cache, so all of them are read again.
         return texts if full and self._lockstep else full[:1]
 
     def stop(self, number: int) -> None:
@@ -268,7 +268,7 @@ class ContinuousBatch:
         """Reads the contexts of texts into rows; returns their next tokens.
 
         Args:
-          pairs: pairs of row and text: one pair, or any number if all rows are free or in step.
+          pairs: pairs of row and text: one pair, or any number if all rows are free or in lockstep.
         """
         assert self._sampling is not None
         num_rows, (first, last) = len(self._texts), pairs[-1]
@@ -309,7 +309,7 @@ class ContinuousBatch:
             text.room = tokens_left(self._config, len(text.context))
         # Record the next slot of each text, and how many tokens it can still take.
         contexts = [text.context for text in texts]
-        # Rows in step must be read again when the first of them is full.
+        # Rows in lockstep must be read again when the first of them is full.
         least = min(text.room for text in texts)
         for text in texts:
             text.slot = self._reader.read_length(contexts)

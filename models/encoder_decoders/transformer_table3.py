@@ -27,7 +27,7 @@ class Variation(NamedTuple):
     @property
     def note(self) -> str:
         """A remark on how the printed count and the resulting counts differ."""
-        return "its sizes make {} with 37,000 tokens, {} with 41,100".format(*self.counts)
+        return "computed from the sizes: {} with 37,000 tokens, {} with 41,100".format(*self.counts)
 
 
 BASE: Settings = {

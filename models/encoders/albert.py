@@ -86,8 +86,12 @@ def _preset(published: str, sizes: tuple[int, int, int], note: str = "") -> Pres
 PRESETS: dict[str, Preset] = {
     "albert-base": _preset("12M", (12, 768, 12)),
     "albert-large": _preset("18M", (24, 1024, 16)),
-    "albert-xlarge": _preset("60M", (24, 2048, 16), "the paper says 60M, its sizes make 59M"),
-    "albert-xxlarge": _preset("235M", (12, 4096, 64), "the paper says 235M, its sizes make 223M"),
+    "albert-xlarge": _preset(
+        "60M", (24, 2048, 16), "the paper says 60M, computed from its sizes: 59M"
+    ),
+    "albert-xxlarge": _preset(
+        "235M", (12, 4096, 64), "the paper says 235M, computed from its sizes: 223M"
+    ),
 }
 
 # fmt: off

@@ -64,7 +64,7 @@ PRESETS: dict[str, Preset] = {
     "bert-medium": _preset(_TURC, "41.7M", (8, 512)),
     "bert-base": _preset(_DEVLIN, "110M", (12, 768)),
     "bert-large": _preset(
-        _DEVLIN, "340M", (24, 1024), "its sizes make 336M with both heads, 335M without"
+        _DEVLIN, "340M", (24, 1024), "computed from its sizes: 336M with both heads, 335M without"
     ),
     "multilingual-e5-small": Preset(
         BertConfig(

@@ -36,8 +36,8 @@ def _preset(published: str, note: str, num_layers: int, d_model: int) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "camembert-base": _preset("110M", "its sizes make 111M", 12, 768),
-    "camembert-large": _preset("335M", "its sizes make 337M", 24, 1024),
+    "camembert-base": _preset("110M", "computed from its sizes: 111M", 12, 768),
+    "camembert-large": _preset("335M", "computed from its sizes: 337M", 24, 1024),
 }
 
 FAMILY = Family(

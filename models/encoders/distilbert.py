@@ -31,7 +31,7 @@ PRESETS: dict[str, Preset] = {
         DistilBertConfig(vocab_size=30522, max_length=512, num_layers=6, d_model=768, num_heads=12),
         "Sanh et al. 2019",
         "66M",
-        "its sizes make 67M with the masked-word head, 66M without",
+        "computed from its sizes: 67M with the masked-word head, 66M without",
     ),
 }
 

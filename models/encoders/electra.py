@@ -56,7 +56,9 @@ def _preset(published: str, sizes: tuple[int, int, int], note: str = "", **field
 
 PRESETS: dict[str, Preset] = {
     "electra-small": _preset("14M", (12, 256, 4), d_embedding=128),
-    "electra-base": _preset("110M", (12, 768, 12), "the paper says 110M, its sizes make 109M"),
+    "electra-base": _preset(
+        "110M", (12, 768, 12), "the paper says 110M, computed from its sizes: 109M"
+    ),
     "electra-large": _preset("335M", (24, 1024, 16)),
 }
 

@@ -179,7 +179,7 @@ def _preset(published: str, sizes: tuple[int, int, int, int], note: str = "") ->
     return Preset(config, "Warner et al. 2024", published, note)
 
 
-_NOTE = "its sizes make {} with the masked-word head, {} without"
+_NOTE = "computed from its sizes: {} with the masked-word head, {} without"
 PRESETS: dict[str, Preset] = {
     "modernbert-base": _preset("149M", (22, 768, 12, 1152), _NOTE.format("150M", "149M")),
     "modernbert-large": _preset("395M", (28, 1024, 16, 2624), _NOTE.format("396M", "395M")),

@@ -46,8 +46,8 @@ _BASE, _LARGE = (12, 768), (24, 1024)
 _CONNEAU, _WANG = "Conneau et al. 2020", "Wang et al. 2024"
 
 PRESETS: dict[str, Preset] = {
-    "xlm-roberta-base": _preset("270M", _CONNEAU, _BASE, note="its sizes make 278M"),
-    "xlm-roberta-large": _preset("550M", _CONNEAU, _LARGE, note="its sizes make 560M"),
+    "xlm-roberta-base": _preset("270M", _CONNEAU, _BASE, note="computed from its sizes: 278M"),
+    "xlm-roberta-large": _preset("550M", _CONNEAU, _LARGE, note="computed from its sizes: 560M"),
     "multilingual-e5-base": _preset("278M", _WANG, _BASE, head="none"),
     "multilingual-e5-large": _preset("560M", _WANG, _LARGE, head="none"),
     "bge-m3": _preset("568M", "Chen et al. 2024", _LARGE, max_length=8192, head="none"),

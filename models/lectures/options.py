@@ -54,8 +54,8 @@ class LectureOptions(_Base):
     input of every layer. queries_keys: to the inputs of the query and key projections, in every
     layer. projections: to queries, keys and values themselves, D cut into heads."""
     position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table", max_length · D numbers row by row; of an array
-    float32[max_length, D] they are `tuple(array.ravel().tolist())`."""
+    """The vectors of positions "table": max_length · D numbers, row by row. To convert an array
+    [max_length, D], use `tuple(array.ravel().tolist())`."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **TransformerConfig.position_options,

@@ -89,8 +89,8 @@ def by_length(
     """Computes a function of many examples in batches of similar length.
 
     Args:
-        outputs: a compiled function of a batch, whose arrays have the axes of an example and the
-          axis of its rows in front.
+        outputs: a compiled function of a batch. The arrays of a batch are the stacked arrays of its
+            examples.
         example: returns the arrays of an example, given its index. Arrays with the shape of
           `input_ids` are truncated to the padded length of a batch.
         lengths: the number of tokens of each example before padding, at least 1.

@@ -45,9 +45,9 @@ class YesNoPrompt:
     after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     """The text after the pair, which is never truncated."""
     yes: str = "yes"
-    """The answer for a document that fits, one token."""
+    """The answer for a relevant document, one token."""
     no: str = "no"
-    """The answer for any other document, one token."""
+    """The answer for an irrelevant document, one token."""
 
     def join(self, query: str, document: str) -> str:
         """Returns the text of a pair."""

@@ -123,7 +123,8 @@ class Objective:
         return self._add_followed(params, -1)
 
     def followed(self, updates: Params) -> Params:
-        """Returns the updates, where the model of the run also gets the updates that it follows."""
+        """Returns the updates. A model that follows another one also gets the updates of that
+        one."""
         return self._add_followed(updates, 1)
 
     def _add_followed(self, tree: Params, sign: int) -> Params:

@@ -289,7 +289,7 @@ class GenerationWorker:
         for number in self.batch.row_numbers:
             for temperature in (0.0, 1.0):
                 sampling = TextFields(temperature=temperature).sampling({})
-                # All texts but the last end with their first token. The last advances the rows.
+                # Only the last text has a second token, so that the rows also advance once.
                 for text in range(-number, 0):
                     limit = 1 + (text == -1)
                     self.batch.enter(text, [0], key=text_key(0), limit=limit, sampling=sampling)

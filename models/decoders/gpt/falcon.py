@@ -146,7 +146,10 @@ _COMMON: Settings = {"vocab_size": 65_024, "max_length": 2048}
 PRESETS: dict[str, Preset] = {
     "falcon-7b": _preset("7B", (32, 4544, 71, 1)),
     "falcon-40b": _preset(
-        "40B", (60, 8192, 128, 8), "the paper says 40B, its sizes make 41B", residual="two_norms"
+        "40B",
+        (60, 8192, 128, 8),
+        "the paper says 40B, computed from its sizes: 41B",
+        residual="two_norms",
     ),
     "falcon-rw-1b": Preset(
         FalconConfig(

@@ -284,7 +284,9 @@ PRESETS: dict[str, Preset] = {
     "gpt2-large": _gpt2("762M", 36, 1280, 20),
     "gpt2-xl": _gpt2("1542M", 48, 1600, 25),
     "gpt3-small": _gpt3("125M", 12, 768, 12),
-    "gpt3-medium": _gpt3("350M", 24, 1024, 16, note="table 2.1 says 350M, its sizes make 356M"),
+    "gpt3-medium": _gpt3(
+        "350M", 24, 1024, 16, note="table 2.1 says 350M, computed from its sizes: 356M"
+    ),
     "gpt3-large": _gpt3("760M", 24, 1536, 16),
     "gpt3-xl": _gpt3(
         "1.3B", 24, 2048, 16, note="table 2.1 says 24 heads of 128, which make 3,072, not 2,048"

@@ -29,11 +29,11 @@ class TextSampling(GenerationRequest):
     """
 
     presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that the text has, without its prompt."""
+    """Subtracted from the logit of each token that occurs in the generated text."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens for each time that the text has them."""
+    """Subtracted from a token's logit once for each time that it occurs in the generated text."""
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """Token → what is added to its logit."""
+    """Token → the number that is added to its logit."""
     num_alternatives: NonNegativeInt = 0
     """The number of most probable tokens that are reported at each position."""
 

@@ -31,12 +31,12 @@ class FirstLayerTerm:
 
 
 class Convolution(nn.Module):
-    """A convolution over the tokens that each token sees.
+    """A convolution over the tokens around each token.
 
     Attributes:
       config: width, initial standard deviation and dropout rate.
       execution: precision.
-      size: odd number of tokens that a token reads, itself in the middle.
+      size: number of tokens that a token reads: itself and equally many on each side.
       activation: non-linearity, a name in `POOLERS`.
     """
 

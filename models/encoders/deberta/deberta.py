@@ -146,7 +146,7 @@ PRESETS: dict[str, Preset] = {
         "100M",
         50265,
         (12, 768, 12),
-        note="without embeddings; its sizes make 139M with them",
+        note="without embeddings; computed from its sizes: 139M with them",
         key_bias=False,
     ),
     "deberta-large": _preset(
@@ -154,23 +154,27 @@ PRESETS: dict[str, Preset] = {
         "350M",
         50265,
         (24, 1024, 16),
-        note="without embeddings; its sizes make 405M with them",
+        note="without embeddings; computed from its sizes: 405M with them",
         key_bias=False,
     ),
     "deberta-v2-xlarge": _preset(
-        V1, "900M", 128100, (24, 1536, 24), note="its sizes make 885M", **CONVOLVED
+        V1, "900M", 128100, (24, 1536, 24), note="computed from its sizes: 885M", **CONVOLVED
     ),
     "deberta-v2-xxlarge": _preset(
-        V1, "1.5B", 128100, (48, 1536, 24), note="its sizes make 1.6B", **CONVOLVED
+        V1, "1.5B", 128100, (48, 1536, 24), note="computed from its sizes: 1.6B", **CONVOLVED
     ),
-    "deberta-v3-xsmall": _preset(V3, "70M", 128100, (12, 384, 6), note="its sizes make 71M", **V2),
-    "deberta-v3-small": _preset(V3, "142M", 128100, (6, 768, 12), note="its sizes make 141M", **V2),
+    "deberta-v3-xsmall": _preset(
+        V3, "70M", 128100, (12, 384, 6), note="computed from its sizes: 71M", **V2
+    ),
+    "deberta-v3-small": _preset(
+        V3, "142M", 128100, (6, 768, 12), note="computed from its sizes: 141M", **V2
+    ),
     "deberta-v3-base": _preset(V3, "184M", 128100, (12, 768, 12), **V2),
     "deberta-v3-large": _preset(
-        V3, "435M", 128100, (24, 1024, 16), note="its sizes make 434M", **V2
+        V3, "435M", 128100, (24, 1024, 16), note="computed from its sizes: 434M", **V2
     ),
     "mdeberta-v3-base": _preset(
-        V3, "276M", 251000, (12, 768, 12), note="its sizes make 278M", **V2
+        V3, "276M", 251000, (12, 768, 12), note="computed from its sizes: 278M", **V2
     ),
 }
 

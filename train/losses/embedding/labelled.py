@@ -26,7 +26,7 @@ def batch_all_triplet(
     another label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch all").
 
     Args:
-        distances: d of each text to each.
+        distances: the distance between each pair of texts, [B, B].
         labels: the label of each text.
         real: whether each text counts; a text that does not count has no triplets.
         margin: how much farther than the positive a negative must be.
@@ -55,7 +55,7 @@ def batch_hard_soft_margin(
     et al. 2017, section 2, "batch hard" with the soft margin).
 
     Args:
-        distances: d of each text to each.
+        distances: the distance between each pair of texts, [B, B].
         labels: the label of each text.
         real: whether each text may be a positive or a negative.
     """
