@@ -54,7 +54,7 @@ def encode_guarded(
     }
 
     def trimmed(found: Found) -> Found:
-        """Returns a control token without the white space around it that it includes."""
+        """Removes white space from both ends of the range of a control token."""
         start, end, id = found
         inside = text[start:end].strip()
         if not inside:

@@ -407,7 +407,7 @@ def _plain(value: object, by: str) -> Any:
 
 
 def _size(value: object) -> int:
-    """Returns the number of characters in some data, and of values."""
+    """Returns the number of characters in some data, and the number of its values."""
     if isinstance(value, str):
         return 1 + len(value)
     if isinstance(value, Mapping):

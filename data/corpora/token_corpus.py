@@ -281,7 +281,7 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
-        # The caller discards the folder after an error, or without any token.
+        # The caller deletes the folder after an error, or if the corpus has no tokens.
         if fault[0] is not None or not self.position:
             return
         # numpy's header precedes the tokens, and their number is known only now.

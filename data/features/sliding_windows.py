@@ -30,8 +30,9 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 def most_context(ranges: np.ndarray) -> np.ndarray:
     """Returns the window with the most context for each token.
 
-    The context of a token is the smaller of the numbers of tokens before and after it, plus one
-    hundredth of the window's length, which prefers longer windows. Ties go to the first window.
+    The context of a token is the number of tokens before it or after it, whichever is smaller. One
+    hundredth of the window's length is added, to prefer longer windows. Ties go to the first
+    window.
 
     Args:
       ranges: The windows of a passage, half-open, int [num_windows, 2].

@@ -69,7 +69,7 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
 
 
 def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int, int]]:
-    """Returns pairs of examples with one label, the labels in turn."""
+    """Returns pairs of examples of one label, and takes one pair of each label in turn."""
     # Turn 0 shuffles the examples, and each round draws its order of the labels from a later turn.
     pairs, turn, last = list[tuple[int, int]](), 1, None
     while len(left) > 1:

@@ -18,9 +18,9 @@ ABSENT = -1
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
-    Examples are shuffled. Each one goes to the first batch that has room and follows all batches
-    with one of its texts. The last batches are filled with the examples that found no batch, and
-    then with repeated examples.
+    Examples are shuffled. Each example goes to the first batch with room. Batches before the last
+    one that has one of its texts are skipped. The last batches are filled with the examples that
+    found no batch, and then with repeated examples.
 
     Args:
       keys: The number of each text of each example, or -1, int [n, K].

@@ -247,9 +247,9 @@ def _check_settings(
         )
     require(
         tokenizer.fingerprint == settings.tokenizer,
-        f"{folder} was prepared with another tokenizer than this one of {tokenizer.kind}, "
-        f"{tokenizer.vocab_size:,} tokens: prepare another folder with --tokenizer, or leave "
-        "data.tokenizer.path out",
+        f"{folder} was prepared with another tokenizer than the given one "
+        f"({tokenizer.kind}, {tokenizer.vocab_size:,} tokens): prepare another folder with "
+        f"--tokenizer, or leave data.tokenizer.path out",
         DataError,
     )
 

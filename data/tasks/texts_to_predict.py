@@ -179,7 +179,7 @@ class TextReader:
         return found
 
     def _known(self, names: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the names of the run's source, or customary names, or an empty tuple."""
+        """Returns the names of the run's source, the usual names, or an empty tuple."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:

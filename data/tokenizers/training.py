@@ -72,7 +72,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         raise DataError("texts is one string: give a list of texts, or split it into documents")
     if config.path is not None:
         return load_tokenizer(config.path)
-    # Characters have no size, words may have one, and the other kinds need one.
+    # A size is an error for the kind characters, optional for words, and required for the other
+    # kinds.
     kind, size = config.kind, config.vocab_size
     if kind == "characters" and size is not None:
         raise DataError(

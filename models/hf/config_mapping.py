@@ -51,7 +51,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
-    """A field of Hugging Face without a counterpart here, which must have one of a few values."""
+    """A Hugging Face field without a counterpart here. Only some of its values are supported."""
 
     hf: str
     values: tuple[JsonValue, ...]

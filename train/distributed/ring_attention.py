@@ -229,7 +229,7 @@ class Ring:
         return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
 
     def _in_turn(self, a: Array, b: Array) -> Array:
-        """Concatenates both halves, swapped on odd devices, whose first part is odd."""
+        """Concatenates both halves, after swapping them on odd devices."""
         odd = jax.lax.axis_index(self.axis) % 2 == 1
         return jnp.concatenate([jnp.where(odd, b, a), jnp.where(odd, a, b)], axis=1)
 

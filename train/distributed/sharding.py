@@ -295,9 +295,9 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
     sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
     require(
         all(part in aligned for part in shards.values()),
-        f"{sizes}: the rows of each of the {len(shards)} processes are not one of equal parts of a "
-        f"batch: choose mesh.{CONTEXT} × mesh.tensor to divide the {mesh.size // len(shards)} "
-        "devices of a process, or to be a multiple of them",
+        f"{sizes}: a batch cannot be divided equally over {len(shards)} processes: the "
+        f"{mesh.size // len(shards)} devices of a process must be a multiple or a divisor of "
+        f"mesh.{CONTEXT} × mesh.tensor; change these",
     )
     return min(own) // wide, number // wide
 

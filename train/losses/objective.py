@@ -123,8 +123,7 @@ class Objective:
         return self._add_followed(params, -1)
 
     def followed(self, updates: Params) -> Params:
-        """Returns the updates. A model that follows another one also gets the updates of that
-        one."""
+        """Adds the updates of the followed models to the updates of the model."""
         return self._add_followed(updates, 1)
 
     def _add_followed(self, tree: Params, sign: int) -> Params:

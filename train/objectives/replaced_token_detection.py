@@ -215,7 +215,7 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
     """Returns the tokens of a batch with replacements at the masked positions."""
     ids = batch["input_ids"]
-    # Unused slots have weight 0; the index T drops them.
+    # Unused slots have weight 0. They get the index T, which the update drops.
     targets = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.asarray(ids).at[rows, targets].set(tokens, mode="drop")

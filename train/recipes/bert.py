@@ -170,7 +170,8 @@ RECIPES: dict[str, Recipe] = {
             data=PretrainingData(
                 source="builtin:python-docs",
                 length=64,
-                # The documentation suffices for 5,300 to 5,500 tokens, depending on the Python.
+                # The texts of Python's documentation suffice for a vocabulary of 5,300 to 5,500
+                # tokens, which depends on Python's version.
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
             optimizer=quickstart_optimizer(1e-3),

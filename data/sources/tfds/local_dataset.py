@@ -19,8 +19,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     name = "flaxzoo_text"
     VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded. Without these, TFDS would search for a list of URLs next to this file,
-    # and fail if the folders of the package are mapped.
+    # Nothing is downloaded. Without these fields, TFDS would search for a list of URLs next to this
+    # file, which fails if a path is mapped to the package (an editable installation).
     url_infos = None
     code_path = None
 

@@ -39,7 +39,7 @@ class Layout:
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
-        """Returns one parameter of a tensor that holds several, as a view if its order allows one.
+        """Returns one of the parameters that a tensor holds, without a copy if possible.
 
         Args:
           tensor: A tensor of a Hugging Face file.

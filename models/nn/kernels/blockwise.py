@@ -256,7 +256,7 @@ def forward(
 
     Args:
       query: already scaled.
-      key: of the size of the queries; K divides N.
+      key: each head has the size of a query's head; K divides N.
       value: of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       band: the visible distances. If None, all keys are visible.

@@ -18,8 +18,9 @@ def vector_scores(
 ) -> dict[str, Any]:
     """Returns the scores of the vectors that an evaluation kept, or nothing if it kept none.
 
-    Pairs without scores are a search: the different documents of the split are ranked by cosine
-    for each different anchor, and the positives of an anchor are relevant. For scored pairs the
+    Pairs without scores are evaluated as a search: for each different anchor, all different
+        documents of the split are ranked by cosine, and the positives of the anchor are the
+        relevant ones. For scored pairs the
     cosines are compared with the scores. For texts with labels `label_accuracy` is how often the
     nearest other text has the same label. For several data sets, the scores are computed for each,
     such as `qa_ndcg@10`, and then averaged.
