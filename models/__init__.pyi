@@ -38,9 +38,12 @@ from .lectures.lecture_gpt import LectureGPTConfig as LectureGPTConfig
 from .lectures.lecture_transformer import LectureTransformerConfig as LectureTransformerConfig
 from .lectures.parameter_free_attention import kernel_regression as kernel_regression
 from .lectures.parameter_free_attention import kernel_weights as kernel_weights
+from .lectures.parameter_free_attention import similarity_attention as similarity_attention
+from .lectures.parameter_free_attention import similarity_weights as similarity_weights
 from .lectures.parameter_free_attention import simple_attention as simple_attention
 from .lectures.parameter_free_attention import simple_attention_weights as simple_attention_weights
 from .lectures.positions import binary_positions as binary_positions
+from .lectures.vectors import apply_to_vectors as apply_to_vectors
 from .loading import load as load
 from .nn.cache import Cache as Cache
 from .nn.cache import init_cache as init_cache
@@ -60,6 +63,7 @@ from .text.attend import draw_attention as draw_attention
 from .text.chat.conversation import Conversation as Conversation
 from .text.chat.conversation import Turn as Turn
 from .text.chat.tools.arithmetic import arithmetic as arithmetic
+from .text.chat.tools.database import query_database as query_database
 from .text.chat.tools.python_program import Limits as Limits
 from .text.chat.tools.python_program import python_program as python_program
 from .text.chat.tools.search_files import search_files as search_files

@@ -52,9 +52,12 @@ class LectureLayer(Layer[Config]):
         """Returns x + scalar · y, after dropout of y.
 
         With `config.residual_scalar` the scalar is learned. Its initial value is 1, the plain sum.
-        The value 0 removes the sublayer.
+        The value 0 removes the sublayer. Without `config.residual`, returns y after dropout.
         """
-        if not cast(LectureOptions, self.config).residual_scalar:
+        options = cast(LectureOptions, self.config)
+        if not options.residual:
+            return dropout(y, self.config.dropout_rate, rng, name)
+        if not options.residual_scalar:
             return super().add(x, y, name, rng)
         # Apply dropout first, as in other layers; the scalar multiplies the result.
         y = dropout(y, self.config.dropout_rate, rng, name)

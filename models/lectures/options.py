@@ -16,6 +16,7 @@ LecturePositionKind: TypeAlias = Literal[
     "none",
     "relative",
     "counter",
+    "appended_counter",
     "binary",
     "table",
 ]
@@ -44,6 +45,8 @@ class LectureOptions(_Base):
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization has learned scales and biases; else it only normalizes."""
+    residual: bool = True
+    """Whether a sublayer's output is added to its input; else it replaces the input."""
     residual_scalar: bool = False
     """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
     head_convolution: Size | None = None
@@ -64,6 +67,11 @@ class LectureOptions(_Base):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.residual or not self.residual_scalar,
+            "residual_scalar True multiplies what is added, and residual False adds nothing: leave "
+            "one of them out",
+        )
         if self.attention != "simple":
             return
         require(
@@ -96,6 +104,11 @@ class LectureOptions(_Base):
             "another place or D / N",
         )
         require(
+            kind != "appended_counter" or self.positions_at == "input",
+            f"positions_at {self.positions_at!r} does not suit positions 'appended_counter', which "
+            "extend the embeddings: leave positions_at out",
+        )
+        require(
             kind != "binary" or self.max_length <= 2 ** min(self.d_model, MOST_BITS),
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
@@ -122,7 +135,8 @@ class LectureOptions(_Base):
     @property
     def adds_positions(self) -> bool:
         """Whether positions are vectors that are added."""
-        return self.positions in ("counter", "binary", "table") or super().adds_positions
+        own = ("counter", "appended_counter", "binary", "table")
+        return self.positions in own or super().adds_positions
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:

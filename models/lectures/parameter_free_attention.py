@@ -1,4 +1,4 @@
-"""Attention without parameters: simple self-attention, and kernel regression.
+"""Attention without parameters: any similarity, simple self-attention, and kernel regression.
 
 - Simple self-attention: Bloem, "Machine Learning at VU", lecture 10. Each output is the average of
   all inputs, weighted by the softmax of their dot products.
@@ -11,15 +11,104 @@ values.
 Learned attention (`models.nn.attention`) adds a linear map for each of queries, keys and values.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require_one_of
 from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
 """The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
+
+Similarity: TypeAlias = Callable[[Array, Array], Array]
+"""Maps queries [..., Q, D] and keys [..., K, D] to scores [..., Q, K]."""
+
+
+def dot_scores(
+    queries: Float[Array, "*batch Q D"], keys: Float[Array, "*batch K D"]
+) -> Float[Array, "*batch Q K"]:
+    """Returns the dot product of each query with each key."""
+    return jnp.einsum("...QD,...KD->...QK", queries, keys)
+
+
+def scaled_scores(
+    queries: Float[Array, "*batch Q D"], keys: Float[Array, "*batch K D"]
+) -> Float[Array, "*batch Q K"]:
+    """Returns the dot products divided by √D."""
+    return dot_scores(queries, keys) / jnp.sqrt(queries.shape[-1])
+
+
+def gaussian_scores(
+    queries: Float[Array, "*batch Q D"], keys: Float[Array, "*batch K D"]
+) -> Float[Array, "*batch Q K"]:
+    """Returns -|q - k|² / 2, the logarithm of a Gaussian kernel of bandwidth 1."""
+    # Use differences: q · k would lose precision by cancellation for keys far from 0.
+    difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
+    return -jnp.sum(jnp.square(difference), axis=-1) / 2
+
+
+SIMILARITIES: dict[str, Similarity] = {
+    "dot": dot_scores,
+    "scaled": scaled_scores,
+    "gaussian": gaussian_scores,
+}
+"""The similarities by name."""
+
+
+def similarity_attention(
+    queries: Float[Array, "*batch Q D"],
+    keys: Float[Array, "*batch K D"],
+    values: Float[Array, "*batch K V"],
+    *,
+    score: str | Similarity = "scaled",
+    mask: Bool[Array, "*#batch #Q #K"] | None = None,
+) -> Float[Array, "*batch Q V"]:
+    """Averages values by the similarity of their keys with each query: Σₖ softmaxₖ(sim(q, k)) vₖ.
+
+    Example::
+
+        y = models.similarity_attention(x, x, x, score="dot")  # simple self-attention
+        y = models.similarity_attention(x, x, x, score=lambda q, k: -abs(q - k.swapaxes(-1, -2)))
+
+    Args:
+      queries: Q vectors of size D, or a batch of such sets.
+      keys: K vectors of size D.
+      values: a vector of size V for each key.
+      score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: -|q - k|² / 2, which is
+        kernel regression of bandwidth 1. Or a function of queries and keys that returns scores
+        `[..., Q, K]`.
+      mask: True where query (row) may attend to key (column). A row without any True attends to
+        all keys equally.
+
+    Returns:
+      One vector for each query, of size V.
+
+    Raises:
+      UserError: the name of the similarity is unknown.
+    """
+    return similarity_weights(queries, keys, score, mask) @ values
+
+
+def similarity_weights(
+    queries: Float[Array, "*batch Q D"],
+    keys: Float[Array, "*batch K D"],
+    score: str | Similarity = "scaled",
+    mask: Bool[Array, "*#batch #Q #K"] | None = None,
+) -> Float[Array, "*batch Q K"]:
+    """Returns the weights of `similarity_attention`; each row sums to 1."""
+    if isinstance(score, str):
+        require_one_of("score", score, SIMILARITIES)
+        score = SIMILARITIES[score]
+    scores = score(queries, keys)
+    if mask is not None:
+        # Mask before the softmax: masked after it, the weights would sum to less than 1.
+        scores = jnp.where(mask, scores, HIDDEN)
+    return jax.nn.softmax(scores, axis=-1)
 
 
 def simple_attention_weights(
@@ -42,16 +131,11 @@ def simple_attention_weights(
             f"x has the shape {jnp.shape(x)}: simple attention needs vectors in rows, [T, D], or a "
             "batch of them"
         )
-    scores = jnp.einsum("...TD,...SD->...TS", x, x)
-    if scale is not None:
-        scores *= scale
     if causal:
         earlier = jnp.tri(x.shape[-2], dtype=bool)  # [T, T]
         mask = earlier if mask is None else mask & earlier
-    if mask is not None:
-        # Mask before the softmax: masked after it, the weights would sum to less than 1.
-        scores = jnp.where(mask, scores, HIDDEN)
-    return jax.nn.softmax(scores, axis=-1)
+    factor = 1.0 if scale is None else scale
+    return similarity_weights(x, x, lambda q, k: factor * dot_scores(q, k), mask)
 
 
 def simple_attention(
@@ -103,10 +187,7 @@ def kernel_weights(
     # The value of a traced bandwidth is unknown.
     if not isinstance(bandwidth, Tracer) and not bandwidth > 0:
         raise UserError(f"bandwidth {bandwidth} must be above 0, for example 1.0")
-    # Use differences: q · k would lose precision by cancellation for keys far from 0.
-    difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
-    distance = jnp.sum(jnp.square(difference), axis=-1)
-    return jax.nn.softmax(-distance / (2 * bandwidth**2), axis=-1)
+    return similarity_weights(queries, keys, lambda q, k: gaussian_scores(q, k) / bandwidth**2)
 
 
 def kernel_regression(

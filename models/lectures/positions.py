@@ -1,6 +1,7 @@
 """Kinds of positions from the lectures, and the places where position vectors are added.
 
 - counter, binary: 1, 2, 3, … in the last dimension; binary digits in the last dimensions.
+- appended_counter: embeddings of D - 1 dimensions, and 1, 2, 3, … as the last one.
 - table: vectors given by hand.
 - relative: Shaw et al. 2018, "Self-attention with relative position representations", section 3:
   learned vectors for each clipped distance, added to keys (equation 4) and to values (equation 3);
@@ -77,7 +78,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
         return sinusoidal_positions(length, width, config.position_base, config.position_layout)
     if config.positions == "table":
         return np.asarray(config.position_table, np.float32).reshape(-1, width)[:length]
-    if config.positions == "counter":
+    if config.positions != "binary":
         dimensions = np.arange(1, length + 1, dtype=np.float32)[:, None]
     else:
         dimensions = binary_positions(length, min(width, MOST_BITS))
@@ -91,6 +92,8 @@ class LecturePositions(Positions):
 
     place: PositionPlace = struct.field(pytree_node=False, default="input")
     """Where the vectors are added."""
+    appended: bool = struct.field(pytree_node=False, default=False)
+    """Whether the last dimension of the vectors takes the place of that of the embeddings."""
     distances: Float[Array, "#B #T S R"] | None = None
     """The clipped distance from each query to each key, one-hot over R distances."""
 
@@ -111,6 +114,8 @@ class LecturePositions(Positions):
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""
+        if self.appended:
+            x = x.at[..., -1].set(0)
         return self.added(x, "input", "every_layer")
 
     def at_layer(
@@ -140,7 +145,7 @@ def make_lecture_positions(
         farthest = config.position_distance or 16
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return LecturePositions(distances=distances.astype(execution.dtype), key_positions=written)
-    if config.positions in ("table", "counter", "binary"):
+    if config.positions in ("table", "counter", "appended_counter", "binary"):
         # The rows of a table are `max_length`. The other kinds are computed for longer inputs.
         longer = 0 if config.positions == "table" else num_keys(length, cache)
         table = position_vectors(config, max(config.max_length, longer))
@@ -149,4 +154,5 @@ def make_lecture_positions(
         shared = make_positions(
             config, execution, position_ids, length, cache=cache, causal=causal, init_std=init_std
         )
-    return LecturePositions(**vars(shared), place=config.positions_at)
+    appended = config.positions == "appended_counter"
+    return LecturePositions(**vars(shared), place=config.positions_at, appended=appended)

@@ -1,5 +1,6 @@
 """Simple self-attention and kernel regression: worked examples, laws, and whole models."""
 
+import functools
 import inspect
 import math
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flaxzoo import models
+from flaxzoo import data, models
 from flaxzoo.models.lectures.attention import LectureAttention
 from flaxzoo.models.lectures.parameter_free_attention import simple_attention_weights
 from flaxzoo.models.lectures.positions import LecturePositions
@@ -108,6 +109,15 @@ def test_dot_products_measure_angles():
     assert (jnp.diff(weights) < 0).all()  # of one length, the nearer in angle weighs more
 
 
+def test_not_moderates_terrible_through_their_dot_product():
+    """The output of "terrible" turns from its own sentiment (-1) to that of "not" (1)."""
+    outputs = [
+        float(models.simple_attention(jnp.array([[1.0, shared], [-1.0, 1.0]]))[1, 0])
+        for shared in (0, 2, 3, 6)  # the product of the two words is one less
+    ]
+    np.testing.assert_allclose(outputs, np.tanh([-1.5, -0.5, 0, 1.5]), atol=1e-6)
+
+
 def test_a_soft_dictionary():
     """With orthogonal keys and a long query, the answer is the value of the query's key."""
     keys, values = jnp.eye(4), jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32)
@@ -127,6 +137,35 @@ def test_kernel_regression_by_hand():
     np.testing.assert_allclose(weights[1], [0.2741, 0.4519, 0.2741], atol=6e-5)
     answers = models.kernel_regression(queries, x, jnp.array([[0.0], [1], [4]]), 1.0)
     np.testing.assert_allclose(answers[:, 0], [0.6590, 1.5481, 2.1116], atol=6e-5)
+
+
+def test_any_similarity_is_an_argument_of_one_function():
+    queries, keys, values = (jnp.asarray(RNG.normal(size=(2, 5, 4)), jnp.float32) for _ in range(3))
+    attend = functools.partial(models.similarity_attention, queries, keys, values)
+    products, distances = queries @ keys.swapaxes(1, 2), queries[:, :, None] - keys[:, None]
+    by_hand = {
+        "dot": products,
+        "scaled": products / 2,
+        "gaussian": -jnp.square(distances).sum(-1) / 2,
+    }
+    for name, scores in by_hand.items():
+        np.testing.assert_allclose(
+            attend(score=name), jax.nn.softmax(scores) @ values, atol=1e-5, err_msg=name
+        )
+    np.testing.assert_allclose(attend(), attend(score="scaled"))
+    np.testing.assert_allclose(
+        attend(score="gaussian"), models.kernel_regression(queries, keys, values, 1.0), atol=1e-6
+    )
+    alike = models.similarity_attention(values, values, values, score="dot")
+    np.testing.assert_allclose(alike, models.simple_attention(values), atol=1e-6)
+    # A function: the values of the nearest key in the sum of absolute differences.
+    nearest = attend(score=lambda q, k: -1e4 * jnp.abs(q[:, :, None] - k[:, None]).sum(-1))
+    chosen = np.abs(distances).sum(-1).argmin(-1)
+    np.testing.assert_allclose(nearest, np.take_along_axis(values, chosen[..., None], 1), atol=1e-5)
+    first = attend(mask=jnp.arange(5)[None, None] == 0)
+    np.testing.assert_allclose(first, jnp.broadcast_to(values[:, :1], values.shape), atol=1e-6)
+    with pytest.raises(data.UserError, match=r"score .*'cosine'"):
+        attend(score="cosine")
 
 
 def test_dot_product_attention_is_kernel_regression_on_the_unit_sphere():

@@ -145,6 +145,31 @@ def test_a_residual_scalar_begins_at_one_and_0_is_the_identity(assert_close):
     assert_close(at(0.0), norm.apply({"params": params["final_norm"]}, embedded))
 
 
+def test_without_residuals_a_sublayer_replaces_its_input(assert_close):
+    """Maps of zeros then leave nothing of the tokens; with residuals they leave them unchanged."""
+    states = {}
+    for residual in (True, False):
+        _, params, apply = make("gpt", residual=residual)
+        silent = {
+            name: {k: jax.tree.map(jnp.zeros_like, v) for k, v in part.items()}
+            if name in ("attention", "feed_forward")
+            else part
+            for name, part in params["layers"].items()
+        }
+        states[residual] = apply({**params, "layers": silent}).last_hidden_state
+    assert_close(states[False], jnp.broadcast_to(states[False][:1, :1], states[False].shape))
+    assert np.abs(states[True] - states[True][:1, :1]).max() > 0.1
+    with pytest.raises(ValueError, match=r"residual_scalar True .*residual False"):
+        make("gpt", residual=False, residual_scalar=True)
+
+
+def test_an_affine_output_layer_adds_its_bias_to_the_logits(assert_close):
+    _, params, apply = make("gpt", output_bias=True)
+    assert params["output_bias"].shape == (29,)
+    plain = {name: x for name, x in params.items() if name != "output_bias"}
+    assert_close(apply(params).logits, make("gpt")[2](plain).logits + params["output_bias"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_masked_head_is_a_head_without_output(family, assert_close):

@@ -24,13 +24,13 @@ from flaxzoo.models.nn.masks import AttentionMask
 from flaxzoo.train.distributed import activations, sharding
 
 NOT_ADDED = ("relative", "buckets", "alibi", "rotary", "none")
-KINDS = ("learned", "sinusoidal", "counter", "binary", "table", *NOT_ADDED)
+KINDS = ("learned", "sinusoidal", "counter", "appended_counter", "binary", "table", *NOT_ADDED)
 PLACES = ("input", "every_layer", "queries_keys", "projections")
 FAMILIES = ("gpt", "bert", "transformer")
 COMBINATIONS = [
     combination
     for combination in itertools.product(FAMILIES, KINDS, PLACES)
-    if combination[2] == "input" or combination[1] not in NOT_ADDED
+    if combination[2] == "input" or combination[1] not in (*NOT_ADDED, "appended_counter")
 ]
 LONG = np.random.default_rng(0).integers(0, 29, (2, 16))
 IDS = LONG[:, :8]
@@ -286,6 +286,13 @@ def test_table_by_hand_and_counter_are_what_they_say():
     assert (again, hash(again)) == (config, hash(config))
     counter = models.LectureGPTConfig(**TINY_SIZES, positions="counter")
     assert position_vectors(counter, 1000)[:, -1].tolist() == list(range(1, 1001))
+    appended = models.LectureGPTConfig(**TINY_SIZES, positions="appended_counter")
+    table = position_vectors(appended, 5)
+    embedded = LecturePositions(vectors=jnp.asarray(table[None]), appended=True).at_input(
+        jnp.full((1, 5, 4), 7.0)
+    )
+    assert embedded[0, :, :3].tolist() == [[7.0] * 3] * 5
+    assert embedded[0, :, 3].tolist() == [1, 2, 3, 4, 5]
     binary = models.LectureGPTConfig(**TINY_SIZES, positions="binary")
     assert position_vectors(binary, 6)[5].tolist() == [0, 1, 0, 1]
 
@@ -309,6 +316,10 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
         ({"positions": "buckets", "position_distance": 16}, "position_distance must .*16"),
         ({"positions": "binary", "max_length": 17}, "max_length 17 .* 4 binary digits"),
         ({"positions": "table"}, "position_table has"),
+        (
+            {"positions": "appended_counter", "positions_at": "every_layer"},
+            "'every_layer' .*'appended_counter'",
+        ),
         ({"position_table": (1.0,)}, "position_table has"),
         (
             {"positions": "table", "position_table": (1.0, 2.0)},

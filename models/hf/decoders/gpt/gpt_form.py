@@ -75,6 +75,7 @@ class GPTForm(Form[Config]):
             "position_base": (10_000.0,),
             "norm_position": ("pre",),
             "use_bias": (True,),
+            "output_bias": (self.config.output_bias, False),
             "local_window": (None,),
             "causal": (True,),
             "num_experts": (0,),

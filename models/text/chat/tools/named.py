@@ -2,24 +2,27 @@
 
 from .....data.common.errors import UserError, suggest
 from .arithmetic import arithmetic
+from .database import query_database
 from .python_program import python_program
 from .search_files import search_files
 from .tool import Tool
 
-NAMES = ("arithmetic", "python", "search:FOLDER")
+PLAIN = {"arithmetic": arithmetic, "python": python_program}
+"""Tools without an argument."""
+OF_PATH = {"search": search_files, "database": query_database}
+"""Tools that read a folder or a file, named after a colon."""
+NAMES = (*PLAIN, "search:FOLDER", "database:FILE")
 
 
 def named_tool(name: str) -> Tool:
-    """Returns a tool by its name: `arithmetic`, `python`, or `search:FOLDER`.
+    """Returns a tool by its name: `arithmetic`, `python`, `search:FOLDER`, or `database:FILE`.
 
     Raises:
-        UserError: there is no such tool, or its folder has no text.
+        UserError: the name is unknown, the folder has no text, or the file is not a database.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "search" and rest:
-        return search_files(rest)
-    if name == "arithmetic":
-        return arithmetic()
-    if name == "python":
-        return python_program()
+    kind, _, path = name.partition(":")
+    if path and kind in OF_PATH:
+        return OF_PATH[kind](path)
+    if name in PLAIN:
+        return PLAIN[name]()
     raise UserError(f"tool {name!r} does not exist: {suggest(name, NAMES)}")

@@ -4,14 +4,17 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import jax
 import pytest
 from flaxzoo import data, models
+from flaxzoo.models.text.chat.tools import database as database_tool
 from flaxzoo.models.text.chat.tools import python_program as sandbox
 from flaxzoo.models.text.chat.tools import search_files
 from flaxzoo.models.text.chat.tools.call_forms import CallForm
@@ -76,6 +79,49 @@ def test_search_finds_paragraphs_and_never_leaves_its_folder(tmp_path):
         named_tool("search:/no/such")
     with pytest.raises(data.UserError, match="tool 'calculator'"):
         named_tool("calculator")
+
+
+@pytest.fixture
+def database(tmp_path):
+    path = tmp_path / "a shop.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE prices (name TEXT, euros REAL)")
+        connection.executemany("INSERT INTO prices VALUES (?, ?)", [("tea", 2.5), ("cake", 4.0)])
+    return path
+
+
+def test_a_database_answers_queries(database, monkeypatch):
+    tool = named_tool(f"database:{database}")
+    assert "CREATE TABLE prices (name TEXT, euros REAL)" in tool.description
+    assert tool({"query": "SELECT * FROM prices"}) == "name\teuros\ntea\t2.5\ncake\t4.0"
+    assert tool({"query": "SELECT sum(euros) AS total FROM prices"}) == "total\n6.5"
+    monkeypatch.setattr(database_tool, "ROWS", 1)
+    assert tool({"query": "SELECT name FROM prices"}) == "name\ntea\n[more than 1 rows]"
+    for name, message in (("/no/such.db", "no file"), (__file__, "not a database")):
+        with pytest.raises(data.UserError, match=message):
+            named_tool(f"database:{name}")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM prices", "DROP TABLE prices", "INSERT INTO prices VALUES ('x', 1)",
+        "ATTACH '/tmp/other.db' AS other", "PRAGMA writable_schema = 1", "VACUUM INTO '/tmp/x.db'",
+        "SELECT 1; DELETE FROM prices", "SELECT load_extension('x')", "CREATE TEMP TABLE t (a)",
+        "SELECT zeroblob(2000000)", "SELECT nothing", "",
+    ],
+)  # fmt: skip
+def test_a_database_is_only_read(database, query):
+    before = database.read_bytes()
+    answer = json.loads(named_tool(f"database:{database}")({"query": query}))
+    assert set(answer) == {"error"}
+    assert database.read_bytes() == before
+
+
+def test_a_query_without_end_is_ended(database, monkeypatch):
+    monkeypatch.setattr(database_tool, "SECONDS", 0.05)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n"
+    assert "0.05 s" in named_tool(f"database:{database}")({"query": endless})
 
 
 def test_search_reads_all_files_or_says_which_it_left_out(tmp_path, monkeypatch):
