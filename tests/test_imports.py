@@ -67,7 +67,7 @@ ORDER = {
         {"settings"},
         {"evaluation"},
         {"search"},
-        {"engine"},
+        {"engine", "lectures"},
         {"convert", "plan"},
         {"serve"},
         {"cli"},

@@ -38,6 +38,10 @@ from .evaluation.vectors.pairs import triplet_scores as triplet_scores
 from .evaluation.vectors.ranking import reranking_scores as reranking_scores
 from .evaluation.vectors.ranking import retrieval_scores as retrieval_scores
 from .evaluation.vectors.retrieval import evaluate_retrieval as evaluate_retrieval
+from .lectures.answers_in_turn import answer_in_turn as answer_in_turn
+from .lectures.ensemble import Ensemble as Ensemble
+from .lectures.word_vectors import read_word_vectors as read_word_vectors
+from .lectures.word_vectors import with_word_vectors as with_word_vectors
 from .losses.objective import FurtherModel as FurtherModel
 from .losses.objective import Objective as Objective
 from .losses.router import with_router as with_router
@@ -100,6 +104,7 @@ from .runs.reference import ReferenceModel as ReferenceModel
 from .runs.save_run import save_run as save_run
 from .search.index import Hit as Hit
 from .search.index import SearchIndex as SearchIndex
+from .search.tool import search_index as search_index
 from .settings.configure import recipe as recipe
 from .state import TrainState as TrainState
 from .state import count_parameters as count_parameters

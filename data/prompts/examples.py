@@ -1,6 +1,7 @@
 """Examples for prompts: fields as texts, from any of the sources."""
 
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_lines, pick
 from ..sources.builtin.patterns import Patterns
 from ..sources.builtin.spelled_numbers import NumberWords
+from ..sources.builtin.toys import Toy
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
@@ -54,7 +56,8 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
     ``builtin:numbers-en-fr``, other published data) have ``source`` and ``target``;
     ``builtin:patterns`` has ``query`` and ``answer``, and its examples show held-out tasks that
-    training never uses.
+    training never uses; ``builtin:sums`` has ``question`` (``What is 7 plus 5?``) and ``answer``,
+    each sum once, in an order that is always the same.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
@@ -83,6 +86,8 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
         require(kind in _FILES, problem, error=DataError)
     if (patterns := Patterns.parse(name)) is not None:
         return _episodes(patterns)
+    if name == "builtin:sums":
+        return _sums(Toy(name, "sums"))
     fields = rest.rpartition("#")[2] if "#" in rest else ""
     numbered = all(field.isdecimal() for field in fields.partition("?")[0].split(","))
     # Numbered columns are the columns of a labeled table; other files have named fields.
@@ -101,6 +106,15 @@ def _episodes(patterns: Patterns) -> Iterator[PromptExample]:
     for episode in patterns.held_out:
         for query, answer in episode.examples:
             yield PromptExample({"query": query, "answer": answer}, episode.task.name)
+
+
+def _sums(toy: Toy) -> Iterator[PromptExample]:
+    texts = [*toy.validation_texts()]
+    random.Random(0).shuffle(texts)
+    for text in texts:
+        first, second = text.prompt.removesuffix("=").split("+")
+        question = f"What is {first} plus {second}?"
+        yield PromptExample({"question": question, "answer": text.fields["answer"]})
 
 
 def _objects(name: str, glob: str) -> Iterator[PromptExample]:

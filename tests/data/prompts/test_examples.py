@@ -40,6 +40,18 @@ def test_a_field_says_the_task(tmp_path):
     assert example.task == "upper"
 
 
+def test_sums_are_questions_with_exact_answers():
+    examples = data.prompt_examples("builtin:sums")
+    assert len({example.fields["question"] for example in examples}) == 100
+    for example in examples:
+        _, _, first, _, second = example.fields["question"].removesuffix("?").split()
+        assert int(example.fields["answer"]) == int(first) + int(second)
+    prompt = data.FewShot(data.PATTERNS["arithmetic"], examples, 2).prompt(examples[50])
+    assert prompt.count("Q: What is ") == 3
+    assert prompt.endswith("A:")
+    assert fields_of(data.prompt_examples("builtin:sums", "validation")) == fields_of(examples)
+
+
 def test_labeled_sources_and_pairs(tmp_path):
     reviews = data.prompt_examples("builtin:reviews")
     assert set(reviews[0].fields) == {"text", "label"}

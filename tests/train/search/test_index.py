@@ -160,3 +160,10 @@ def test_the_command_indexes_a_file(tmp_path, folder, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "  1  1.0000  1  the cat sat"
     assert main(["index", *names, "--model", str(folder)]) == 2
     assert "--run" in capsys.readouterr().err
+
+
+def test_a_tool_retrieves_texts_from_an_index(index):
+    tool = train.search_index(index, number=2)
+    (hits,) = train.SearchIndex.open(index).search(QUERIES[:1], 2)
+    expected = "\n\n".join(f"{hit.id}: {hit.text}" for hit in hits)
+    assert tool({"query": QUERIES[0]}) == expected

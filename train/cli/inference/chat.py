@@ -18,6 +18,7 @@ from .arguments import SamplingArguments
 
 if TYPE_CHECKING:
     from ....models.text.chat.conversation import Conversation
+    from ....models.text.chat.tools.tool import Tool
 
 COMMANDS = """\
 /system TEXT  give the model other instructions; without a text none
@@ -44,8 +45,9 @@ class ChatArguments(SamplingArguments):
     """The seed of the first answer. It increases by one with each answer."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
-    files of a folder; python, which runs a program that the model writes, without network and
-    files (Linux only)."""
+    files of a folder; index:FOLDER, which searches an index of flaxzoo index; database:FILE, which
+    queries a database of SQLite, read only; python, which runs a program that the model writes,
+    without network and files (Linux only)."""
     max_calls: NonNegativeInt = 8
     """The maximum number of tool calls after one turn of the user."""
     template: str | None = None
@@ -62,7 +64,6 @@ def chat_command(arguments: list[str]) -> None:
     from ....data.chat_templates.chat_template import ChatTemplate
     from ....data.tokenizers.base import check_unicode
     from ....models.text.chat.conversation import Conversation
-    from ....models.text.chat.tools.named import named_tool
 
     conversation = Conversation.of_run(
         parsed.run,
@@ -72,7 +73,7 @@ def chat_command(arguments: list[str]) -> None:
         instructions=parsed.system,
         seed=parsed.seed,
         stop_strings=parsed.stop_strings,
-        tools=[named_tool(name) for name in parsed.tools],
+        tools=[_tool(name) for name in parsed.tools],
         max_calls=parsed.max_calls,
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
         **parsed.requested(),
@@ -106,6 +107,15 @@ def chat_command(arguments: list[str]) -> None:
             if not interactive:
                 raise
             log("\ninterrupted: the turn is dropped")
+
+
+def _tool(name: str) -> "Tool":
+    """Returns a tool by its name; an index needs a model, so that it is opened here."""
+    from ....models.text.chat.tools.named import named_tool
+    from ...search.tool import search_index
+
+    kind, _, folder = name.partition(":")
+    return search_index(folder, log=log) if kind == "index" and folder else named_tool(name)
 
 
 def _answer(conversation: "Conversation", line: str, transcript: Path | None) -> None:

@@ -1,0 +1,1 @@
+"""Ensembles, word vectors, and answers in turn, as the lectures describe them."""

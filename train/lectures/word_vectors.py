@@ -1,0 +1,103 @@
+"""Embeddings that begin as published word vectors (word2vec, GloVe, fastText), from text files."""
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...data.common.errors import DataError
+from ...data.common.fields import require
+from ...data.common.files import file_lines
+from ...data.tokenizers.base import Tokenizer
+from ...models.nn.typing import Params
+
+MARKS = "Ġ▁"
+"""The marks of a blank before a token, in byte-level BPE and in sentencepiece."""
+
+
+def read_word_vectors(
+    path: str | Path, words: Container[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Reads word vectors from a text file: a word and its numbers in each line.
+
+    Args:
+        path: the file, also compressed by gzip. word2vec's form has a first line with the numbers
+          of words and of dimensions, GloVe's has none.
+        words: the words to keep. If None, all.
+
+    Returns:
+        The vector of each word, float32 `[D]`.
+
+    Raises:
+        DataError: the file cannot be read, or a line does not have D numbers.
+    """
+    vectors: dict[str, np.ndarray] = {}
+    width = None
+    for file, number, line in file_lines(Path(path).expanduser()):
+        parts = line.rstrip().split(" ")
+        if number == 1 and len(parts) == 2:
+            width = int(parts[1]) if parts[1].isdecimal() else None
+            continue
+        width = width or len(parts) - 1
+        # A word of GloVe may contain blanks, so count its numbers from the end.
+        word = " ".join(parts[:-width])
+        if words is not None and word not in words:
+            continue
+        try:
+            row = np.array(parts[-width:], np.float32)
+        except ValueError:
+            row = np.empty(0)
+        require(
+            word and row.shape == (width,) and np.isfinite(row).all(),
+            f"{file} line {number} must be a word and {width} numbers, got {line[:40]!r}: correct "
+            "the line",
+            error=DataError,
+        )
+        vectors[word] = row
+    require(vectors, f"{path} has no vector of the words: give another file", error=DataError)
+    return vectors
+
+
+class WithVectors(NamedTuple):
+    """Parameters whose token embeddings begin as word vectors."""
+
+    params: Params
+    num_found: int
+    """The number of tokens that have a vector."""
+
+
+def with_word_vectors(
+    params: Params, tokenizer: Tokenizer, vectors: Mapping[str, np.ndarray]
+) -> WithVectors:
+    """Replaces the embeddings of all tokens that have a word vector; the others stay.
+
+    Save the result with `train.save_run` and train it with `--init-from`;
+    `--optimizer.frozen token_embedding` keeps the vectors.
+
+    Args:
+        params: the parameters of a model, whose width is that of the vectors.
+        tokenizer: its tokenizer. A mark of a blank before a token is not a part of the word.
+        vectors: the vector of each word, from `read_word_vectors`.
+
+    Raises:
+        UserError: the width of the vectors is not that of the embeddings.
+    """
+    table = params["token_embedding"]["embedding"]
+    width = len(next(iter(vectors.values()), ()))
+    require(
+        width == table.shape[1],
+        f"the word vectors must have {table.shape[1]} numbers, the width of the embeddings, got "
+        f"{width}: set d_model to {width}",
+    )
+    of_token = {
+        id: vectors[word]
+        for id in range(min(tokenizer.vocab_size, len(table)))
+        if (word := tokenizer.token(id).lstrip(MARKS)) in vectors
+    }
+    places = np.fromiter(of_token, np.int32, len(of_token))
+    rows = np.stack([*of_token.values()]) if of_token else np.zeros((0, width), np.float32)
+    changed = jnp.asarray(table).at[places].set(rows)
+    embedding = {**params["token_embedding"], "embedding": changed}
+    return WithVectors({**params, "token_embedding": embedding}, len(of_token))
