@@ -62,6 +62,9 @@ MORE = {
     "numbers-en-fr": ["--data.validation", "pairs:val.en.gz,val.de.gz"],  # 96 pairs, not 1,000
 }
 
+TYPED = {"rank": b"2 1\n1 2\n"}
+"""The standard input of a command, if not a line of words."""
+
 WORDS = "the train pulled into the station and a man was there when it came".split()
 
 
@@ -287,6 +290,8 @@ def test_commands_and_python_blocks_run(section, folder, opened, monkeypatch, ca
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the train pulled\n")))
 
     def run(arguments):
+        if typed := TYPED.get(arguments[0]):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
         with devices_of(arguments):
             assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
 

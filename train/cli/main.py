@@ -25,6 +25,7 @@ COMMANDS = {
     "generate": ("inference.generate", "continue a text with a trained model"),
     "prompt": ("inference.prompt", "answer queries after examples of a task"),
     "chat": ("inference.chat", "talk with a language model"),
+    "rank": ("inference.rank", "rank answers of a model, as data for a reward model"),
     "attend": ("inference.attend", "show what each word of a text attends to"),
     "fill-mask": ("inference.predict", "fill the masks in a text with a trained model"),
     "score": ("inference.score", "print the probability of a text, token by token"),

@@ -1,0 +1,139 @@
+"""The command `flaxzoo rank`."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ....data.common.errors import UserError
+from ....data.common.fields import Range
+from ....data.common.json_text import to_json
+from ...compilation_cache import enable_compilation_cache
+from ..options import OutputPath, log, parse
+from .arguments import SamplingArguments
+
+if TYPE_CHECKING:
+    from ....models.text.completions import Completed, Prompt
+    from ....models.text.generate import TextGenerator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankArguments(SamplingArguments):
+    """Shows several answers of a model to each prompt, and collects your rankings of them.
+
+    A line of standard input ranks the answers of one prompt, the best first: 2 3 1, with equal
+    answers joined as in 2 1=3. An answer may be left out; an empty line leaves out the prompt. The
+    rankings are records for flaxzoo train reward (and dpo), appended to OUTPUT.
+    """
+
+    output: OutputPath
+    """The file of JSON lines, which is created or continued."""
+    prompt: tuple[str, ...] = ()
+    """The prompts."""
+    prompt_file: str | None = None
+    """A file of prompts instead, as for flaxzoo generate."""
+    num_samples: Annotated[int, Range(least=2, most=99)] = 4
+    """The number of answers to each prompt."""
+    chat: bool = False
+    """Each prompt is the user's turn of a conversation, in the model's chat template."""
+
+
+def rank_command(arguments: list[str]) -> None:
+    """Runs `flaxzoo rank RUN OUTPUT --prompt TEXT`."""
+    parsed = parse(RankArguments, arguments, "flaxzoo rank")
+    if bool(parsed.prompt) == (parsed.prompt_file is not None):
+        raise UserError("rank needs either --prompt TEXT or --prompt-file FILE")
+    enable_compilation_cache()
+    from ....data.common.progress import Progress
+    from ....models.text.completions import Prompt, read_prompts
+    from ....models.text.generate import BATCH_SIZE, TextGenerator
+
+    given = read_prompts(parsed.prompt_file) if parsed.prompt_file else map(Prompt, parsed.prompt)
+    prompts = list(given)
+    generator = TextGenerator.of_run(
+        parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
+    )
+    begun = [_begun(prompt, generator) for prompt in prompts] if parsed.chat else prompts
+    with Progress().counter("answers", len(prompts) * parsed.num_samples) as advance:
+        completed = generator.complete(
+            begun,
+            stop_strings=parsed.stop_strings,
+            seed=parsed.seed,
+            batch_size=BATCH_SIZE,
+            on_text=None,
+            on_batch=advance,
+            log=log,
+            **parsed.requested() | {"num_return_sequences": parsed.num_samples},
+        )
+    with parsed.output.open("a", encoding="utf-8") as file:
+        for prompt, each in zip(prompts, completed, strict=True):
+            if (row := _ranked(prompt, each, chat=parsed.chat)) is not None:
+                file.write(f"{to_json(row)}\n")
+                file.flush()
+
+
+def _begun(prompt: "Prompt", generator: "TextGenerator") -> "Prompt":
+    """Returns the beginning of a conversation, in the model's chat template."""
+    from ....data.chat.encoding import encode_chat
+    from ....models.text.chat.conversation import own_stops
+
+    template = generator.tokenizer.chat_template
+    messages = [{"role": "user", "content": prompt.text}]
+    encoded = encode_chat(generator.tokenizer, messages, add_generation_prompt=True)
+    stops = (*(prompt.stop_strings or ()), *own_stops(template))
+    changed = {"text": encoded.text, "ids": tuple(encoded.ids), "stop_strings": stops}
+    return dataclasses.replace(prompt, **changed)
+
+
+def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str, Any] | None:
+    """Asks for the ranking of one prompt's answers; returns its record, or None."""
+    answers = [one.text for one in completed.completions]
+    print(f"\n{prompt.text}")
+    for number, answer in enumerate(answers, start=1):
+        print(f"[{number}] {answer}", flush=True)
+    while True:
+        try:
+            line = input("best first: " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        try:
+            ranks = list(read_ranking(line, len(answers)))
+        except UserError as error:
+            # A user may try again; an error in a script's input ends the program.
+            if not sys.stdin.isatty():
+                raise
+            log(str(error))
+            continue
+        break
+    if not ranks:
+        return None
+
+    def written(answer: str) -> object:
+        return [{"role": "assistant", "content": answer}] if chat else answer
+
+    ranked = [[written(answers[i]) for i in rank] for rank in ranks]
+    asked = [{"role": "user", "content": prompt.text}] if chat else prompt.text
+    # One answer is itself; only equal answers are a list.
+    return {"prompt": asked, "ranked": [one if len(one) > 1 else one[0] for one in ranked]}
+
+
+def read_ranking(line: str, number: int) -> Iterator[Sequence[int]]:
+    """Yields the indices, from 0, of the answers of each rank; nothing for an empty line.
+
+    Raises:
+        UserError: the line is not a ranking of at least two answers in two ranks.
+    """
+    ranks = [rank.split("=") for rank in line.split()]
+    named = [word for rank in ranks for word in rank]
+    is_valid = (
+        all(word.isdecimal() and 1 <= int(word) <= number for word in named)
+        and len(set(named)) == len(named)
+        and len(ranks) != 1
+    )
+    if not is_valid:
+        raise UserError(
+            f"the ranking must be different numbers from 1 to {number}, the best first, as in 2 1 "
+            f"or 2 1=3, got {line!r}"
+        )
+    for rank in ranks:
+        yield [int(word) - 1 for word in rank]
