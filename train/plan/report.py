@@ -27,8 +27,27 @@ def format_mesh(mesh: dict[str, int]) -> str:
     return " × ".join(f"{name} {n}" for name, n in mesh.items() if n > 1) or "one device"
 
 
-def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
-    """Yields the lines that `flaxzoo plan` prints."""
+GPT3_TOKENS, GPT3_BYTES = 300 * 10**9, 570 * 10**9
+"""The tokens of GPT-3's training, and the size of its filtered Common Crawl (Brown et al. 2020)."""
+
+
+def report(
+    plan: Plan,
+    config: TrainConfig,
+    topology: Topology,
+    *,
+    price: float | None = None,
+    bytes_per_token: float = 4.0,
+) -> Iterator[str]:
+    """Yields the lines that `flaxzoo plan` prints.
+
+    Args:
+        plan: The plan.
+        config: The run.
+        topology: The devices.
+        price: The price of one device for an hour, or None if unknown.
+        bytes_per_token: The size of the text of a token, to convert tokens and bytes of text.
+    """
     yield f"{plan.topology}: {counted(plan.num_devices, 'device')}, {format_mesh(plan.mesh)}"
     yield (
         f"a step: {config.batch_size:,} sequences of {config.data.length:,} tokens, micro-batches "
@@ -51,6 +70,8 @@ def report(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]
     if topology.chip is not None and plan.out_of_memory is None:
         yield ""
         yield from _estimate(plan, topology)
+    yield ""
+    yield from _run(plan, config, topology, price=price, bytes_per_token=bytes_per_token)
     yield ""
     yield f"planned in {format_seconds(plan.seconds)}"
 
@@ -193,4 +214,39 @@ def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
     yield (
         f"  speed         {plan.tokens / estimate.sequential:,.0f} to "
         f"{plan.tokens / estimate.overlapped:,.0f} tokens/s, {low:.0%} to {high:.0%} of peak"
+    )
+
+
+def _run(
+    plan: Plan,
+    config: TrainConfig,
+    topology: Topology,
+    *,
+    price: float | None,
+    bytes_per_token: float,
+) -> Iterator[str]:
+    """Yields the totals of all steps: tokens, text, FLOPs, time and cost."""
+    steps, tokens = config.steps or 0, plan.tokens * (config.steps or 0)
+    yield f"the run of {steps:,} steps"
+    size = tokens * bytes_per_token / 1e9
+    yield f"  tokens       {tokens:.3g}, {size:.3g} GB of text at {bytes_per_token:g} bytes each"
+    # GPT-3's training in steps of this size.
+    by_tokens = GPT3_TOKENS / plan.tokens
+    by_bytes = GPT3_BYTES / (plan.tokens * bytes_per_token)
+    yield (
+        f"  for scale    300 billion tokens (GPT-3) are {by_tokens:,.0f} steps, and 570 GB of text "
+        f"{by_bytes:,.0f}"
+    )
+    yield f"  model        {plan.model_flops * steps:.3g} FLOPs"
+    if topology.chip is None or plan.out_of_memory is not None:
+        return
+    estimate = Estimate.from_plan(plan, topology)
+    hours = [steps * each / 3600 for each in (estimate.overlapped, estimate.sequential)]
+    least, most = (each * plan.num_devices for each in hours)
+    cost = ""
+    if price is not None:
+        cost = f", {least * price:,.2f} to {most * price:,.2f} at {price:g} each"
+    yield (
+        f"  time         {hours[0]:.3g} to {hours[1]:.3g} hours by the estimate, {least:.3g} to "
+        f"{most:.3g} device-hours{cost}"
     )

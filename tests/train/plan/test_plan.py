@@ -185,6 +185,8 @@ def test_the_command_prints_a_report(capfd):
     ("arguments", "message"),
     [
         ("quickstart --topology v5p:3x3x3", "shape "),
+        ("quickstart --topology cpu:8 --price 2", "--price 2.0 needs .*cpu:8"),
+        ("quickstart --topology h100:8 --price -2", "price must .*-2"),
         ("quickstart --topology cpu:8 --mesh.fsdp 3", "multiply .*8 devices"),
         ("quickstart --topology cpu:8 --mesh.tensor 8", "--mesh.tensor 8"),
         ("quickstart --topology cpu:8 --parallel pmap", "parallel pmap .*planned"),
@@ -244,6 +246,22 @@ def test_the_estimate_is_the_roofline():
     assert (estimate.matmuls, estimate.hbm, estimate.interconnect) == pytest.approx((2, 0.5, 0.25))
     assert (estimate.overlapped, estimate.sequential) == pytest.approx((2, 2.75))
     assert estimate.utilization(example(), topology) == pytest.approx((1 / 2.75, 1 / 2))
+
+
+def test_the_totals_of_a_run(train_config):
+    """10,000 tokens a step: GPT-3's 300 billion tokens are 30 million steps."""
+    config = train_config(steps=1000)
+    text = "\n".join(report(example(), config, parse_topology("v5e:4x4"), price=1.5))
+    assert "the run of 1,000 steps" in text
+    assert "1e+07, 0.04 GB of text at 4 bytes" in text
+    assert "300 billion tokens (GPT-3) are 30,000,000 steps, and 570 GB of text 14,250,000" in text
+    assert f"{16 * 197e15:.3g} FLOPs" in text
+    # 2 s to 2.75 s a step on 16 devices.
+    assert "0.556 to 0.764 hours" in text
+    assert "8.89 to 12.2 device-hours, 13.33 to 18.33 at 1.5 each" in text
+    letters = "\n".join(report(example(), config, CPUS, bytes_per_token=1.0))
+    assert "570 GB of text 57,000,000" in letters
+    assert "hours" not in letters
 
 
 OUT_OF_MEMORY = {

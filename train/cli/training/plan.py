@@ -1,6 +1,7 @@
 """The command `flaxzoo plan`."""
 
 from ....data.common.errors import UserError
+from ....data.common.fields import Positive, check_value, require
 from ...recipes import RECIPES
 from ..options import log
 from ..recipe_options import RecipeParser
@@ -31,6 +32,18 @@ def plan_command(arguments: list[str]) -> int:
         help="Required: v5p:8x8x8, h100:8 and the like; several slices or hosts: 4*v6e:16x16, "
         "2*h100:8; virtual devices: cpu:512.",
     )
+    parser.add_argument(
+        "--price",
+        type=float,
+        help="Price of one device for an hour. The estimate then has the cost of the run.",
+    )
+    parser.add_argument(
+        "--bytes-per-token",
+        type=float,
+        default=4.0,
+        help="Bytes of text in a token: about 4 in English with a vocabulary of sub-words, 1 with "
+        "characters. By default 4.",
+    )
     parsed, config = parser.read_recipe()
     from ...plan.placeholders import without_data
     from ...plan.plan import make_plan
@@ -39,9 +52,17 @@ def plan_command(arguments: list[str]) -> int:
 
     if not parsed.topology:
         raise UserError("plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8")
-    # Replace what only the data determine by placeholders, then compile in another process.
     topology = parse_topology(parsed.topology)
+    for name in ("price", "bytes_per_token"):
+        check_value(name, getattr(parsed, name), Positive | None)
+    require(
+        parsed.price is None or topology.chip is not None,
+        f"--price {parsed.price} needs a chip whose speed is known, got the topology "
+        f"{topology.name}: name one, such as h100:8, or leave it out",
+    )
+    # Replace what only the data determine by placeholders, then compile in another process.
     config = without_data(config, log)
     plan = make_plan(config, topology)
-    print("\n".join(report(plan, config, topology)))
+    totals = {"price": parsed.price, "bytes_per_token": parsed.bytes_per_token}
+    print("\n".join(report(plan, config, topology, **totals)))
     return 0 if plan.fits(topology) else 1
