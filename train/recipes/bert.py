@@ -250,6 +250,15 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=_reviews(0, "none", "max"),
     ),
+    "reviews-mean": Recipe(
+        summary="Classify reviews by a bag of words that cannot learn negation: the mean.",
+        details=(
+            "Run: flaxzoo train reviews-mean\n"
+            "The scores of the words add up. The single score of 'not' cannot reverse both "
+            "'terrible' and 'great' (accuracy_negated)."
+        ),
+        config=_reviews(0, "none", "mean"),
+    ),
     "reviews-simple": Recipe(
         summary="Classify reviews by simple self-attention, without parameters or positions.",
         details=(

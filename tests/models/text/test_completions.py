@@ -285,7 +285,7 @@ def test_an_argument_that_is_not_a_list_of_texts_is_named(texts):
 def test_the_prompts_of_the_lectures_are_those_that_patterns_make():
     """The strings themselves are in tests/data/prompts/test_pattern.py, as printed."""
     prompts = {str(prompt.fields["name"]): prompt for prompt in models.read_prompts(str(LECTURES))}
-    assert len(prompts) == 10
+    assert len(prompts) == 11
     grammar = prompts["grammar"]
     lines = [line.partition(": ")[2] for line in grammar.text.splitlines()]
     rows = [

@@ -13,15 +13,16 @@ from flaxzoo.train.engine import compile as compile_module
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.evaluation.evaluate import score_run
 
-NAMES = ("reviews-bag", "reviews-simple", "reviews")
+NAMES = ("reviews-bag", "reviews-simple", "reviews", "reviews-mean")
 
 
 def test_the_recipes_are_those_of_the_lecture():
-    bag, simple, blocks = (train.recipe(name).model for name in NAMES)
+    bag, simple, blocks, mean = (train.recipe(name).model for name in NAMES)
     assert (bag.num_layers, bag.positions, bag.pooling) == (0, "none", "max")
     assert (simple.num_layers, simple.attention, simple.positions) == (1, "simple", "none")
     assert (blocks.num_layers, blocks.positions) == (2, "learned")
     assert simple.pooling == blocks.pooling == "mean"
+    assert mean == dataclasses.replace(bag, pooling="mean")
 
 
 @pytest.mark.slow
@@ -33,8 +34,21 @@ def test_a_bag_of_words_is_scored_by_part(tmp_path):
     scores = score_run(tmp_path / "run")
     assert scores["accuracy_order"] == 0.5
     assert scores["accuracy_plain"] > 0.9
+    assert scores["accuracy_negated"] > 0.9  # the maximum sees whether "not" occurs
     parts = [scores[f"accuracy_{part}"] for part in ("plain", "negated", "order")]
     assert scores["accuracy"] == pytest.approx(np.mean(parts))
+
+
+@pytest.mark.slow
+def test_a_mean_of_words_fails_on_negation(tmp_path):
+    """The score of a mean is a sum: "not" has one score, which cannot reverse both labels."""
+    config = dataclasses.replace(
+        train.recipe("reviews-mean"), steps=300, evaluate_every=300, checkpoint_every=300
+    )
+    train.train(config, tmp_path / "run")
+    scores = score_run(tmp_path / "run")
+    # A sum is right about at most three of "great", "not great", "terrible" and "not terrible".
+    assert scores["accuracy_plain"] + scores["accuracy_negated"] < 1.55
 
 
 @pytest.mark.slow
