@@ -401,7 +401,8 @@ def test_calls_are_limited_and_unknown_tools_are_told(scripted):
     assert len(errors) == 3
     chat = scripted(" <<rm -rf>>", " No.<E>")
     assert chat.reply("Go").content == "No."
-    assert "tool 'rm': choose from arithmetic" in chat.turns[2].content
+    assert "tool 'rm'" in chat.turns[2].content
+    assert "choose from arithmetic" in chat.turns[2].content
 
 
 def test_what_a_tool_says_is_data(scripted, generator):
