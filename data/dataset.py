@@ -104,7 +104,7 @@ class ExampleSource(Protocol):
 
 @runtime_checkable
 class OrderedExamples(ExampleSource, Protocol):
-    """Examples that decide which of them share a batch."""
+    """Examples whose source decides which examples share a batch."""
 
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
         """Returns the indices of the examples of each batch of an epoch, or None for any order.

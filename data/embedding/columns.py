@@ -1,7 +1,7 @@
 """The columns of a record: the anchor, its documents, and their scores; or a text and its label.
 
 The order of the columns gives their roles, as in sentence-transformers: an anchor (a query), then
-the positive, then any number of negatives, or a score. Columns with customary names are found by
+the positive, then any number of negatives, or a score. Columns with usual names are found by
 these names, in any order.
 """
 

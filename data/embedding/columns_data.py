@@ -72,7 +72,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
             whole = split == "validation"
             examples = examples_of_collection(collection, source.name, whole=whole)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
-        # The user names the columns after a #, or their customary names give the roles.
+        # The user names the columns after a #, or their usual names give the roles.
         names = source.fields
         if not names:
             known = names_of_fields(source) if published is None else published.field_names

@@ -34,7 +34,7 @@ class NumberedTexts:
       queries: The different anchors.
       documents: The different documents.
       rows: The number of the anchor, and of each document or ``ABSENT``, int32 [n, 1 + C].
-      keys: As ``rows``, with numbers that are equal for equal texts in any column.
+      keys: Like ``rows``, but equal texts have equal numbers, even in different columns.
     """
 
     queries: TextTable

@@ -169,8 +169,8 @@ def encode_texts(
 def truncate_longest_first(*sizes: int, room: int) -> tuple[int, ...]:
     """Truncates one text or two to fit by removing tokens from the end of the longer one.
 
-    Follows the tokenizers library: if both texts are longer than half of an odd room, the longer
-    text keeps the extra token, or the second text if both are equally long.
+    Follows the tokenizers library. If both texts must be cut and the number of free tokens is odd,
+    the longer text gets the extra token. If both are equally long, the second one gets it.
     (google-research/bert ``run_classifier.py`` always gives the extra token to the first text.)
 
     Args:

@@ -5,9 +5,9 @@ RFC 4180: a cell in double quotes may contain commas, line breaks and doubled qu
 mark and empty lines are ignored, and files ending in ``.gz`` are decompressed.
 
 Fields are columns by number from 1, or by the names in the first line. With numbered columns the
-first line is skipped as a header if each of its cells in these columns is a customary field name,
+first line is skipped as a header if each of its cells in these columns is a usual field name,
 such as ``label`` and ``text``. If the user named no columns, and each field has exactly one cell
-with a customary name, the fields are taken by these names, in any order. Only the first line
+with a usual name, the fields are taken by these names, in any order. Only the first line
 decides, and ``header_notes`` reports how it was read.
 """
 
@@ -40,8 +40,8 @@ class ColumnRoles:
 
     Attributes:
       description: The roles of the columns, for messages.
-      fields: The customary names of each field, in lower case; empty if any name is accepted.
-      further: Customary names of further columns that a field may be taken from.
+      fields: The usual names of each field, in lower case; empty if any name is accepted.
+      further: Usual names of further columns that a field may be taken from.
     """
 
     description: str
@@ -238,7 +238,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     location = f"line {first.line} of {first.file} read as column names"
     names = first.names
     if not source.named and first.has_names:
-        # Each field must have exactly one column with a customary name, in any order.
+        # Each field must have exactly one column with a usual name, in any order.
         found = [
             [i for i, name in enumerate(names) if name in known] for known in roles.fields.values()
         ]
@@ -255,7 +255,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     indices = [at if len(at) > 1 else at[0] for at in columns]
     if not all(part.isdecimal() for field in parts for part in field):
         return _Columns(indices, True)
-    # With numbers, the line is a header only if all selected cells are customary names.
+    # With numbers, the line is a header only if all selected cells are usual names.
     known = roles.further.union(*roles.fields.values())
     expected = itertools.chain(roles.fields.values(), itertools.repeat(known))
     are_customary = first.has_names and all(

@@ -158,7 +158,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return self.unlabelled(self._reader(unread).of_examples(name))
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[ClassificationExample]:
-        """Reads a source; customary names of two texts do not mean label and text."""
+        """Reads a source; usual names of two texts do not mean label and text."""
         source, reader = parse_labelled(name, self.forms), self._reader(unread)
         if source.kind not in ("tsv", "csv", "jsonl"):
             return super().examples_of_source(name, unread)

@@ -27,13 +27,13 @@ PAIRS = (
     *(("question", "passage"), ("question", "sentence"), ("question", "answer")),
     *(("query", "document"), ("query", "passage"), ("query", "text"), ("source", "target")),
 )
-"""Customary names of the first and the second text."""
+"""Usual names of the first and the second text."""
 SECOND = frozenset(
     "text_b text_pair text2 sentence2 sentence_b sentence_B question2 hypothesis".split()
 )
-"""Customary names of the second text alone."""
+"""Usual names of the second text alone."""
 SINGLE = (*LABELED_TEXTS.fields["text"], "query")
-"""Customary names of a single text."""
+"""Usual names of a single text."""
 IMPORTED = "memory:imported model#label,text,text_b?"
 """The source of an imported model, whose second text is optional."""
 
@@ -216,5 +216,5 @@ def is_object(line: str) -> bool:
 
 
 def are_pair(fields: tuple[str, ...]) -> bool:
-    """Returns whether two fields are customary names of a pair of texts."""
+    """Returns whether two fields are usual names of a pair of texts."""
     return fields in PAIRS

@@ -94,7 +94,7 @@ class SentinelTokenizer(ExportedTokenizer):
     def _find(self, text: str) -> list[tuple[int, int, int]]:
         """Returns the start, the end and the id of each sentinel in a text."""
         found = [match for match in NAME.finditer(text) if match[0] in self._ids]
-        # The blank before a word belongs to its tokens, in the gap.
+        # The tokens of a word include the blank before it, so the blank is in the gap.
         starts = (
             match.start() if self.adds_end else len(text[: match.start()].rstrip())
             for match in found

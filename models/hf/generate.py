@@ -64,7 +64,8 @@ def generate(
       input_ids: prompts, or sources with their end token: int[B, T], or rows of token ids. Rows of
         different lengths are padded, prompts on the left.
       attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on either side. If None, a causal
-        model takes `pad_token_id` as padding unless it is an end token; otherwise all are tokens.
+          model reads `pad_token_id` as padding, unless it is an end token; other models have no
+          padding then.
       seed: the seed for sampling.
       assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
         speculative decoding without beams (`Draft`). Greedy tokens stay the same, and sampled

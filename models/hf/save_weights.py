@@ -87,8 +87,8 @@ def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
         known = merged.get(name)
         if known is not None and value not in (None, known):
             raise WeightsError(
-                f"{name} is {known} by the model, which counts its positions from it, and {value} "
-                "by its tokenizer: give the model's own"
+                f"{name} is {known} in the model, whose positions depend on it, but {value} "
+                f"in the tokenizer: give the tokenizer of the model"
             )
         merged[name] = value if known is None else known
     return merged

@@ -71,7 +71,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
     gold, predicted = examples.gold(), examples.decode(evaluation.predictions)
     if target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
-    # Scores need indices into the labels, which the predictions name.
+    # Predictions have the names of labels; the scores need their indices.
     names = examples.labels
     # A single label that applies or not is scored as two classes, the second one positive.
     if target == "binary":

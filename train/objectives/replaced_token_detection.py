@@ -136,7 +136,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
 
     Args:
         model: the discriminator.
-        size: the fraction of its heads and widths.
+        size: the number of heads and the widths of the generator, relative to the model's.
 
     Raises:
         UserError: the family cannot have embeddings of another width than its layers.
@@ -194,7 +194,8 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
 def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
     """Samples a token for each masked token, at temperature 1.
 
-    One masked token of all rows is sampled at a time, so that no array is `[B, M, V]`.
+    The masked tokens are sampled in turn, one of each row at a time, so that no array is `[B, M,
+    V]`.
 
     Args:
         projection: hidden states `[B, M, W]` and the vocabulary matrix.

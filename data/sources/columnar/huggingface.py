@@ -91,7 +91,7 @@ class HubData:
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
         """Returns the split to evaluate on, or None if none is published.
 
-        It is the named split, the only split, or the first of some names.
+        It is the named split, the only split, or the first existing split of a list of usual names.
 
         Args:
           names: The names of splits in order of preference.

@@ -20,7 +20,7 @@ from .causal_decoder import (
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window, which all layers have or none, and the layers without experts."""
+    """Reads the window, which applies to all layers or to none, and the layers without experts."""
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
     fields["sliding_window"] = window if used is True else None

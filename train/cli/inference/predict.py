@@ -26,8 +26,8 @@ class PredictArguments(ModelArguments):
     sentence-transformers or a run of the recipe rerank, has the activation that CrossEncoder
     applies."""
     yes_no: bool = False
-    """For a language model that answers whether a document fits a query (Qwen3-Reranker): the score
-    of each pair of texts, the probability of yes against no, with the prompt of Qwen3-Reranker."""
+    """Score pairs of a query and a document with a language model that answers yes or no
+    (Qwen3-Reranker). The score is the probability of yes. The prompt is that of Qwen3-Reranker."""
     instruction: str | None = None
     """With --yes-no: the instruction, which states when a document fits a query. Defaults to the
     instruction of Qwen3-Reranker: Given a web search query, retrieve relevant passages that answer
