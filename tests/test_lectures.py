@@ -65,7 +65,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
         f"{SIMPLE}::test_kernel_regression_by_hand",
     ),
     9: (f"{ORDER}::test_a_permuted_input_gives_the_permuted_output",),
-    10: (f"{KINDS}::test_table_by_hand_and_counter_are_what_they_say",),
+    10: (f"{KINDS}::test_given_and_counting_tables",),
     11: (f"{KINDS}::test_laws_of_every_combination",),
     12: (f"{KINDS}::test_one_layer_with_positions_at_every_layer_is_input_only",),
     13: (f"{KINDS}::test_values_and_residual_stream_contain_no_positions_of_queries_and_keys",),
@@ -153,7 +153,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     61: (
         f"{PATTERNS}::test_the_news_article_as_printed_ends_with_a_space_unless_it_is_left_to_the_model",
     ),
-    62: (f"{TRANSFORMER}::test_what_the_encoder_said_may_be_given",),
+    62: (f"{TRANSFORMER}::test_encoder_outputs_may_be_passed",),
     63: ("tests/data/tasks/test_translation.py::test_sequences_have_whole_and_separate_pairs",),
     64: ("tests/models/decoding/test_beam_search.py::test_greedy_takes_the_best_token_each_time",),
     65: (f"{POSITIONS_BOOK}::4. A translation, letter by letter",),

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("ledger.py")
         ({"flops": 1000, "all-gather, count": 1}, ["all-gather, count"]),
     ],
 )
-def test_what_has_grown(today, expected):
+def test_changed_costs_are_listed(today, expected):
     assert grown({"flops": 1000, "bytes accessed": 1000}, today) == expected
 
 

@@ -119,7 +119,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_in_a_program_of_ones_own_the_second_one_does_what_it_does_elsewhere(interruptible):
+def test_the_second_signal_ends_a_python_program_as_well(interruptible):
     with stop_signals.stop_requested() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # within a second: the same one, passed on

@@ -78,7 +78,7 @@ def test_a_bad_step_counts_and_changes_nothing(train_config, batches, way, objec
             assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def test_looking_for_bad_steps_changes_nothing_of_good_ones(train_config, batches, monkeypatch):
+def test_the_check_for_bad_steps_does_not_change_good_ones(train_config, batches, monkeypatch):
     def trained():
         program = parallel.compile_trainer(train_config(), train.CAUSAL)
         state = program.init()

@@ -14,7 +14,7 @@ OBJECTIVES = ("causal", "pretraining", "spans", "translation")
 
 
 @pytest.mark.slow
-def test_nothing_is_lost():
+def test_killed_processes_lose_no_steps():
     options = ["--kills", "8", "--kills-per-run", "2", "--steps", "12"]
     arguments = [sys.executable, str(SCRIPT), *options, "--objectives", *OBJECTIVES]
     done = subprocess.run(arguments, capture_output=True, text=True)

@@ -303,7 +303,7 @@ def test_sizes_of_their_own_are_refused():
         models.LectureGPTConfig(**sizes, head_convolution=3, attention="simple")
 
 
-def test_a_configuration_says_so_and_an_older_one_need_not():
+def test_the_field_is_optional_in_older_configurations():
     config = models.LectureGPTConfig(
         vocab_size=8, max_length=8, num_layers=1, d_model=16, num_heads=4
     )

@@ -326,7 +326,7 @@ def test_learned_positions_are_two_tables():
     assert count(learned) - count(base) == 2 * 1024 * 512
 
 
-def test_where_translators_are_what_the_paper_says():
+def test_published_sizes_of_translation_models():
     base, big = (models.preset(f"transformer-{size}") for size in ("base", "big"))
     assert (base.dropout_rate, big.dropout_rate) == (0.1, 0.3)
     for c in (base, big):

@@ -71,7 +71,7 @@ def test_every_test_that_notes_is_run_for_the_table():
     assert noting == set(parity_table.TESTS)
 
 
-def test_the_worst_of_several_is_told():
+def test_the_worst_of_several_is_reported():
     def line(what, difference, model="GPT2Model", family="gpt2"):
         fields = {"family": family, "model": model, "what": what, "difference": difference}
         return json.dumps(fields)

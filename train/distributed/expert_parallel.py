@@ -49,7 +49,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
             axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
-            check_vma=False,  # Otherwise the zeros at the start of a loop would need a type that varies over the mesh.
+            check_vma=False,  # otherwise the initial zeros of a loop would need a varying type
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 

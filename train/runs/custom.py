@@ -185,7 +185,7 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
             require(
                 x.tobytes() == np.asarray(repeated[key]).tobytes(),
                 f"{name}: {key} of example {index} differs between two calls: let it depend only "
-                "on the epoch and the index, random numbers included",
+                "on the epoch and the index, including its random numbers",
                 error=RunError,
             )
             digest.update(np.ascontiguousarray(x).tobytes())

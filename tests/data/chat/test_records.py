@@ -52,7 +52,7 @@ def test_demonstrations_are_recognized_by_their_keys(row, expected):
         ({"messages": [USER], "tools": "{"}, "tools .*JSON"),
     ],
 )
-def test_what_is_no_demonstration_is_told_with_its_location(row, message):
+def test_errors_of_records_name_their_location(row, message):
     with pytest.raises(data.DataError, match="^file line 3.*" + message):
         data.demonstration(row, "file line 3")
 
@@ -332,7 +332,7 @@ def test_records_that_begin_alike_are_in_one_split():
     assert not openings[0] & openings[1]
 
 
-def test_records_that_a_condition_leaves_out_are_told(tmp_path):
+def test_records_that_a_condition_leaves_out_are_counted_in_the_log(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(
         "".join(f'{{"prompt": "P{n}", "completion": "c", "n": {n}}}\n' for n in range(9))

@@ -106,7 +106,7 @@ def test_json_and_repr(value):
         assert as_json(value, **given) == json.dumps(bare(value), **given)
 
 
-def test_what_has_lost_its_origin_is_nobodys():
+def test_a_character_that_lost_its_origin_is_unknown():
     assert origins("abc") == "???"
     assert origins(Traced("ab", "t") + "c") == "tt?"
     assert origins(as_text(5)) == "?"

@@ -61,7 +61,7 @@ def test_a_failure_leaves_a_mounted_folder_empty(mounted, monkeypatch):
     assert not any(mounted.iterdir())
 
 
-def test_a_folder_that_holds_something_is_kept(tmp_path):
+def test_a_folder_that_is_not_empty_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert build_folder(tmp_path, pytest.fail) == tmp_path
     with pytest.raises(DataError, match=tmp_path.name):

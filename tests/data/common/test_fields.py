@@ -141,7 +141,7 @@ def test_relations_name_their_field():
         require_default(Inner(rate=0.5), ["rate"], "is for x")
 
 
-def test_a_description_has_what_a_reader_should_know():
+def test_a_description_has_type_range_and_default():
     described = {field.name: field for field in describe(Outer(size=3))}
     size, rate = described["size"], described["inner.rate"]
     assert (size.default, size.range, size.text) == (3, "at least 1", "A size, in tokens.")

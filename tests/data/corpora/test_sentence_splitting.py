@@ -49,7 +49,7 @@ words = st.sampled_from(["Mr.", "I", "saw", "it.", "“No!”", "\n", "\n\n", " 
 
 @pytest.mark.slow
 @given(text=st.lists(words | st.text(max_size=5), max_size=40).map(" ".join))
-def test_nothing_is_lost_and_blank_lines_part(text):
+def test_no_text_is_lost_and_blank_lines_end_sentences(text):
     for split in (lines_as_sentences, split_sentences):
         sentences = split(text)
         assert "".join("".join(sentences).split()) == "".join(text.split())
@@ -81,7 +81,7 @@ def sentences_of(corpus, tokenizer):
     return [texts[begin:end] for begin, end in itertools.pairwise(starts)]
 
 
-def test_each_source_is_split_in_its_own_way(load, tokenizer, tmp_path):
+def test_each_source_has_its_own_sentence_splitting(load, tokenizer, tmp_path):
     lines = "one. two\nthree\n\n\nfour\n \nfive"
     prose = "one two\nthree. Four\n\nfive"
     documents = load("text:lines#sentences + text:prose", lines=lines, prose=prose)

@@ -38,7 +38,7 @@ def test_each_document_is_a_pair_with_the_query():
     assert absent["scores"].tolist() == [1, 0]
 
 
-def test_documents_of_other_queries_are_sampled_anew_in_each_epoch_of_training():
+def test_each_epoch_samples_other_documents():
     tokenizer, split = examples_of(PAIRS)
 
     def documents(examples, epoch):
@@ -79,7 +79,7 @@ def test_with_few_documents_fewer_are_sampled():
         ([{"text": "a", "label": "b"}], {}, "labels.*#query,document"),
     ],
 )
-def test_what_has_no_meaning_is_refused(source, fields, message):
+def test_meaningless_fields_are_refused(source, fields, message):
     with pytest.raises(data.UserError, match=message):
         examples_of(source, **fields)
 

@@ -18,7 +18,7 @@ from ...support import frames
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_truncation_is_that_of_the_library(one, other, room):
+def test_truncation_equals_that_of_tokenizers(one, other, room):
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.enable_truncation(room, strategy="longest_first")

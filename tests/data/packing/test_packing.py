@@ -125,7 +125,7 @@ def test_spans_by_hand():
     assert spans_of_range(2, 8, starts) == [(2, 1), (3, 1), (4, 5), (9, 1)]
 
 
-def test_short_corpus_says_so():
+def test_a_short_corpus_is_an_error():
     with pytest.raises(DataError, match="37 target tokens"):
         CausalLMExamples(corpus_of([30, 7]), 128)
 

@@ -171,7 +171,7 @@ def test_prepared_sequences_are_for_next_tokens_only(config):
             load()
 
 
-def test_nothing_held_out_is_named(work_folder, config, tmp_path):
+def test_validation_without_held_out_documents_is_an_error(work_folder, config, tmp_path):
     source = f"text:{work_folder}/0.txt#block"
     prepare(
         source, tmp_path / "rows", work_folder / "letters", length=LENGTH, validation_fraction=0
@@ -192,7 +192,7 @@ def test_nothing_held_out_is_named(work_folder, config, tmp_path):
     ],
     ids=["missing", "shorter", "another", "unfinished", "no manifest"],
 )
-def test_a_folder_that_is_not_whole_is_named(work_folder, config, tmp_path, damage, message):
+def test_an_incomplete_folder_is_named(work_folder, config, tmp_path, damage, message):
     shutil.copytree(work_folder / "rows", tmp_path / "rows")
     other = dataclasses.replace(config, source=f"prepared:{tmp_path}/rows")
     damage(next((tmp_path / "rows").rglob("train.array_record")))

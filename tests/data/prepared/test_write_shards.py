@@ -181,7 +181,7 @@ def test_workers_that_make_nothing_are_reported(texts, letters, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["token_counts.npy", "tokenizer"])
-def test_what_lies_beside_the_rows_is_mended(texts, letters, tmp_path, name):
+def test_damaged_summaries_are_rewritten(texts, letters, tmp_path, name):
     out = tmp_path / "out"
     prepare(source_of(texts), out, letters, length=LENGTH)
     before = contents(out)
@@ -210,7 +210,7 @@ def test_changed_files_and_damaged_shards_are_prepared_again(texts, letters, tmp
     assert not list(out.rglob("2.txt*")), "a shard without its file is gone"
 
 
-def test_the_manifest_says_what_is_there(texts, letters, tmp_path):
+def test_the_manifest_lists_all_shards(texts, letters, tmp_path):
     out, tokenizer = tmp_path / "out", load_tokenizer(letters)
     (texts / "empty.txt").write_text(" \n")
     prepare(source_of(texts), out, letters, length=LENGTH)
@@ -319,7 +319,7 @@ def test_a_full_disk_is_reported_in_one_line(texts, letters, tmp_path, monkeypat
     assert not list((tmp_path / "out" / "shards").iterdir())
 
 
-def test_a_folder_of_something_else_is_refused(texts, letters, tmp_path):
+def test_a_folder_that_is_not_prepared_is_refused(texts, letters, tmp_path):
     source, out = source_of(texts), tmp_path / "out"
     with pytest.raises(DataError, match=texts.name):
         prepare(source, texts, letters, length=LENGTH)

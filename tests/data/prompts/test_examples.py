@@ -34,7 +34,7 @@ def test_files_have_the_fields_that_are_there(tmp_path):
     assert [example.fields["input"] for example in filtered] == ["I eated."]
 
 
-def test_a_field_says_the_task(tmp_path):
+def test_a_field_names_the_task(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"task": "upper", "input": "a", "output": "A"}\n')
     [example] = data.prompt_examples(f"{tmp_path}/a.jsonl")
     assert example.task == "upper"
@@ -96,7 +96,7 @@ def test_questions_about_passages(tmp_path):
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl line 2"),
     ],
 )
-def test_what_has_no_examples_is_refused_in_a_line(tmp_path, name, content, message):
+def test_sources_without_examples_are_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(data.DataError, match=message) as caught:

@@ -70,7 +70,7 @@ def test_the_query_is_never_among_the_examples():
         data.FewShot(PATTERN, POOL, 24, 1).shots(POOL[0])
 
 
-def test_what_is_asked_is_never_shown_nor_an_example_twice():
+def test_shots_differ_from_the_query_and_from_each_other():
     spaced = data.PromptExample({"text": " text 3 ", "label": "b"})
     shots = data.FewShot(PATTERN, [*POOL, spaced, *POOL], 23).shots(POOL[3])
     assert len({shot.fields["text"].strip() for shot in shots}) == 23
@@ -115,6 +115,6 @@ def test_a_full_context_loses_its_first_examples():
         ((PATTERN, [data.PromptExample({"text": "a"})], 1), "'label'.*example 1 of 1"),
     ],
 )
-def test_what_makes_no_prompt_is_refused(arguments, message):
+def test_too_few_examples_or_fields_are_refused(arguments, message):
     with pytest.raises(data.UserError, match=message):
         data.FewShot(*arguments)

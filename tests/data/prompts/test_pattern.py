@@ -130,7 +130,7 @@ def test_a_pattern_by_name_template_or_fields():
         (lambda: data.PATTERNS["question"].answer({}), "got 'answer'"),
     ],
 )
-def test_what_is_no_pattern_is_refused_in_a_line(call, message):
+def test_malformed_patterns_are_refused(call, message):
     with pytest.raises(data.UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -138,7 +138,7 @@ def test_no_validation(tmp_path):
         load(name, tmp_path / "cache", 1)
 
 
-def test_a_fault_leaves_nothing_behind(tmp_path):
+def test_an_error_leaves_no_files(tmp_path):
     name = write(tmp_path / "a", TEXTS)
     (tmp_path / "a/999.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match="not UTF-8"):

@@ -40,7 +40,7 @@ def test_two_files_are_read_line_by_line(files):
 
 
 @given(pairs=st.lists(st.tuples(LINE, LINE), min_size=1, max_size=20))
-def test_nothing_shifts_the_sides(tmp_path_factory, pairs):
+def test_blank_lines_do_not_shift_the_sides(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("pairs")
     sources, targets = zip(*pairs, strict=True)
     name = f"pairs:{write(folder / 'a', sources)},{write(folder / 'b', targets)}"

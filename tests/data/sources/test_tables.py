@@ -78,7 +78,7 @@ def test_faults_of_tables_are_named(read, kind, content, message):
         ("label text", "1 a", "#label,text", ("1", "a"), None),
     ],
 )  # fmt: skip
-def test_headers_are_recognized_and_said(read, kind, header, rows, part, found, note):
+def test_headers_are_recognized_and_logged(read, kind, header, rows, part, found, note):
     mark = {"tsv": "\t", "csv": ","}[kind]
     content = f"{header}\n{rows}\n".replace(" ", mark)
     result = read(kind, content, part)

@@ -91,7 +91,7 @@ def test_the_mask_of_a_vocabulary(data, tokenizer, tmp_path):
     assert mask_of(load_tokenizer(tmp_path)) == mask_of(tokenizer)
 
 
-def test_what_is_refused(data):
+def test_invalid_input_is_refused(data):
     fields = {"source": data.source, "tokenizer": VOCABULARY}
     with pytest.raises(UserError, match=r"length must .*2"):
         DenoisingData(length=2, **fields)

@@ -90,7 +90,7 @@ def test_other_sources_have_the_same_fields(tmp_path, tokenizer):
         MultipleChoiceData,
     ],
 )
-def test_nothing_there(tmp_path, tokenizer, kind):
+def test_missing_and_empty_sources_are_refused(tmp_path, tokenizer, kind):
     (tmp_path / "a").write_text("")
     form = next(iter(kind.forms))
     config = kind(source=f"{form}:{tmp_path}/a", tokenizer=TokenizerConfig(), length=16)

@@ -250,7 +250,7 @@ def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):
 @pytest.mark.parametrize(
     "text", ["abc cab bca", "< > | 0 x A e n d o f t u k", "a <0x0A b endoftext|> c <unk>"]
 )
-def test_names_of_no_text_are_text_whatever_characters_are_known(text):
+def test_names_of_special_tokens_in_texts_stay_text(text):
     """The library's unigrams find any piece in text: ours not those that are no text."""
     ours = SentencePieceTokenizer(foreign([text] * 9, control_symbols=["<|endoftext|>"]))
     backend = sentencepiece_backend(parse_model(ours.model))

@@ -476,7 +476,7 @@ def test_the_fingerprint_follows_the_ids(vocabularies, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(name, content, message, vocabularies, tmp_path):
+def test_unreadable_settings_are_named(name, content, message, vocabularies, tmp_path):
     folder = write(tmp_path, vocabularies["roberta"], "opt")
     (folder / f"{name}.json").write_text(json.dumps(content))
     with pytest.raises(DataError) as caught:

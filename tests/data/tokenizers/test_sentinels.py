@@ -60,7 +60,7 @@ def test_ids_and_texts_are_those_of_transformers(pair):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
-def test_what_is_known_of_a_t5(pair):
+def test_special_tokens_of_a_t5(pair):
     _, ours = pair
     assert ours.vocab_size == 127
     assert ours.sentinels == tuple(range(126, 26, -1))

@@ -160,7 +160,7 @@ def test_rows_do_not_depend_on_each_other(large):
         np.testing.assert_allclose([h.score for h in alone], [h.score for h in row], atol=1e-5)
 
 
-def test_an_early_end_loses_nothing(large):
+def test_early_stopping_finds_the_same_hypotheses(large):
     """The bound is exact: who is answered first is the same however many are asked for."""
     *_, generator = large
     first = search(num_return_sequences=1, max_extra_tokens=8)
@@ -186,7 +186,7 @@ def test_suppressed_tokens_do_not_occur_and_the_end_may_be_forced(large):
 
 
 @pytest.mark.slow
-def test_another_value_compiles_nothing_anew(large):
+def test_other_values_need_no_compilation(large):
     *_, generator = large
     generator.search(SOURCES, search(max_extra_tokens=8))
     before = beam.run._cache_size()

@@ -19,7 +19,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_turns_of_a_conversation_are_continued_as_if_all_were_read_anew(name):
+def test_continued_turns_equal_a_new_conversation(name):
     model = models.create(CONFIGS[name])
     generator = Generator(model, models.init_params(model, jax.random.key(0)))
     request = GenerationRequest(
@@ -38,7 +38,7 @@ def test_turns_of_a_conversation_are_continued_as_if_all_were_read_anew(name):
         tokens = [*tokens, *new[:-1], *range(10, 21)]
 
 
-def test_what_does_not_fit_is_told_and_the_last_position_is_used():
+def test_truncation_is_logged_and_the_last_position_is_used():
     config = CONFIGS["gpt"]
     model = models.create(config)
     generator = Generator(model, models.init_params(model, jax.random.key(0)))

@@ -67,7 +67,7 @@ def test_texts_are_those_of_transformers(saved):
         assert models.generate(model, params, [prompt], max_new_tokens=10).tolist() == [text]
 
 
-def test_a_growing_context_is_read_anew_once(saved):
+def test_a_growing_context_is_reread_once(saved):
     model, params, theirs = saved
     key = models.row_keys(jax.random.key(0), 1)
     for prompt in PROMPTS:
@@ -81,7 +81,7 @@ def test_a_growing_context_is_read_anew_once(saved):
         assert short + list(context.stream(short, GREEDY, key)) == continued(theirs, short)
 
 
-def test_what_cannot_read_it_anew_is_refused(saved):
+def test_models_that_cannot_reread_are_refused(saved):
     model, params, _ = saved
     options = {"num_beams": 2, "max_new_tokens": 6}
     with pytest.raises(UserError, match=r"prompt 0 .*4 .*6 new .* 5 new"):

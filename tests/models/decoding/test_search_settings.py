@@ -120,7 +120,7 @@ def test_older_folders_say_it_in_their_config(tmp_path):
     )
 
 
-def test_what_is_not_said_is_as_transformers_fills_it_in(tmp_path):
+def test_missing_settings_equal_transformers_defaults(tmp_path):
     write(tmp_path, "config.json", {"model_type": "marian"})
     assert stored_request(tmp_path) == models.GenerationRequest(
         max_new_tokens=20,

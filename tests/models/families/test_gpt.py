@@ -45,7 +45,7 @@ def test_attention_weights(tiny, assert_close, layers):
         assert (layer[..., visible] > 0).all()
 
 
-def test_attention_weights_only_when_asked(tiny):
+def test_attention_weights_only_on_request(tiny):
     assert tiny()(input_ids=IDS).attentions is None
 
 
@@ -273,7 +273,7 @@ def test_shapes_are_checked_under_pytest(tiny):
         ({"dropout_rate": 0.0, "embedding_dropout": 0.2, "attention_dropout": 0.2}, 2),
     ],
 )
-def test_each_place_drops_at_its_own_rate(tiny, rates, number):
+def test_each_dropout_has_its_own_rate(tiny, rates, number):
     model, rng = tiny(**{"dropout_rate": 0.1, **rates}), models.row_keys(jax.random.key(1), 3)
 
     def forward(params, rng):

@@ -88,7 +88,7 @@ def test_targets_see_no_later_token_and_all_of_the_source(name):
     assert (np.abs(apply(**given).logits - before).max(axis=(0, 2)) > 1e-3).all()
 
 
-def test_what_the_encoder_said_may_be_given():
+def test_encoder_outputs_may_be_passed():
     _, _, apply = make()
     given = pair()
     full = apply(**given)
@@ -99,7 +99,7 @@ def test_what_the_encoder_said_may_be_given():
     np.testing.assert_allclose(again.logits, full.logits, atol=1e-6)
 
 
-def test_each_token_may_be_told_what_it_sees():
+def test_a_mask_for_each_token_equals_the_causal_mask():
     _, _, apply = make()
     given = pair()
     causal = np.tril(np.ones((6, 6), bool))[None].repeat(2, 0)

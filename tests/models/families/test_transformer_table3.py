@@ -17,7 +17,7 @@ def in_millions(config, vocab_size):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_note_counts_what_the_sizes_make(name):
+def test_notes_state_the_computed_parameter_counts(name):
     preset = PRESETS[name]
     counts = [in_millions(preset.config, 37_000), in_millions(preset.config, 41_100)]
     assert preset.config.vocab_size == 37_000

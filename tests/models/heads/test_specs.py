@@ -43,7 +43,7 @@ def test_a_record_is_complete(name):
 
 
 @pytest.mark.parametrize("head", encoder_heads())
-def test_the_output_has_what_the_record_says(head):
+def test_outputs_have_the_declared_arrays(head):
     own = (x for name, x in families().items() if FAMILIES[name].startswith("encoders"))
     family = next(x for x in own if head in x.config(**SIZES).heads)
     config = family.config(**SIZES, head=head, labels=LABELS)

@@ -282,7 +282,7 @@ FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_folder_asks_for(tmp_path, name):
+def test_settings_of_a_folder(tmp_path, name):
     theirs, *ours = make("gpt2", tmp_path)
     file = tmp_path / "generation_config.json"
     file.unlink()
@@ -438,7 +438,7 @@ def test_rows_that_are_none(gpt2, ids):
             models.generate(*ours, ids, **options)
 
 
-def test_a_model_that_writes_nothing(tiny):
+def test_a_model_without_a_generating_head_is_refused(tiny):
     model = tiny(family="bert", head="masked_lm")
     with pytest.raises(ValueError, match=r"masked_lm .*seq2seq_lm"):
         models.generate(model.model, model.params, [[3]])

@@ -138,7 +138,7 @@ def test_refused_by_name(fields, message):
         ("gpt", {"scale_scores": False}, "openai-gpt .*scale_scores False: .*True"),
     ],
 )
-def test_what_they_cannot_say(name, changes, message):
+def test_variants_that_transformers_lacks_are_refused(name, changes, message):
     config = models.LectureGPTConfig(**vars(models.preset(name)) | changes)
     with pytest.raises(WeightsError, match=message):
         MAPPING.config_to_hf(config)

@@ -251,7 +251,7 @@ def test_a_published_configuration():
     )
 
 
-def test_every_field_says_something():
+def test_every_field_of_marian_is_read():
     for name, ours, value in (
         ("dropout", "dropout_rate", 0.3),
         ("attention_dropout", "attention_dropout_rate", 0.2),

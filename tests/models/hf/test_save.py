@@ -29,7 +29,7 @@ def same(tree, other):
 
 
 @pytest.mark.slow
-def test_it_comes_back_with_and_without_a_tokenizer(gpt, tmp_path):
+def test_saved_models_load_with_and_without_a_tokenizer(gpt, tmp_path):
     model, params, tokenizer = gpt
     for name, given in (("with", [tokenizer]), ("without", [])):
         models.save(tmp_path / name, model, params, *given)
@@ -86,7 +86,7 @@ def test_the_ids_of_generation_come_before_those_of_the_tokenizer(gpt, tmp_path)
         assert {key: back[key] for key in ends} == ends
 
 
-def test_a_folder_that_holds_something_is_left_alone(gpt, tmp_path):
+def test_a_folder_that_is_not_empty_is_unchanged(gpt, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"exists .*empty"):
         models.save(tmp_path, *gpt)

@@ -382,7 +382,7 @@ def test_blocks_that_cannot_draw_in_groups_are_refused():
         ("splash flash triton blocks", {"num_queries": 2042}, "rows have 2042 and 256 tokens, "),
     ],
 )
-def test_every_reason_is_said(kernels, change, reason):
+def test_every_refusal_states_its_reason(kernels, change, reason):
     for kernel in attention_kernels.LIMITS:
         refused = refusal(kernel, dataclasses.replace(CALL, **change))
         assert (refused is not None) == (kernel in kernels)

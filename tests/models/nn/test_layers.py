@@ -70,7 +70,7 @@ def test_few_rows_keep_the_matrix_on_the_left():
         assert "f32[24,4]" in program
 
 
-def test_sums_have_the_type_that_is_asked_for():
+def test_sums_have_the_requested_dtype():
     x, matrix = (jnp.asarray(a, jnp.bfloat16) for a in operands(4))
     assert affine(x, matrix).dtype == jnp.bfloat16
     assert affine(x, matrix, dtype=jnp.float32).dtype == jnp.float32

@@ -271,7 +271,7 @@ def test_positions_at_projections_are_the_printed_formula():
     np.testing.assert_allclose(attend(X.T[None], positions, kernels)[0].T, expected, rtol=1e-4)
 
 
-def test_table_by_hand_and_counter_are_what_they_say():
+def test_given_and_counting_tables():
     config = models.LectureGPTConfig(
         vocab_size=2,
         max_length=3,

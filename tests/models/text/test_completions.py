@@ -75,7 +75,7 @@ def test_log_probabilities_are_the_models_own(tiny_model, completed):
             np.testing.assert_allclose(sum(own), one.log_probability, atol=1e-4)
 
 
-def test_the_share_of_padding_is_told(completed):
+def test_the_share_of_padding_is_logged(completed):
     answers, lines, batches = completed
     assert len(lines) == 1
     assert [prompts for prompts, _ in batches] == 12 * [1]

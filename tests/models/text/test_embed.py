@@ -242,7 +242,7 @@ def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_clo
         (["--pooling", "cls"], "pooling cls gives 16 dimensions, the model's Dense layer takes 32"),
     ],
 )
-def test_what_cannot_be_is_a_line(prompted, capsys, options, message):
+def test_wrong_options_are_one_line(prompted, capsys, options, message):
     folder, _ = prompted
     texts = folder.parent / "texts.txt"
     texts.write_text("a\n")

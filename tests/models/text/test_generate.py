@@ -84,7 +84,7 @@ def test_characters_of_several_tokens_are_streamed_whole(stream_of, bytes_tokeni
         assert pieces == list(text)
 
 
-def test_half_a_character_comes_out_in_the_end(stream_of, bytes_tokenizer):
+def test_an_incomplete_character_is_yielded_at_the_end(stream_of, bytes_tokenizer):
     tokens = bytes_tokenizer.encode("ok 🙂")[:-1]
     samples, pieces, _ = stream_of(bytes_tokenizer, tokens)
     assert samples[0].text == "ok \N{REPLACEMENT CHARACTER}"
@@ -175,7 +175,7 @@ def test_samples_of_each_prompt_stand_together(speaker):
     assert speaker(["one", "other"], seed=2, **options) != samples
 
 
-def test_what_a_model_says_is_streamed(speaker):
+def test_completions_of_a_model_are_streamed(speaker):
     pieces = []
     (sample,) = speaker(["one"], max_new_tokens=8, seed=1, on_text=pieces.append)
     assert "".join(pieces) == sample.text

@@ -111,7 +111,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, capsys
     assert "18 tokens, more than the 16 " in line
 
 
-def test_so_is_that_of_a_run_folder(tmp_path, capsys):
+def test_a_run_folder_is_refused_as_well(tmp_path, capsys):
     write(tmp_path / "theirs", GPT)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "model")]) == 0
     wordpiece([*PIECES, *"abcdefgh"], lowercase=True).save(tmp_path / "model" / "tokenizer")
@@ -162,7 +162,7 @@ def test_a_prompt_beyond_the_context_is_mentioned(tmp_path, capsys):
         (["--num-beams", "2"], "1 of 1 texts end at the 32 tokens"),
     ],
 )
-def test_a_text_that_comes_to_the_context_is_mentioned(options, message, tmp_path, capsys):
+def test_truncated_prompts_are_mentioned(options, message, tmp_path, capsys):
     write(tmp_path / "model", GPT)
     command = ["generate", str(tmp_path / "model"), "--prompt", "cat " * 27, *options]
     assert main([*command, "--max-new-tokens", "4"]) == 0

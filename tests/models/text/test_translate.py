@@ -83,7 +83,7 @@ def test_losses_without_the_heads_of_either_side(run):
 
 
 @pytest.mark.slow
-def test_it_learned_and_says_so(run):
+def test_the_trained_model_translates_and_reports_it(run):
     _, result = run
     assert result.sample == "two four\ndeux quatre"
     assert result.validation["nll"] < 0.3
@@ -188,7 +188,7 @@ def fails(capsys, message, *arguments):
     assert error.count("\n") <= 1
 
 
-def test_what_is_refused(run, tmp_path, capsys):
+def test_invalid_input_is_refused(run, tmp_path, capsys):
     folder, _ = run
     (tmp_path / "long.txt").write_text("one " * 60)
     fails(capsys, f"{tmp_path}/long.txt line 1 has",

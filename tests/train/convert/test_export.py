@@ -110,7 +110,7 @@ def test_an_encoder_and_its_tokenizer(encoder, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_comes_back_bit_for_bit(encoder, tmp_path):
+def test_an_exported_model_is_imported_bit_for_bit(encoder, tmp_path):
     export_model(encoder, tmp_path / "out")
     import_model(tmp_path / "out", tmp_path / "back")
     (model, params), (again, back) = models.load(encoder), models.load(tmp_path / "back")
@@ -317,7 +317,7 @@ def test_files_of_a_size_and_precision(pretrained, tmp_path, dtype):
     assert same(rounded, params)
 
 
-def test_the_card_says_what_it_was_trained_on_and_how_well_it_does(tuned, work_folder, tmp_path):
+def test_the_card_states_training_data_and_scores(tuned, work_folder, tmp_path):
     result = tuned("one")
     export_model(work_folder / "one", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()

@@ -117,9 +117,7 @@ def test_a_whole_folder_is_imported(tmp_path, tagger):
 @pytest.mark.parametrize(
     ("change", "message"), [BREAKS[name] for name in ("no config", "truncated", "lacking")]
 )
-def test_of_a_broken_folder_there_is_a_line_and_nothing_else(
-    tmp_path, tagger, capsys, change, message
-):
+def test_a_broken_folder_is_one_line_without_output(tmp_path, tagger, capsys, change, message):
     (tmp_path / "theirs").mkdir()
     broken_folders.write(tmp_path / "theirs", tagger)
     change(tmp_path / "theirs")
@@ -136,7 +134,7 @@ def test_a_place_that_is_taken_is_refused(tmp_path, theirs):
         import_model(theirs, tmp_path / "run")
 
 
-def test_the_folder_says_where_it_is_from(tmp_path, theirs):
+def test_the_folder_names_its_source(tmp_path, theirs):
     import_model(theirs, tmp_path / "run")
     fields = json.loads((tmp_path / "run" / "config.json").read_text())
     assert fields["imported_from"] == str(theirs.resolve())
@@ -165,7 +163,7 @@ def test_the_command(tmp_path, theirs, capsys):
         (["import", "THEIRS", "THEIRS"], "exists"),
     ],
 )
-def test_a_wrong_command_is_a_line_and_leaves_nothing(tmp_path, theirs, capsys, arguments, message):
+def test_a_wrong_command_is_one_line_without_output(tmp_path, theirs, capsys, arguments, message):
     places = {"THEIRS": str(theirs), "OUT": str(tmp_path / "out"), "NOWHERE": "./NOWHERE"}
     places["FILE"] = str(theirs / "config.json")
     assert main([places.get(word, word) for word in arguments]) == 2

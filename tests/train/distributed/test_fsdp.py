@@ -366,7 +366,7 @@ def test_parameters_are_gathered_whole_if_they_fit(sizes, fits, expected):
         ("bfloat16", 2, 2 * 80 + 120 + 80),
     ],
 )
-def test_whole_bytes(dtype, number, expected):
+def test_bytes_of_gathered_parameters(dtype, number, expected):
     """Parameters, gradients and, with micro-batches, their sums; and a frozen model.
 
     Linear maps are held, and their gradients computed, in the dtype of the computation.

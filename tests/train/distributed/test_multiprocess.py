@@ -141,7 +141,7 @@ COMMAND = (
 
 
 @pytest.mark.slow
-def test_what_several_processes_cannot_do_is_one_line(config, tmp_path, monkeypatch, capfd):
+def test_pmap_with_several_processes_is_refused(config, tmp_path, monkeypatch, capfd):
     set_devices(monkeypatch, 1)
     options = ["--data.source", config.data.source, "--workdir", str(tmp_path / "run")]
     command = [*COMMAND.split(), "--optimizer.warmup-steps", "1", *options]

@@ -75,7 +75,7 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_logs_what_others_call_so(whole_run):
+def test_metrics_have_the_names_of_trl(whole_run):
     result, folder = whole_run
     rows = [json.loads(line) for line in lines(folder)]
     steps = [row for row in rows if row["split"] == "train"]

@@ -135,7 +135,7 @@ def test_a_run_that_was_stopped_is_the_run_never_stopped(work_folder, pretrained
     ("prompt", "message"),
     [("no gap", ".MASK."), ("[MASK] " + "cat " * 40, "32 tokens")],
 )
-def test_a_prompt_that_would_fail_after_training(work_folder, prompt, message):
+def test_a_sample_prompt_is_checked_before_training(work_folder, prompt, message):
     with pytest.raises(train.RunError, match=message):
         train.train(
             pretraining(work_folder, sample_prompt=prompt), work_folder / "prompt", quiet=True

@@ -77,7 +77,7 @@ def test_as_a_source():
         ("builtin:reviews#label,words", "label, text, got .words."),
     ],
 )
-def test_what_is_not_built_in(source, message):
+def test_unknown_built_in_sources_are_refused(source, message):
     with pytest.raises(DataError, match=message):
         SequenceClassificationData(source=source, tokenizer=TokenizerConfig("words")).labels()
 

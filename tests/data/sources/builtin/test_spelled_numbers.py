@@ -18,7 +18,7 @@ def test_numbers_are_spelled():
     assert pairs[0].location == f"the number {NUMBERS.validation.numbers[0]:,}"
 
 
-def test_what_is_validated_on_is_held_out_and_never_drawn():
+def test_validation_pairs_are_never_drawn_in_training():
     held = number_words.HELD_OUT
     assert held == range(680_000, 700_000)
     assert all(number in held for number in NUMBERS.validation.numbers)

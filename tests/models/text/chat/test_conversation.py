@@ -99,7 +99,7 @@ def test_an_answer_is_the_same_with_and_without_the_cache(generator):
     assert chat.num_read < fresh.num_read + 60  # what came before was not read again
 
 
-def test_transcripts_say_who_wrote_what_and_are_taken_up(scripted, tmp_path):
+def test_transcripts_name_writers_and_continue(scripted, tmp_path):
     chat = scripted(" Five.<E>", instructions="Be brief.", name="runs/x")
     chat.reply("Two and three?")
     chat.save(tmp_path / "t.jsonl")
@@ -199,9 +199,7 @@ def test_a_bad_command_keeps_the_conversation(
     assert (tmp_path / "t.jsonl").is_file() == (line != "/exit now")
 
 
-def test_empty_answers_are_told_apart_and_piped_answers_are_separate(
-    generator, monkeypatch, capsys
-):
+def test_empty_answers_are_marked_and_piped_answers_are_separate(generator, monkeypatch, capsys):
     script = Scripted(generator.tokenizer, [" a\nb<E>", "<E>", " " * 200, " c<E>"])
     monkeypatch.setattr(generator, "cached_context", lambda: script)
     monkeypatch.setattr(TextGenerator, "of_run", classmethod(lambda cls, *_, **__: generator))

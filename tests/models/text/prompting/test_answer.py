@@ -66,7 +66,7 @@ def test_answers_end_at_the_line_feed(generator):
 
 
 @pytest.mark.slow
-def test_a_full_context_loses_its_first_examples_and_says_so(generator):
+def test_a_full_context_loses_its_first_examples_with_a_note(generator):
     pool = [data.PromptExample({"input": "a" * n, "output": "b"}) for n in range(1, 9)]
     few = data.FewShot(PATTERN, pool, 8)
     lines = []

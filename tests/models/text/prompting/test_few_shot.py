@@ -150,7 +150,7 @@ def test_bad_numbers_are_refused():
         models.few_shot_accuracy(Stub({}), PATTERN, ANIMALS, [])
 
 
-def test_a_picture_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_picture_is_an_error(tmp_path):
     found = {0: FewShotAccuracy(0.1, 0.2, 4), 16: FewShotAccuracy(0.5, 0.4, 4)}
     draw_accuracy(found, tmp_path / "curve.svg")
     assert "examples in the prompt" in (tmp_path / "curve.svg").read_text()

@@ -177,7 +177,7 @@ def test_the_command_prints_results_of_a_file_of_ones_own(gpt2_folder, tasks, tm
     assert {line.split()[1] for line in table} == results.keys()
 
 
-def test_a_task_that_does_not_exist_is_told_with_similar_names(gpt2, tmp_path, monkeypatch):
+def test_an_unknown_task_is_answered_with_similar_names(gpt2, tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text("task: hellaswag\ndataset_path: nowhere\n")
     manager = TaskManager(include_path=tmp_path, include_defaults=False)
     monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: manager)

@@ -66,7 +66,7 @@ def test_each_subject_has_a_prefix_of_its_own_below_a_common_instruction():
     assert [len(group.prefix) for group in planned(rows).groups] == [141] * 3
 
 
-def test_what_shares_little_is_left_apart():
+def test_short_common_prefixes_are_not_shared():
     rows = [[7, number, *range(200, 250)] for number in range(20)]
     division = planned(rows)
     assert not division.groups

@@ -108,7 +108,7 @@ def test_without_beam_the_extra_is_named(work_folder, tmp_path, capfd, monkeypat
     assert not (tmp_path / "rows").exists()
 
 
-def test_help_tells_what_follows_two_dashes(capfd):
+def test_help_explains_two_dashes(capfd):
     assert cli.main(["prepare", "--help"]) == 0
     text = capfd.readouterr().out
     assert "two dashes" in " ".join(text.split()).replace("│ │ ", "")
