@@ -182,7 +182,7 @@ PROOFS: dict[int, tuple[str, ...]] = {
     80: ("tests/parity/test_transformer_against_torch.py::test_logits_and_hidden_states",),
     81: (f"{OPTIONS}::test_a_causal_encoder", RECORDED),
     82: (f"{TRANSFORMER}::test_targets_see_no_later_token_and_all_of_the_source",),
-    83: (f"{KINDS}::test_table_by_hand_and_counter_are_what_they_say", RECORDED),
+    83: (f"{KINDS}::test_given_and_counting_tables", RECORDED),
     84: (f"{NN}/test_positions.py::test_binary_positions_are_the_printed_table",),
     85: (f"{KINDS}::test_generation_goes_on_beyond_the_trained_length",),
     86: (
@@ -320,9 +320,7 @@ ADDED: dict[str, tuple[str, ...]] = {
         f"{TOOLS}::test_a_database_answers_queries",
         f"{TOOLS}::test_a_database_is_only_read",
     ),
-    "counters appended to the embeddings": (
-        f"{KINDS}::test_table_by_hand_and_counter_are_what_they_say",
-    ),
+    "counters appended to the embeddings": (f"{KINDS}::test_given_and_counting_tables",),
 }
 """Things in the texts that have no number → what proves that they work here."""
 
@@ -347,7 +345,7 @@ NOT: dict[int, str] = {
 """Number of a thing that is not shown here → why."""
 
 
-def test_everything_is_named_once():
+def test_every_row_of_the_lectures_is_proved_once():
     assert sorted(PROOFS) == list(range(1, NUMBER_OF_ROWS + 1))
     assert not IN_PART.keys() & NOT.keys()
     assert IN_PART.keys() | NOT.keys() <= PROOFS.keys() | ADDED.keys()

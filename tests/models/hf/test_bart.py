@@ -284,7 +284,7 @@ LABELS = {"architectures": ["BartForSequenceClassification"]}
         ({"is_encoder_decoder": False}, "is_encoder_decoder False"),
         ({"activation_function": "tanh"}, "activation_function 'tanh'"),
         ({"decoder_attention_heads": 5}, "decoder_num_heads 5"),
-        ({"hidden_widths": 3}, "honors: hidden_widths"),
+        ({"hidden_widths": 3}, "fields: hidden_widths"),
         ({"classifier_dropout": 1.5}, "classifier_dropout must .*1.5"),
         ({**LABELS, "eos_token_id": [2, 3]}, r"eos_token_id \[2, 3\]"),
         ({**LABELS, "decoder_start_token_id": 41}, "start_id 41 .*vocabulary"),

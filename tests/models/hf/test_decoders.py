@@ -565,7 +565,7 @@ REFUSED = {
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
-            "honors: mrope_section",
+            "fields: mrope_section",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "linear .*factor"),
         (
@@ -574,7 +574,7 @@ REFUSED = {
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"architectures": ["LlamaForQuestionAnswering"]}, "ForQuestionAnswering is not"),
-        ({"layer_types": ["full_attention"]}, "honors: layer_types"),
+        ({"layer_types": ["full_attention"]}, "fields: layer_types"),
     ],
     "Qwen2": [
         ({"layer_types": ["linear_attention"] * 3}, "layer_types .*only one"),

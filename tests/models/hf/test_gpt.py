@@ -108,8 +108,8 @@ def test_a_preset_is_written(name):
         ({**GPT2, "add_cross_attention": True}, "here: add_cross_attention True"),
         ({**GPT2, "activation_function": "mish"}, "here: activation_function 'mish'"),
         ({**OPENAI, "afn": "gelu_fast"}, "here: afn 'gelu_fast' .*'gelu',"),
-        ({**OPENAI, "n_inner": 100}, "honors: n_inner"),
-        ({**GPT2, "rotary_dim": 8}, "honors: rotary_dim"),
+        ({**OPENAI, "n_inner": 100}, "fields: n_inner"),
+        ({**GPT2, "rotary_dim": 8}, "fields: rotary_dim"),
     ],
 )
 def test_refused_by_name(fields, message):

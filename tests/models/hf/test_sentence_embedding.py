@@ -61,7 +61,7 @@ def module(folder, number, **fields):
         (lambda f: (f / "1_Pooling/config.json").unlink(), "1_Pooling/config.json .*read"),
         (lambda f: changed(f, "1_Pooling/config.json", pooling_mode="median"),
          r"1_Pooling/config.json: pooling_mode \['median'\] .*cls"),
-        (lambda f: changed(f, "1_Pooling/config.json", more=1), "honors: more"),
+        (lambda f: changed(f, "1_Pooling/config.json", more=1), "fields: more"),
         (lambda f: changed(f, "2_Dense/config.json", use_residual=True), "use_residual True"),
         (lambda f: changed(f, "2_Dense/config.json", activation_function="x.Tanh"),
          "activation_function x.Tanh"),

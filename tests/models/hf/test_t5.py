@@ -227,7 +227,7 @@ def test_scaled_outputs_as_transformers_reads_them(tied, scaled):
         ({"is_gated_act": 1}, "is_gated_act 1 .*bool"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder False .*True"),
         ({"is_decoder": True}, "is_decoder True .*False"),
-        ({"feed_forward_size": 3}, "honors: feed_forward_size"),
+        ({"feed_forward_size": 3}, "fields: feed_forward_size"),
         ({"relative_attention_max_distance": 16}, "position_distance must .*16"),
     ],
 )

@@ -78,7 +78,7 @@ def test_another_model_is_no_reward(judge, tmp_path):
 
 def test_an_answer_that_the_model_cannot_read_whole_is_refused(judge):
     reward = RewardModel.of_run(judge[0])
-    with pytest.raises(data.UserError, match=r"reward model .*48"):
+    with pytest.raises(data.UserError, match=r"63 tokens, .*48 .*reward model"):
         reward([PromptedText("hi", "")], ["you" * 20])
 
 

@@ -1,6 +1,7 @@
 """What a run begins with: another's parameters, its own checkpoint, settings that must fit."""
 
 import dataclasses
+import re
 import shutil
 
 import jax
