@@ -130,9 +130,9 @@ def files(tmp_path_factory):
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text(text * 3, encoding="utf-8")
     write_data(folder)
-    write_model(folder / "all-MiniLM-L6-v2", head="none")
+    write_model(folder / "sentence-transformers" / "all-MiniLM-L6-v2", head="none")
     cross_encoder = {"head": "sequence_classification", "labels": ("score",)}
-    write_model(folder / "ms-marco-MiniLM-L6-v2", **cross_encoder)
+    write_model(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", **cross_encoder)
     return folder
 
 

@@ -31,9 +31,9 @@ SIZES = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
 def url(tmp_path_factory):
     """A server of tiny models with the names of the page."""
     folder = tmp_path_factory.mktemp("served")
-    write_model(folder / "all-MiniLM-L6-v2", head="none")
+    write_model(folder / "sentence-transformers" / "all-MiniLM-L6-v2", head="none")
     score = {"head": "sequence_classification", "labels": ("score",)}
-    write_model(folder / "ms-marco-MiniLM-L6-v2", **score)
+    write_model(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", **score)
     words = train_tokenizer(TEXTS, TokenizerConfig("wordpiece", 60))
     pieces = train_tokenizer(TEXTS, TokenizerConfig("byte-bpe", 270))
     labels = {"head": "sequence_classification", "labels": ("bad", "good")}
