@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import flaxzoo
@@ -54,3 +55,11 @@ def test_every_file_of_the_table_where_is_exists():
     files = re.findall(r"`([^`]+\.py)`", table)
     assert len(files) >= 25
     assert [file for file in files if not (root / file).is_file()] == []
+
+
+def test_the_readme_and_the_install_page_list_every_extra():
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for page in ("README.md", "docs/start/install.md"):
+        text = (root / page).read_text(encoding="utf-8")
+        assert [x for x in extras["optional-dependencies"] if f"`{x}`" not in text] == [], page
