@@ -22,8 +22,10 @@ COLAB = Path(__file__).parents[1] / "colab"
 SECONDS_FOR_A_CELL = 7200
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 """Matches the control sequences of a terminal: colors and movements of the cursor."""
-BAR = re.compile(r"━|^\s*$")
-"""Matches lines of a progress bar."""
+BAR = re.compile(r"━|^\s*$|TqdmWarning|from \.autonotebook import")
+"""Matches lines of a progress bar, and the warning that a notebook cannot draw tqdm's."""
+CACHE = re.compile(r"/\S*/(?=hub/models--)")
+"""Matches the folder of the hub's downloads, which differs between machines."""
 
 
 def refresh(path: Path) -> None:
@@ -68,7 +70,7 @@ def _without_bars(outputs: list[nbformat.NotebookNode]) -> Iterator[nbformat.Not
         if name is None:
             yield from group
             continue
-        text = CONTROL.sub("", "".join(one.text for one in group))
+        text = CACHE.sub("…/", CONTROL.sub("", "".join(one.text for one in group)))
         lines = (line.rpartition("\r")[2] for line in text.split("\n"))
         kept = "\n".join(line for line in lines if not BAR.search(line))
         if kept:
