@@ -166,7 +166,7 @@ def opened(tmp_path_factory):
 
 def write_model(folder, **fields):
     """A tiny model in the Hugging Face format."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     pieces = [*WORDPIECE_SPECIALS, *sorted(set(WORDS))]
     wordpiece(pieces, lowercase=True).save(folder)
     sizes = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
