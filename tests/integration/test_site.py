@@ -22,6 +22,7 @@ PAGES = (
     "reference/commands/train",
     "reference/config/run",
     "families/llama",
+    "explain/losses",
 )
 
 pytestmark = [
