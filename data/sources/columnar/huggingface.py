@@ -5,6 +5,7 @@
 ``hf:OWNER/NAME/CONFIG``       one of its configurations
 ``hf:FOLDER``                  a folder of ``Dataset.save_to_disk``
 ``hf:NAME[SPLIT]``             one split, which is divided like a local source
+``hf:NAME#translation.en``     a field of a column of structs
 =============================  ======================================================
 
 If the source names no split, training reads ``train``, and validation reads the published
@@ -36,7 +37,7 @@ _ROWS_OF_A_PIECE = 1000
 class _DatasetTable(Table):
     def __init__(self, dataset: Any, name: str) -> None:
         self.name, self._dataset = name, dataset
-        self.columns = tuple(dataset.column_names)
+        self.schema = dataset.features.arrow_schema
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -44,7 +45,7 @@ class _DatasetTable(Table):
         starts = range(0, number, _ROWS_OF_A_PIECE)
         return [min(_ROWS_OF_A_PIECE, number - start) for start in starts]
 
-    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+    def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         # Other columns, such as images, are not decoded.
         chosen = self._dataset.select_columns(columns).with_format("arrow")
         return chosen[index * _ROWS_OF_A_PIECE : (index + 1) * _ROWS_OF_A_PIECE]
@@ -85,8 +86,8 @@ class HubData:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.splits[self.training].column_names)
+        """The names of the columns, and of the fields of structs, such as ``translation.en``."""
+        return tuple(_DatasetTable(self.splits[self.training], self.name).paths)
 
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
         """Returns the split to evaluate on, or None if none is published.

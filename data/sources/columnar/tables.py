@@ -7,7 +7,7 @@ Face data set. Only the columns in use are read, and only one piece of them is i
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from ..in_memory import plain
 # Arrow's Python package declares no types.
 ArrowTable = Any
 """A ``pyarrow.Table``."""
+ArrowSchema = Any
+"""A ``pyarrow.Schema``."""
 _ROWS_AT_ONCE = 1024
 
 
@@ -31,11 +33,26 @@ class Table(ABC):
 
     Attributes:
       name: The name of the table, for messages.
-      columns: The names of the columns.
+      schema: The ``pyarrow.Schema`` of the table.
     """
 
     name: str
-    columns: tuple[str, ...]
+    schema: ArrowSchema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.schema.names)
+
+    @cached_property
+    def paths(self) -> Mapping[str, tuple[str, ...]]:
+        """The path of each column and of each field of a struct, such as ``translation.en``."""
+        paths: dict[str, tuple[str, ...]] = {name: (name,) for name in self.columns}
+        for field in self.schema:
+            for path in _fields_of(field):
+                # A column whose name has a dot takes precedence.
+                paths.setdefault(".".join(path), path)
+        return paths
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -43,8 +60,24 @@ class Table(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+    def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         """Reads some columns of a piece."""
+
+    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+        """Reads some columns of a piece, given keys of ``paths``."""
+        import pyarrow
+        import pyarrow.compute
+
+        # The functions of this module are made at run time.
+        compute: Any = pyarrow.compute
+        paths = [self.paths[name] for name in columns]
+        table = self.whole_columns(index, list(dict.fromkeys(path[0] for path in paths)))
+        if all(len(path) == 1 for path in paths):
+            return table
+        arrays = [
+            reduce(compute.struct_field, fields, table.column(first)) for first, *fields in paths
+        ]
+        return pyarrow.Table.from_arrays(arrays, names=columns)
 
     def pieces(self, columns: list[str]) -> Iterator[ArrowTable]:
         """Reads some columns of all pieces in order."""
@@ -58,14 +91,14 @@ class _ParquetTable(Table):
         self.name = str(file)
         opened = str(file) if isinstance(file, Path) else file.open("rb")
         self._file = pyarrow.parquet.ParquetFile(opened)
-        self.columns = tuple(self._file.schema_arrow.names)
+        self.schema = self._file.schema_arrow
 
     @cached_property
     def sizes(self) -> list[int]:
         metadata = self._file.metadata
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
-    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+    def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         return self._file.read_row_group(index, columns=columns, use_threads=False)
 
 
@@ -75,7 +108,7 @@ class _ArrowTable(Table):
     def __init__(self, file: File) -> None:
         self.name, self._location = str(file), file
         self._next, self._reader = 0, self._open()
-        self.columns = tuple(self._reader.schema.names)
+        self.schema = self._reader.schema
 
     def _open(self) -> Any:
         import pyarrow
@@ -96,7 +129,7 @@ class _ArrowTable(Table):
         # A table without columns still has its number of rows.
         return [piece.num_rows for piece in self.pieces([])]
 
-    def piece(self, index: int, columns: list[str]) -> ArrowTable:
+    def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         import pyarrow
 
         # Only the file format has random access to its batches.
@@ -237,7 +270,7 @@ def _wanted(
     """Returns the names of the columns to read."""
     if fields is None:
         return list(table.columns)
-    named = dict.fromkeys(table.columns)
+    named = dict.fromkeys(table.paths)
     for field in (*fields, *(condition.field for condition in conditions)):
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
@@ -245,7 +278,17 @@ def _wanted(
     # A + joins columns, and a ? marks an optional one. The name of a column may also contain them,
     # so the whole field is tested as well.
     parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
-    return [name for name in table.columns if name in parts | tested or f"{name}?" in parts]
+    return [name for name in table.paths if name in parts | tested or f"{name}?" in parts]
+
+
+def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of the fields of a struct, and of the structs in it."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(field.type):
+        for part in field.type:
+            yield field.name, part.name
+            yield from ((field.name, *path) for path in _fields_of(part))
 
 
 class ColumnRecords:

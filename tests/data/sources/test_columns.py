@@ -85,6 +85,26 @@ def test_each_form_has_the_records_of_json_lines(form, folder):
     assert [pair.source for pair in pairs] == [row["text"] for row in ROWS if row["score"] == 4]
 
 
+def test_a_field_of_a_struct_is_a_column(tmp_path):
+    rows = [
+        {"id": i, "translation": {"en": f"one {i}", "more": {"de": f"eins {i}"}}} for i in range(9)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "hf")
+    for form in ("parquet:{}/a.parquet", "hf:{}/hf"):
+        source = form.format(tmp_path)
+        texts = data.load_documents(f"{source}#translation.en", "train", validation_fraction=0)
+        assert list(texts) == [f"one {i}" for i in range(9)]
+        pairs = open_parallel(
+            f"{source}#translation.en,translation.more.de", "train", validation_fraction=0
+        )
+        assert [(pair.source, pair.target) for pair in pairs][3] == ("one 3", "eins 3")
+        with pytest.raises(DataError, match=r"translation\.fr"):
+            data.load_documents(f"{source}#translation.fr", "train", validation_fraction=0)
+
+
 def test_documents_of_columns_are_read_by_pieces_and_not_again(folder, monkeypatch):
     read = []
     piece = tables._ParquetTable.piece
