@@ -44,7 +44,7 @@ from .init_from import InitFromPlan, head_parameters, plan_init_from
 from .load_run import check_sample_prompt, open_run
 from .params_only_run import check_trainable
 from .reference import check_second_model, prepared_data
-from .stages import add_stage, check_extension, next_stage
+from .stages import add_stage, check_extension, last_trained, next_stage
 
 SHOWN_CHANGES = 3
 """Number of differences that a message names. The others are counted."""
@@ -178,12 +178,14 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 def _with_stage(run: Run) -> Run:
     """Returns the run with a further stage if its configuration differs from the stored one."""
     old, new = open_run(run.folder)[0], run.stated
-    changed = differences(old, new)
-    if not changed:
+    if not differences(old, new):
         return run
+    # The stored stage may have ended before its first checkpoint: compare with the one before.
+    old, fingerprints = last_trained(run.folder, old)
+    changed = differences(old, new)
     # A fingerprint need not cover the settings that make examples of texts, such as their length.
     resized = any(name.startswith("data.") and name not in COVERED for name in changed)
-    same_texts = _stored_fingerprints(run.folder).get("train") == run.train.fingerprint
+    same_texts = fingerprints.get("train") == run.train.fingerprint
     stage = next_stage(
         old,
         new,

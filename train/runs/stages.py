@@ -14,6 +14,7 @@ from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...models.run_files import CONFIG_FILE, read_config, steps
 from ..config import Stage, TrainConfig, flatten, in_steps, to_dict, warmup_of
+from .config_json import from_dict
 
 STAGES = "stages"
 """The key of the earlier stages in `config.json`."""
@@ -24,7 +25,7 @@ SCHEDULE = (
 ENDLESS = ("constant", "inverse_sqrt")
 """The schedules that do not depend on the length of the run."""
 CHANGEABLE = (
-    *("steps", "epochs", "batch_size", "micro_batches", "data.", "execution.dtype"),
+    *("steps", "epochs", "batch_size", "data.", "execution.dtype"),
     *(f"optimizer.{name}" for name in SCHEDULE),
     *("optimizer.weight_decay", "optimizer.max_gradient_norm"),
 )
@@ -101,6 +102,21 @@ def next_stage(
 def earlier_stages(folder: Path) -> list[dict[str, Any]]:
     """Returns the stages before the last one, each with `start`, `end` and `train`."""
     return cast(list[dict[str, Any]], read_config(folder).get(STAGES, []))
+
+
+def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mapping[str, Any]]:
+    """Returns the configuration of the last stage that has a checkpoint, and its fingerprints.
+
+    Args:
+        folder: The run folder.
+        stored: The stored configuration, whose stage may have ended before its first checkpoint.
+    """
+    fields, earlier = read_config(folder), earlier_stages(folder)
+    kept = steps(folder)
+    if stored.stage is None or not earlier or (kept and stored.stage.start < kept[-1]):
+        return stored, cast(Mapping[str, Any], fields["data_fingerprints"])
+    last = earlier[-1]
+    return from_dict({**last["train"], "model": fields["model"]}), last["data_fingerprints"]
 
 
 def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]) -> None:

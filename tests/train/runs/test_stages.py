@@ -8,8 +8,10 @@ import pytest
 from flaxzoo import models, train
 from flaxzoo.data.common.errors import RunError, UserError
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.runs.custom import Custom
 from flaxzoo.train.runs.load_run import config_of_run
-from flaxzoo.train.runs.run_folder import prepare_run
+from flaxzoo.train.runs.run_folder import create_folder, prepare_run
+from flaxzoo.train.runs.stages import earlier_stages
 
 from tests.support.run_folders import WORDS, assert_same, everything, lines, small_run
 
@@ -60,6 +62,23 @@ def test_more_steps_alone_equal_a_longer_run(first, run, tmp_path):
     assert_same(everything(run, 8), everything(tmp_path / "whole", 8))
     steps = [line for line in lines(run) if '"train"' in line]
     assert steps == [line for line in lines(tmp_path / "whole") if '"train"' in line]
+
+
+@pytest.mark.slow
+def test_a_stage_without_a_checkpoint_is_not_what_the_next_one_continues(first, run):
+    longer, log = config_with(first[0], steps=8), lambda line: None
+    direct = prepare_run(longer, run, log, Custom(), extend=True).stated
+    assert direct.stage is not None
+    assert (direct.stage.start, direct.stage.schedule_start) == (4, 0)
+    # This stage takes no step.
+    other = config_with(first[0], **SECOND)
+    create_folder(prepare_run(other, run, log, Custom(), extend=True))
+    assert config_of_run(run).batch_size == 16
+    again = prepare_run(longer, run, log, Custom(), extend=True)
+    assert again.stated == direct
+    create_folder(again)
+    assert config_of_run(run).stage == direct.stage
+    assert [x["end"] for x in earlier_stages(run)] == [4]
 
 
 @pytest.mark.slow
