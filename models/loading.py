@@ -123,6 +123,15 @@ def model_config(folder: Path) -> TransformerConfig:
         return config_from_dict(described)
 
 
+def _check_part(folder: Path, step: int | None, part: str) -> None:
+    """Raises UserError if a moving average is requested that the checkpoint does not have."""
+    if part != PARAMS and not (step and (folder / CHECKPOINTS / str(step) / part).is_dir()):
+        raise UserError(
+            f"{folder} has no moving average of its parameters: leave --ema out, or train with "
+            "--optimizer.ema-decay"
+        )
+
+
 def read_params(
     folder: Path,
     step: int | None,
@@ -143,11 +152,7 @@ def read_params(
     Raises:
       UserError: The checkpoint has no such part.
     """
-    if part != PARAMS and not (step and (folder / CHECKPOINTS / str(step) / part).is_dir()):
-        raise UserError(
-            f"{folder} has no moving average of its parameters: leave --ema out, or train with "
-            "--optimizer.ema-decay"
-        )
+    _check_part(folder, step, part)
     if step is None:
         return read_weights(folder, config, shapes)
     fields = read_fields(folder)
@@ -239,12 +244,13 @@ class AdapterRun:
     base: Base
 
 
-def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
+def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -> AdapterRun:
     """Loads the adapters of a run without their base, which may be missing.
 
     Args:
       folder: The folder of the run.
       step: The checkpoint. Defaults to the newest.
+      ema: Whether to load their moving average.
 
     Raises:
       FileNotFoundError: There is no such folder, or the run has no such checkpoint.
@@ -261,7 +267,9 @@ def load_adapters(folder: Path, step: int | None = None) -> AdapterRun:
 
     def read(step: int | None) -> Params:
         assert step is not None
-        return restore_params(folder, step, shapes)
+        part = EMA if ema else PARAMS
+        _check_part(folder, step, part)
+        return restore_params(folder, step, shapes, part)
 
     trained = read_step(folder, step, read)
     return AdapterRun(model, lora, trained, Base.from_fields(fields, folder))

@@ -78,6 +78,13 @@ def save_adapter(
         UserError: The folder is not empty, transformers has no such model, or one of its modules
             is partly frozen and partly trained.
     """
+    new_folder(Path(folder), lambda path: write_adapter(path, model, lora, trained, base=base))
+
+
+def write_adapter(
+    folder: Path, model: Model, lora: LoRA, trained: Params, *, base: str | None
+) -> None:
+    """Writes the files of `save_adapter` into an existing folder."""
     # Factors of the equivalent model that transformers has, by the paths of its parameters.
     config, flat = _as_exported(model.config, trained)
     mapping = module_mapping(config)
@@ -102,14 +109,11 @@ def save_adapter(
         "modules_to_save": _saved_modules(mapping, lora) or None,
     }
 
-    def fill(path: Path) -> None:
-        from safetensors.numpy import save_file
+    from safetensors.numpy import save_file
 
-        save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
-        (path / WEIGHTS).chmod(0o644)
-        write_json(path / CONFIG, fields)
-
-    new_folder(Path(folder), fill)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)
+    write_json(folder / CONFIG, fields)
 
 
 def _task(head: str, lora: LoRA) -> str | None:

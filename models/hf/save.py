@@ -139,6 +139,17 @@ def check_vocabulary(
             )
 
 
+def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabulary) -> str:
+    """Writes the files of a model's tokenizer, with its chat template; returns a note."""
+    side = "left" if config.head in CAUSAL_HEADS else "right"  # unless its folder says so
+    return tokenizer.export(
+        folder,
+        closing=config.head == "seq2seq_lm",
+        padding_side=side,
+        max_length=config.max_length,
+    )
+
+
 def write_model(
     folder: Path,
     config: TransformerConfig,
@@ -194,14 +205,10 @@ def write_model(
     generation = settings.generation
     # The tokenizer. Translation models also store the published search, unless settings are given.
     if tokenizer is not None:
-        length = config.max_length
-        side = "left" if head.name in CAUSAL_HEADS else "right"  # unless its folder says so
-        notes.append(
-            tokenizer.export(folder, closing=translates, padding_side=side, max_length=length)
-        )
+        notes.append(write_tokenizer(folder, config, tokenizer))
         if generation is None and translates:
             request = published_request(tokenizer, config.vocab_size)
-            generation = ids | search_fields(request, length)
+            generation = ids | search_fields(request, config.max_length)
     if settings.embedding is not None:
         write_embedding_settings(
             folder, settings.embedding, d_model=config.d_model, max_length=config.max_length

@@ -15,19 +15,20 @@ from flax.traverse_util import flatten_dict
 
 from ...data.common.atomic_io import build_folder, write_file
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.peft import is_peft_folder
-from ...models.adapters.peft_export import save_adapter
+from ...models.adapters.peft_export import write_adapter
 from ...models.finite import check_finite, load_finite
 from ...models.heads.specs import CAUSAL_HEADS, HEADS
 from ...models.hf.cross_encoder import read_pair_scoring
 from ...models.hf.registry import mapping_of
-from ...models.hf.save import FolderSettings, write_model
+from ...models.hf.save import FolderSettings, write_model, write_tokenizer
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hf.sparse_encoder import read_sparse_settings
 from ...models.hub import local_folder
-from ...models.loading import load_adapters
+from ...models.loading import AdapterRun, load_adapters, model_config
 from ...models.nn.typing import Params
 from ...models.run_files import CONFIG_FILE, IMPORTED_FROM, chosen_step, is_foreign, read_fields
 from ...models.stablehlo import export_forward, input_names
@@ -78,6 +79,7 @@ def export_model(
     dtype: Precision = "float32",
     file_bytes: int = FILE_BYTES,
     ema: bool = False,
+    base: str | None = None,
 ) -> list[str]:
     """Writes a model in a format for other programs.
 
@@ -88,12 +90,15 @@ def export_model(
         form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
           transformers. safetensors, npz: the arrays by flaxzoo's parameter paths, layers stacked.
           stablehlo: the forward pass as a program that needs only jax, with its parameters.
-          peft: the adapters of a run that trained them, without their base, for the package peft.
+          peft: the adapters of a run that trained them, without their base, for the package peft,
+          with the tokenizer, its chat template and a model card.
         step: The checkpoint. Defaults to the newest.
         dtype: The precision of the written parameters.
         file_bytes: The maximum size of a file in the Hugging Face format. Tensors are not split.
         ema: Whether to write the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
+        base: For the form "peft": the base in the Hugging Face format that peft loads, a name or a
+            folder. Defaults to the folder that the base was read or imported from.
 
     Returns:
         Notes on the exported model, one line each.
@@ -107,7 +112,13 @@ def export_model(
     check_not_existing(output)
     # Adapters are exported without the parameters of their base.
     if form == "peft":
-        return _write_peft(folder, output, step, dtype)
+        require(
+            dtype == "float32",
+            f"adapters are written in float32, not {dtype}: leave the dtype out",
+            error=RunError,
+        )
+        return _write_peft(folder, output, step=step, base=base, ema=ema)
+    require(base is None, f"base {base!r} is for the form peft, not for {form}: leave it out")
     config, tokenizer = open_run(folder)
     step = chosen_step(folder, step)
     model, params = load_finite(folder, step=step, ema=ema)
@@ -211,28 +222,87 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     return [note]
 
 
-def _write_peft(folder: Path, output: Path, step: int | None, dtype: Precision) -> list[str]:
+def _write_peft(
+    folder: Path, output: Path, *, step: int | None, base: str | None, ema: bool
+) -> list[str]:
     """Writes the adapters of a run, without reading the base model's parameters."""
-    if dtype != "float32":
-        raise RunError(f"adapters are written in float32, not {dtype}: leave the dtype out")
-    run = load_adapters(folder, step)
+    run = load_adapters(folder, step, ema=ema)
     check_finite(run.trained, folder)
     # This rejects a model that transformers lacks before anything is written.
     mapping_of(run.model.config).config_to_hf(run.model.config)
-    base, name = Path(run.base.folder), run.base.folder
-    is_run = (base / CONFIG_FILE).is_file() and not is_foreign(read_fields(base))
-    # peft needs a base in the Hugging Face format. Name the folder that the base was imported from,
-    # if it has one.
-    if is_run:
-        origin = read_fields(base).get(IMPORTED_FROM)
-        named = isinstance(origin, str) and not is_peft_folder(Path(origin))
-        name = str(origin) if named else None
-    save_adapter(output, run.model, run.lora, run.trained, base=name)
-    remedy = f"flaxzoo export {base} FOLDER makes it" if name is None else name
-    return [
-        f"{count_parameters(run.trained):,} parameters; peft loads them onto their base in Hugging "
-        f"Face's form: {remedy}"
+    name = _base_name(run) if base is None else _checked_base(base, run)
+    remedy = f"flaxzoo export {run.base.folder} FOLDER makes it, and --base FOLDER names it"
+    number = count_parameters(run.trained)
+    notes = [
+        f"{number:,} parameters; peft loads them onto their base in the Hugging Face format: "
+        f"{name or remedy}"
     ]
+    config, tokenizer = open_run(folder)
+
+    def fill(path: Path) -> None:
+        write_adapter(path, run.model, run.lora, run.trained, base=name)
+        notes.append(_write_its_tokenizer(path, run, tokenizer))
+        card = model_card(
+            output.name,
+            config,
+            stored_fields=read_fields(folder),
+            folder=folder,
+            step=chosen_step(folder, step),
+            num_parameters=number,
+            sentence_class=None,
+            notes=notes,
+            adapter_base=name or "BASE",
+        )
+        (path / FILE).write_text(card, encoding="utf-8")
+
+    build_folder(output, fill)
+    return notes
+
+
+def _base_name(run: AdapterRun) -> str | None:
+    """Returns the name or folder of the base in the Hugging Face format, if it is known."""
+    base = Path(run.base.folder)
+    if not (base / CONFIG_FILE).is_file() or is_foreign(read_fields(base)):
+        return run.base.folder
+    # The base is a run: name the folder that it was imported from.
+    origin = read_fields(base).get(IMPORTED_FROM)
+    return origin if isinstance(origin, str) and not is_peft_folder(Path(origin)) else None
+
+
+def _checked_base(base: str, run: AdapterRun) -> str:
+    """Returns `base`, unless it is a folder that peft cannot load the adapters onto."""
+    file = Path(base).expanduser() / CONFIG_FILE
+    if not file.is_file():  # a name on the hub, or a folder that does not exist yet
+        return base
+    require(
+        is_foreign(read_fields(file.parent)),
+        f"base {base} is a run folder, which peft does not load: flaxzoo export {base} FOLDER "
+        "makes a folder that it loads",
+        error=RunError,
+    )
+    found, own = model_config(file.parent), run.model.config
+    for size in ("num_layers", "d_model", "vocab_size"):
+        require(
+            getattr(found, size) == getattr(own, size),
+            f"base {base} has {size} {getattr(found, size)}, and the adapters are for a model with "
+            f"{getattr(own, size)}: name their own base",
+            error=RunError,
+        )
+    return base
+
+
+def _write_its_tokenizer(folder: Path, run: AdapterRun, tokenizer: Tokenizer) -> str:
+    """Writes the tokenizer of a run with its adapters; returns a note."""
+    config, size = run.model.config, tokenizer.target.vocab_size
+    paths = (*run.lora.whole, *(x.path for x in run.lora.maps))
+    resized = [path for path in paths if path.startswith(("token_embedding", "head/"))]
+    # AutoPeftModel gives the base as many embeddings as the tokenizer has tokens.
+    if size != config.vocab_size and resized:
+        return (
+            f"without a tokenizer, because peft would cut the {config.vocab_size:,} embeddings of "
+            f"the base to its {size:,} tokens, and {resized[0]} is trained: take the base's"
+        )
+    return write_tokenizer(folder, config, tokenizer)
 
 
 FORMS: Mapping[str, Callable[[Exported, Path], list[str]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...data.common.json_text import JsonObject
-from ...models.heads.specs import HEADS
+from ...models.heads.specs import HEADS, HeadSpec
 from ...models.registry import family_name
 from ...models.run_files import IMPORTED_FROM
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
@@ -75,6 +75,7 @@ def model_card(
     num_parameters: int,
     sentence_class: str | None,
     notes: Sequence[str],
+    adapter_base: str | None = None,
 ) -> str:
     """Returns the text of the model card.
 
@@ -88,12 +89,14 @@ def model_card(
         sentence_class: The class of sentence-transformers that loads the export; a key of
           `USAGES`, or None.
         notes: Further notes, one line each.
+        adapter_base: The base of exported adapters, or None for a whole model.
     """
     model = config.model
     head = HEADS[model.head]
     made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
-    base = f"base_model: {_without_folders(config.init_from)}\n" if config.init_from else ""
-    library, task = "transformers", head.hub_task
+    origin = adapter_base or config.init_from
+    base = f"base_model: {_without_folders(origin)}\n" if origin else ""
+    library, task = "transformers" if adapter_base is None else "peft", head.hub_task
     usage = None if sentence_class is None else USAGES[sentence_class]
     if usage is not None:
         library, task = "sentence-transformers", usage.hub_task
@@ -101,10 +104,7 @@ def model_card(
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
-        "```python\n"
-        f"from transformers import {head.hf_auto_class}, AutoTokenizer\n\n"
-        f'model = {head.hf_auto_class}.from_pretrained("{name}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n',
+        _loading(name, head, adapter_base),
         *(f"{note}\n" for note in notes),
         *([] if usage is None else [usage.example.format(name)]),
     ]
@@ -117,6 +117,23 @@ def model_card(
             data = f"## Training data\n\nExamples made in Python by `{own['examples']}`.\n"
         parts += [data, _settings(config), _scores(folder, step)]
     return "\n".join(parts)
+
+
+def _loading(name: str, head: HeadSpec, adapter_base: str | None) -> str:
+    """Returns the Python code that loads the model."""
+    imports, loads = "", f'{head.hf_auto_class}.from_pretrained("{name}")'
+    names = f"{head.hf_auto_class}, AutoTokenizer"
+    if adapter_base is not None and head.peft_task == "CAUSAL_LM":
+        imports, names = "from peft import AutoPeftModelForCausalLM\n", "AutoTokenizer"
+        loads = f'AutoPeftModelForCausalLM.from_pretrained("{name}")'
+    elif adapter_base is not None:
+        imports = "from peft import PeftModel\n"
+        base = f'{head.hf_auto_class}.from_pretrained("{_without_folders(adapter_base)}")'
+        loads = f'PeftModel.from_pretrained({base}, "{name}")'
+    return (
+        f"```python\n{imports}from transformers import {names}\n\nmodel = {loads}\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n'
+    )
 
 
 def _origin(stored_fields: JsonObject, step: int | None) -> str:

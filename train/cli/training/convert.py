@@ -42,7 +42,11 @@ class ExportArguments:
     form: Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"] = "huggingface"
     """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
     parameter paths. stablehlo: the forward pass as a program that needs only jax, with its
-    parameters. peft: the adapters of a run with --lora.rank, for the package peft."""
+    parameters. peft: the adapters of a run with --lora.rank, for the package peft, with the
+    tokenizer, its chat template and a model card."""
+    base: str | None = None
+    """For the form peft: the base in the Hugging Face format that peft loads, a name or a folder.
+    Defaults to the folder or the name that the base was read or imported from."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the written parameters."""
     file_gb: Positive | None = None
@@ -70,6 +74,7 @@ def export_command(arguments: list[str]) -> None:
         step=parsed.step,
         ema=parsed.ema,
         dtype=parsed.dtype,
+        base=parsed.base,
         file_bytes=int((parsed.file_gb or 5.0) * 1e9),
     )
     for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
