@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..chat_templates.chat_template import LECTURES, ChatTemplate, Message
+from ..chat_templates.rendered import RenderedChat
 from ..common.errors import DataError
 from ..common.fields import require
 from ..tokenizers.base import Tokenizer
@@ -62,6 +63,73 @@ def encode_chat(
       DataError: The template refuses the conversation or does not support tool calls; or the
         conversation has no answer to learn, and ``add_generation_prompt`` is false.
     """
+    if add_generation_prompt:
+        template = _checked_template(tokenizer, messages, template)
+        rendered = template.render_traced(messages, tools=tools)
+        return _encoded(tokenizer, template, replace(rendered, answers=()))
+    return only_row(encode_rows(tokenizer, messages, tools=tools, template=template))
+
+
+def encode_rows(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Row] | None = None,
+    template: ChatTemplate | None = None,
+    first: int = 0,
+) -> tuple[EncodedChat, ...]:
+    """Encodes a conversation as one or more texts that keep all of its answers.
+
+    Templates that rewrite earlier turns give several texts; see ``ChatTemplate.render_rows``.
+
+    Args:
+      tokenizer: The tokenizer.
+      messages: The messages.
+      tools: JSON schemas of the functions that the assistant may call.
+      template: The template. Defaults to ``tokenizer.chat_template``.
+      first: The number of messages in the prompt, whose answers are not learned.
+
+    Raises:
+      DataError: As for ``encode_chat``.
+    """
+    template = _checked_template(tokenizer, messages, template)
+    controls = tokenizer.control_tokens().items()
+    ends = [name for name, token in controls if token.is_special]
+    rows = template.render_rows(messages, tools=tools, ends=ends, first=first)
+    encoded = tuple(_encoded(tokenizer, template, row) for row in rows)
+    for row in encoded:
+        require(
+            any(row.answers),
+            "the conversation has no token to learn: give the assistant an answer that is not "
+            f"empty (the text is {row.text[:80]!r})",
+            error=DataError,
+        )
+    return encoded
+
+
+def only_row(rows: Sequence[EncodedChat]) -> EncodedChat:
+    """Returns the only text of a conversation.
+
+    Raises:
+      DataError: The conversation has several.
+    """
+    require(
+        len(rows) == 1,
+        "the chat template rewrites earlier turns, so no single text has all answers: give "
+        "conversations with one answer, or another template (data.template)",
+        error=DataError,
+    )
+    return rows[0]
+
+
+def _checked_template(
+    tokenizer: Tokenizer, messages: Sequence[Message], template: ChatTemplate | None
+) -> ChatTemplate:
+    """Returns the template of a conversation.
+
+    Raises:
+      DataError: It has no form for tool calls, and a message calls a tool.
+    """
     template = tokenizer.chat_template if template is None else template
     calls = [m for m in messages if isinstance(m, Mapping) and m.get("tool_calls")]
     require(
@@ -70,26 +138,17 @@ def encode_chat(
         "as <<name argument>>, or give a template that supports them",
         error=DataError,
     )
-    # A prompt has no answers. In a conversation the template or a comparison of texts finds them.
-    if add_generation_prompt:
-        rendered = template.render_traced(messages, tools=tools)
-    else:
-        controls = tokenizer.control_tokens().items()
-        ends = [name for name, token in controls if token.is_special]
-        rendered = template.render_with_answers(messages, tools=tools, ends=ends)
-    text, spans = rendered.text, () if add_generation_prompt else rendered.answers
+    return template
+
+
+def _encoded(tokenizer: Tokenizer, template: ChatTemplate, rendered: RenderedChat) -> EncodedChat:
+    """Encodes a rendered conversation."""
     # Control tokens that are not special count only if one of the templates names them.
     source = template.source + (template.with_tools or "")
-    ids, offsets = encode_guarded(tokenizer, text, rendered.origins, source)
+    ids, offsets = encode_guarded(tokenizer, rendered.text, rendered.origins, source)
     # A token is learned if any of its characters is part of an answer.
-    answers = [any(a < end and b > start for start, end in spans) for a, b in offsets]
-    require(
-        add_generation_prompt or any(answers),
-        "the conversation has no token to learn: give the assistant an answer that is not empty "
-        f"(the text is {text[:80]!r})",
-        error=DataError,
-    )
-    return EncodedChat(text, ids, answers)
+    answers = [any(a < end and b > start for start, end in rendered.answers) for a, b in offsets]
+    return EncodedChat(rendered.text, ids, answers)
 
 
 def num_common(a: Iterable[object], b: Iterable[object]) -> int:

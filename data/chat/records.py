@@ -30,7 +30,14 @@ from ..chat_templates.chat_template import ChatTemplate, Message, check_role
 from ..common.errors import DataError, misspelled
 from ..common.fields import expectation, require, require_one_of
 from ..tokenizers.base import Tokenizer
-from .encoding import EncodedChat, encode_chat, encode_completion, num_common
+from .encoding import (
+    EncodedChat,
+    encode_chat,
+    encode_completion,
+    encode_rows,
+    num_common,
+    only_row,
+)
 from .rows import Row
 
 _ROLES = {
@@ -77,9 +84,17 @@ class Dialogue:
 
     def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
         """Returns the tokens; see ``encode_chat``."""
-        whole = encode_chat(tokenizer, self.messages, tools=self.tools, template=template)
+        return only_row(self.rows(tokenizer, template))
+
+    def rows(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None = None
+    ) -> tuple[EncodedChat, ...]:
+        """Returns the tokens of one or more texts that have all answers; see ``encode_rows``."""
+        rows = encode_rows(
+            tokenizer, self.messages, tools=self.tools, template=template, first=self.first
+        )
         if self.first == 0:
-            return whole
+            return rows
         # Tokens may differ at the border, so encode the prompt separately as well.
         prompt = encode_chat(
             tokenizer,
@@ -88,10 +103,12 @@ class Dialogue:
             template=template,
             add_generation_prompt=True,
         )
-        # Learn only what follows the tokens that the whole text shares with the prompt.
-        common = num_common(prompt.ids, whole.ids)
-        answers = [learned and i >= common for i, learned in enumerate(whole.answers)]
-        return EncodedChat(whole.text, whole.ids, answers)
+        # Learn only what follows the tokens that a text shares with the prompt.
+        common = [num_common(prompt.ids, row.ids) for row in rows]
+        return tuple(
+            replace(row, answers=[x and i >= start for i, x in enumerate(row.answers)])
+            for start, row in zip(common, rows, strict=True)
+        )
 
     @property
     def is_answered(self) -> bool:
@@ -133,6 +150,12 @@ class PromptedText:
         """Returns the tokens; see ``encode_completion``."""
         del template
         return encode_completion(tokenizer, self.prompt, self.completion)
+
+    def rows(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None = None
+    ) -> tuple[EncodedChat, ...]:
+        """Returns the tokens."""
+        return (self.encode(tokenizer, template),)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..common.errors import counted
+from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values
 from ..packing.packed_sequences import PackedTokens, packed_arrays, packed_specs
 from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
+from .encoding import EncodedChat
 from .records import Demonstration, PromptedText, UnusableRecordError, demonstration
 from .rows import Row
 
@@ -30,9 +31,9 @@ class SupervisedExamples(PickledByFields):
     Attributes:
       tokens: The concatenated tokens of all demonstrations, int32 [num_tokens].
       learned: Whether each token is learned, bool [num_tokens].
-      starts: The start of each demonstration, and the end of the last one, int64 [n + 1].
-      length: The length of a sequence, T. A demonstration has at most T + 1 tokens.
-      packed: Whether several demonstrations share a sequence.
+      starts: The start of each row of a demonstration, and the end of the last, int64 [n + 1].
+      length: The length of a sequence, T. A row has at most T + 1 tokens.
+      packed: Whether several rows share a sequence.
     """
 
     tokens: np.ndarray
@@ -123,21 +124,41 @@ class SupervisedData(ChatData[Demonstration]):
         """Returns the demonstrations as sequences; see ``SupervisedExamples``.
 
         Demonstrations longer than a sequence are left out. If they were truncated, they would teach
-        answers without an end.
+        answers without an end. If the chat template rewrites earlier turns, a conversation becomes
+        several rows, each with the answers that its text keeps.
         """
         del seed
+
+        def rows_of(record: Demonstration) -> tuple[EncodedChat, ...]:
+            rows = record.rows(tokenizer)
+            require(
+                len(rows) == 1 or self.learn == "answers",
+                "the chat template rewrites earlier turns, and data.learn all would repeat them: "
+                "learn answers",
+                error=DataError,
+            )
+            return rows
+
         # T + 1 tokens give T inputs and T labels.
         kept, notes = self.fitting(
             records,
-            lambda record: record.encode(tokenizer),
-            lambda encoded: len(encoded.ids) - 1,
+            rows_of,
+            lambda rows: max(len(row.ids) for row in rows) - 1,
             noun="demonstration",
             most=self.length,
             setting=f"data.length {self.length}",
         )
         # Flat arrays of all demonstrations are small and are pickled quickly.
-        ids = [np.asarray(encoded.ids, np.int32) for _, encoded in kept]
-        answers = np.concatenate([encoded.answers for _, encoded in kept])
+        rows = [row for _, rows in kept for row in rows]
+        ids = [np.asarray(row.ids, np.int32) for row in rows]
+        answers = np.concatenate([row.answers for row in rows])
+        several = sum(len(rows) > 1 for _, rows in kept)
+        if several:
+            notes += (
+                f"{several:,} of {counted(len(kept), 'demonstration')} have several rows "
+                f"({len(rows):,} in all), because the chat template rewrites earlier turns: each "
+                "answer follows the text that the model reads before it",
+            )
         examples = SupervisedExamples(
             np.concatenate(ids),
             answers | (self.learn == "all"),
@@ -146,7 +167,7 @@ class SupervisedData(ChatData[Demonstration]):
             self.packing == "first-fit",
         )
         summary = (
-            f"{counted(len(ids), 'demonstration')} in "
+            f"{counted(len(kept), 'demonstration')} in "
             f"{counted(examples.num_examples, 'sequence')}, "
             f"{counted(examples.num_learned, 'token')} of {len(examples.tokens):,} to learn"
         )

@@ -5,10 +5,9 @@ within bounds, and reads only plain JSON data. Its output records which characte
 wrote and which came from its input; see ``chat_templates.traced``.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..common.errors import DataError
 from ..common.fields import require, require_one_of
 from ..common.json_text import optional_object
 from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
+from .rendered import RenderedChat, fewest_rows, following
 from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins
 
 Message = Mapping[str, Any]
@@ -59,22 +59,6 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 class EndlessTemplateError(DataError):
     """A chat template that exceeds its bounds, which makes every conversation fail."""
-
-
-@dataclass(frozen=True)
-class RenderedChat:
-    """A conversation as one text.
-
-    Attributes:
-      text: The text.
-      answers: The half-open ranges of characters that the assistant wrote, in order, including the
-        ends of its turns.
-      origins: A letter for each character, which says who wrote it; see ``chat_templates.traced``.
-    """
-
-    text: str
-    answers: tuple[tuple[int, int], ...]
-    origins: str
 
 
 @dataclass(frozen=True)
@@ -161,10 +145,6 @@ class ChatTemplate:
     ) -> RenderedChat:
         """Returns the text of a conversation, and which characters the assistant wrote.
 
-        A template may mark them with ``{% generation %}``. If it does not, an answer is the text
-        that an assistant's message adds to the text before it, without white space after its end
-        token. A template that rewrites earlier turns is an error.
-
         Args:
           messages: The messages.
           tools: JSON schemas of the functions that the assistant may call.
@@ -173,52 +153,89 @@ class ChatTemplate:
           **variables: Further variables of the template.
 
         Raises:
-          DataError: The conversation has no answer, the template neither marks answers nor keeps
-            the earlier turns, or it refuses the conversation.
+          DataError: As for ``render_rows``, or the template rewrites earlier turns.
         """
         given = {**variables, "tools": tools, "documents": documents}
-        # Templates that mark answers give their ranges directly.
-        whole = self._run(messages, given)
-        text, answers = whole.text, list(whole.answers)
-        if not _MARKER.search(self._source(given)):
-            # Render the conversation up to each answer, and take what the answer adds.
-            answers = [
-                self._by_prefix(messages, number, text, given, ends=ends)
-                for number, message in enumerate(messages)
-                if message.get("role") == "assistant"
-            ]
-        answers = [(start, end) for start, end in answers if end > start]
+        rows = self.render_rows(messages, ends=ends, **given)
         require(
-            answers,
+            len(rows) == 1,
+            "the chat template rewrites earlier turns, so no single text has all answers: learn "
+            "from conversations with one answer, or give a template that marks the answers by "
+            "{% generation %} and {% endgeneration %}",
+            error=DataError,
+        )
+        return rows[0]
+
+    def render_rows(
+        self,
+        messages: Sequence[Message],
+        *,
+        first: int = 0,
+        ends: Sequence[str] = (),
+        **given: object,
+    ) -> tuple[RenderedChat, ...]:
+        """Renders a conversation as one or more texts that keep all of its answers.
+
+        A template may mark answers with ``{% generation %}``. If it does not, an answer is the text
+        that an assistant's message adds to the text before it, without white space after its end
+        token. If the whole text keeps all answers, it is the only one. A template that rewrites
+        earlier turns, such as Qwen3's, which removes their reasoning, gives several texts: each
+        ends with an answer, and its other answers are those that it keeps.
+
+        Args:
+          messages: The messages.
+          first: The number of messages in the prompt, whose answers are not looked for.
+          ends: Names of further tokens that may end an answer, in addition to ``tokens``.
+          **given: ``tools``, ``documents`` and further variables of the template.
+
+        Raises:
+          DataError: The conversation has no answer, the text of a message does not begin with the
+            text before it, or the template refuses the conversation.
+        """
+        given = {"tools": None, "documents": None, **given}
+        whole = self._run(messages, given)
+        # Templates that mark answers give their ranges directly.
+        if _MARKER.search(self._source(given)):
+            rows = [whole]
+        else:
+            numbers = [
+                n for n, x in enumerate(messages) if n >= first and x.get("role") == "assistant"
+            ]
+            turns = {n: self._turn(messages, n, given, ends=ends) for n in numbers}
+            rows = list(fewest_rows(whole, turns))
+        written = [[(a, b) for a, b in row.answers if b > a] for row in rows]
+        kept = [replace(row, answers=tuple(x)) for row, x in zip(rows, written, strict=True) if x]
+        require(
+            kept,
             "the conversation has no answer to learn: give a message of the role 'assistant' that "
             "is not empty",
             error=DataError,
         )
-        return dataclasses.replace(whole, answers=tuple(answers))
+        return tuple(kept)
 
-    def _by_prefix(
+    def _turn(
         self,
         messages: Sequence[Message],
         number: int,
-        text: str,
         given: Mapping[str, object],
         *,
         ends: Sequence[str],
-    ) -> tuple[int, int]:
-        """Returns the range of an assistant's message, from the texts before and after it."""
-        before = self._run(messages[:number], given, add_generation_prompt=True).text
-        after = self._run(messages[: number + 1], given).text
+    ) -> RenderedChat:
+        """Returns the text up to an assistant's message, which is its only answer."""
+        before = self._run(messages[:number], given, add_generation_prompt=True)
+        after = following(before, self._run(messages[: number + 1], given))
         require(
-            after.startswith(before) and text.startswith(after),
-            f"the chat template rewrites earlier turns, so which part of message {number + 1} the "
-            "assistant wrote is unknown: give a template that marks it by {% generation %} and "
+            after.text.startswith(before.text),
+            f"the chat template rewrites what precedes message {number + 1}, so which part of it "
+            "the assistant wrote is unknown: give a template that marks it by {% generation %} and "
             "{% endgeneration %}",
             error=DataError,
         )
         # White space after the token that ends the turn is the template's, not the assistant's.
-        trimmed = after.rstrip()
+        trimmed = after.text.rstrip()
         names = (*(token for token in self.tokens.values() if token), *ends)
-        return len(before), len(trimmed) if trimmed.endswith(names) else len(after)
+        end = len(trimmed) if trimmed.endswith(names) else len(after.text)
+        return replace(after, answers=((len(before.text), end),))
 
     def _source(self, given: Mapping[str, object]) -> str:
         return self.source if given["tools"] is None else self.with_tools or self.source

@@ -106,6 +106,54 @@ CHATML = (
     "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+MISTRAL_V3 = """
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"]|trim + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+REWRITING = {
+    **{name: (FOLDER / f"{name}.jinja").read_text() for name in ("qwen3", "phi3", "gptoss")},
+    "mistral-v0.3": MISTRAL_V3,
+}
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_each_answer_follows_what_the_model_reads(name):
+    """These templates rewrite earlier turns, so a conversation has a row for each answer."""
+    reasoning = [{"reasoning_content": f"because {n}"} if n % 2 else {} for n in range(4)]
+    turns = [{**turn, **more} for turn, more in zip(TURNS, reasoning, strict=True)]
+    messages = [{"role": "system", "content": "Be brief."}, *turns]
+    template = data.ChatTemplate(REWRITING[name], TOKENS)
+    rows = template.render_rows(messages, ends=("<|im_end|>", "<|return|>"))
+    assert len(rows) == 2
+    for row, number in zip(rows, (2, 4), strict=True):
+        [(start, end)] = row.answers
+        read, _ = theirs(REWRITING[name], messages[:number], None, True, False)
+        assert row.text[:start] == read
+        assert messages[number]["content"] in row.text[start:end]
+        assert ("because" in row.text[start:end]) == (name in ("qwen3", "gptoss"))
+        assert len(row.origins) == len(row.text)
+        if name != "mistral-v0.3":  # it leaves the system's text out
+            assert (
+                row.text == theirs(REWRITING[name], messages[: number + 1], None, False, False)[0]
+            )
+
+
 OTHERS = {"zephyr": ZEPHYR, "mistral": MISTRAL, "chatml": CHATML}
 CONTROL = re.compile(r"<\|[^|<>{}']+\|>|</?[a-z_]+>|\[/?[A-Z_]+\]")
 NOT_SPECIAL = re.compile(r"</?(think|tool_call|tool_response|tools)>")

@@ -265,6 +265,29 @@ def test_an_endless_template_stops_a_data_set(tmp_path):
         split_of(data.SupervisedData, GOOD, template=str(tmp_path / "x.jinja"))
 
 
+def test_a_template_that_rewrites_earlier_turns_gives_a_row_for_each_answer(tmp_path):
+    source = (
+        "{% for m in messages %}{{ m.role }}: "
+        "{{ m.content if loop.last or m.role == 'user' else m.content[:1] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    (tmp_path / "x.jinja").write_text(source)
+    template = str(tmp_path / "x.jinja")
+    turns = [("user", "Two?"), ("assistant", "Three."), ("user", "Four?"), ("assistant", "Five.")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    rows = [{"messages": messages}, {"messages": messages[:2]}]
+    split = split_of(data.SupervisedData, rows, template=template, packing="none")
+    assert split.examples.num_examples == 3
+    assert split.examples.num_learned == len("Three.\n") * 2 + len("Five.\n")
+    assert split.summary.startswith("2 demonstrations in 3 sequences")
+    assert any("1 of 2 demonstrations have several rows (3 in all)" in x for x in split.notes)
+    # A preference learns only its last answer, which has one text.
+    pair = {"prompt": messages[:3], "chosen": messages[3:], "rejected": messages[1:2]}
+    assert split_of(data.DPOData, [pair], template=template).examples.num_examples == 1
+    with pytest.raises(data.DataError, match=r"data\.learn all"):
+        split_of(data.SupervisedData, rows[:1], template=template, learn="all")
+
+
 @pytest.mark.parametrize("packing", ["first-fit", "none"])
 def test_sequences_have_each_answer_once_and_no_prompt(packing):
     rows = [{"prompt": f"Say {i}:", "completion": f" {i}{i}."} for i in range(30)]
