@@ -1,0 +1,112 @@
+"""Writes `docs/scale/largest.md`: the largest published model for a topology, by arithmetic.
+
+    python docs/largest_models.py
+
+It evaluates shapes only, and takes a few minutes.
+"""
+
+import functools
+from pathlib import Path
+
+from flaxzoo import models
+from flaxzoo.models.registry import families
+from flaxzoo.train.cli.recipe_options import RecipeParser
+from flaxzoo.train.cli.training.list import count
+from flaxzoo.train.config import TrainConfig
+from flaxzoo.train.plan.least_memory import WAYS, LeastMemory, least_memory, trained_by
+from flaxzoo.train.plan.placeholders import without_data
+from flaxzoo.train.plan.topology import Topology, parse_topology
+
+TOPOLOGIES = (
+    *("l4:1", "a100-40gb:1", "h100:1", "h100:8", "2*h100:8", "4*h100:8"),
+    *("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:4x4x4", "v6e:16x16"),
+)
+PAGE = Path(__file__).parent / "scale" / "largest.md"
+INTRO = """\
+# The largest models
+
+`python docs/largest_models.py` writes this page. The figures are the least that a step needs:
+parameters, optimizer state and gradients, divided over all devices (`--mesh.fsdp`), and on each
+device the inputs of all layers for one row, and the parameters of a layer or of the vocabulary with
+their gradient, with `--execution.remat full` and bfloat16. They are arithmetic. The temporary
+buffers of a compiled step need more: with 2,048 tokens on eight virtual devices `llama3.2-1b` needs
+3.9 GiB by this arithmetic, and 6.6 GiB as compiled. [`flaxzoo plan`](plan.md) decides whether a
+step fits.
+
+A GPU has three quarters of its memory for programs (`XLA_CLIENT_MEM_FRACTION`).
+"""
+SIZES = """## What each family needs
+
+The largest published size of each family, with the row length of its recipe and AdamW. Its topology
+is the first of the table above that fits.
+"""
+
+
+def planned(family: str, preset: str) -> TrainConfig:
+    """Returns the run that `flaxzoo plan FAMILY --preset PRESET` plans."""
+    # A model with windows on both sides predicts no next token: it embeds texts.
+    recipe = family if getattr(models.preset(preset), "causal", True) else "embed"
+    config = RecipeParser("plan", [recipe, "--preset", preset]).read_recipe()[1]
+    return without_data(config, lambda line: None)
+
+
+@functools.cache
+def needed(family: str, preset: str, way: str) -> LeastMemory:
+    """Returns what a step needs on a single device."""
+    return least_memory(trained_by(planned(family, preset), way), 1)
+
+
+def fits(memory: LeastMemory, topology: Topology) -> bool:
+    """Returns whether the memory of one device suffices, given what a single device needs."""
+    assert topology.chip is not None
+    number = topology.num_devices
+    return memory.state / number + memory.activations <= topology.chip.usable_memory
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page() -> str:
+    """Returns the text of the page."""
+    sizes = {
+        (family, preset): record.num_parameters.get(preset) or count(entry.config)
+        for family, record in families().items()
+        for preset, entry in record.presets.items()
+    }
+    by_size = sorted(sizes, key=lambda size: -sizes[size])
+    topologies = [parse_topology(name) for name in TOPOLOGIES]
+    largest = [
+        [f"`{x.name}`", *(_largest(sizes, by_size, way, x) for way in WAYS)] for x in topologies
+    ]
+    rows = []
+    for family in dict(by_size):
+        preset = next(preset for name, preset in by_size if name == family)
+        memory = needed(family, preset, "AdamW")
+        where = next((f"`{x.name}`" for x in topologies if fits(memory, x)), "larger")
+        vocabulary = f"{models.preset(preset).vocab_size:,}"
+        state = f"{memory.state / 2**30:,.1f} GiB"
+        rows.append([family, f"`{preset}`", vocabulary, f"{memory.parameters:,}", state, where])
+    head = ["family", "size", "vocabulary", "parameters", "state and gradients", "topology"]
+    text = [INTRO, table(["topology", *WAYS], largest), SIZES, table(head, sorted(rows))]
+    return "\n".join(text)
+
+
+def _largest(
+    sizes: dict[tuple[str, str], int], by_size: list[tuple[str, str]], way: str, topology: Topology
+) -> str:
+    """Returns the largest size that fits, with its number of parameters."""
+    assert topology.chip is not None
+    memory = topology.chip.usable_memory * topology.num_devices
+    for family, preset in by_size:
+        # The parameters alone may be too large, in 2 bytes if they are frozen.
+        at_least = sizes[family, preset] * (2 if "LoRA" in way else 10)
+        if at_least <= memory and fits(needed(family, preset, way), topology):
+            return f"`{preset}` ({sizes[family, preset] / 1e9:.1f} B)"
+    return "–"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""The memory that every step needs, from shapes alone."""
+
+import dataclasses
+
+import jax
+import pytest
+from flaxzoo import models, train
+from flaxzoo.train.config import objective_of
+from flaxzoo.train.engine.compile import configured_step
+from flaxzoo.train.engine.memory_summary import bytes_per_device
+from flaxzoo.train.plan.least_memory import WAYS, least_memory, trained_by
+from flaxzoo.train.state import count_parameters
+
+
+@pytest.mark.parametrize("way", list(WAYS)[:2])
+def test_the_state_is_that_of_the_step_and_the_gradient(way):
+    config = train.recipe("gpt", **{"model.num_layers": 2, "model.vocab_size": 512})
+    config = trained_by(dataclasses.replace(config, mesh=train.MeshConfig(fsdp=8)), way)
+    mesh = train.make_mesh(config.mesh)
+    state = configured_step(config, objective_of(config), mesh, None).state
+    held = bytes_per_device((state.params, state.opt_state))
+    found = least_memory(config, 8)
+    number = count_parameters(state.params)
+    assert found.parameters == number
+    # Arrays that eight devices do not divide evenly take more than this bound.
+    needed = held + 4 * number / 8
+    assert 0.98 * needed < found.state <= needed
+
+
+def test_adapters_need_their_base_in_16_bits():
+    config = train.recipe("gpt", **{"model.num_layers": 2, "model.vocab_size": 512})
+    whole, adapted = (least_memory(trained_by(config, way), 1) for way in ("AdamW", list(WAYS)[2]))
+    number = count_parameters(models.init_params(models.create(config.model), jax.random.key(0)))
+    assert 2 * number < adapted.state < 2.3 * number
+    assert whole.state == pytest.approx(16 * number, rel=0.01)
+    assert adapted.activations < whole.activations

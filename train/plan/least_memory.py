@@ -1,0 +1,89 @@
+"""The least memory of a step, without compiling it.
+
+The figures are lower bounds: `plan` compiles the step, whose temporary buffers depend on the
+compiler.
+"""
+
+import dataclasses
+import math
+
+import jax
+
+from ...models.adapters.lora import LoRAConfig, make_lora
+from ...models.init import parameter_shapes
+from ...models.registry import create
+from ..config import TrainConfig
+from ..optim.optimizer import make_optimizer
+
+ACTIVATION = 2
+"""Bytes of an activation, in bfloat16."""
+GRADIENT = 4
+"""Bytes of a gradient, in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastMemory:
+    """Lower bounds of the bytes on each device, all sharded over all devices (`mesh.fsdp`)."""
+
+    parameters: int
+    """The number of parameters of the model."""
+    state: int
+    """Bytes of parameters, optimizer state and gradients."""
+    activations: int
+    """Bytes of the inputs of all layers for one row, and of the largest part of the parameters that
+    is whole on each device, with its gradient."""
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.state + self.activations
+
+
+def least_memory(config: TrainConfig, num_devices: int) -> LeastMemory:
+    """Returns lower bounds for a step with one row on each device and full rematerialization.
+
+    Args:
+        config: The run, with the final vocabulary size.
+        num_devices: The number of devices, over which everything is sharded evenly.
+    """
+    model = create(config.model)
+    shapes = parameter_shapes(model)
+    trained, frozen = shapes, 0
+    if config.lora is not None:
+        lora = make_lora(config.lora, model)
+        trained = jax.eval_shape(lambda params: lora.init(jax.random.key(0), params)[0], shapes)
+        frozen = _numbers(shapes) * jax.numpy.dtype(config.lora.frozen_dtype).itemsize
+    moments = jax.eval_shape(make_optimizer(config.optimizer, max(config.steps, 1)).init, trained)
+    held = _bytes(trained) + _bytes(moments) + frozen + GRADIENT * _numbers(trained)
+    sizes, layers = config.model, config.model.num_layers
+    # The input of each layer is kept. The parameters of a layer, or of the vocabulary, and their
+    # gradients are whole while they are used.
+    kept = config.data.length * sizes.d_model * layers * ACTIVATION
+    whole = max(_numbers(shapes.get("layers", shapes)) // layers, sizes.vocab_size * sizes.d_model)
+    gathered = whole * (ACTIVATION + (0 if config.lora else GRADIENT))
+    return LeastMemory(_numbers(shapes), math.ceil(held / num_devices), kept + gathered)
+
+
+WAYS = {
+    "AdamW": {},
+    "AdamW, moments in 8 bits": {"optimizer": {"state_dtype": "int8"}},
+    "LoRA of rank 8": {"lora": LoRAConfig(rank=8, frozen_dtype="bfloat16")},
+}
+"""Ways to train, by their settings."""
+
+
+def trained_by(config: TrainConfig, way: str) -> TrainConfig:
+    """Returns a run that trains in one of `WAYS`."""
+    settings = dict(WAYS[way])
+    optimizer = dataclasses.replace(config.optimizer, **settings.pop("optimizer", {}))
+    if "lora" in settings:  # adapters need a base
+        settings["init_from"] = "base"
+    return dataclasses.replace(config, optimizer=optimizer, **settings)
+
+
+def _numbers(shapes: object) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def _bytes(shapes: object) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
