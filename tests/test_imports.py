@@ -56,7 +56,7 @@ ORDER = {
         {"chat"},
     ],
     "train": [
-        {"compilation_cache", "mesh", "optimizer_config", "state"},
+        {"compilation_cache", "evaluate_config", "mesh", "optimizer_config", "state"},
         {"losses"},
         {"objective_config"},
         {"objectives"},

@@ -25,6 +25,7 @@ from .engine.sharded_step import make_sharded_step as make_sharded_step
 from .engine.train import Result as Result
 from .engine.train import train as train
 from .engine.train_step import make_train_step as make_train_step
+from .evaluate_config import EvaluateConfig as EvaluateConfig
 from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run
 from .evaluation.predict import predict as predict

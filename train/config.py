@@ -20,6 +20,7 @@ from ..data.tasks.base import DataConfig
 from ..models.adapters.lora import LoRAConfig
 from ..models.config import Execution, TransformerConfig
 from ..models.registry import config_to_dict
+from .evaluate_config import EvaluateConfig
 from .losses.objective import Batch, Inputs, Objective
 from .losses.router import with_router
 from .mesh import Gather, MeshConfig, Parallel
@@ -83,6 +84,8 @@ class TrainConfig(Checked):
     """Steps between two records of metrics."""
     evaluate_every: NonNegativeInt = 0
     """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Tasks that judge the model in evaluations."""
     checkpoint_every: NonNegativeInt = 0
     """Steps between two checkpoints; 0: once an epoch."""
     keep_last: PositiveInt = 2
@@ -92,7 +95,8 @@ class TrainConfig(Checked):
     vectors."""
     best_metric: str | None = None
     """The metric of the best checkpoints: min: or max: and a name in the evaluations, such as
-    max:accuracy or min:ema_loss. Defaults to the loss, or nDCG@10 for vectors."""
+    max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`). Defaults to the
+    loss, or nDCG@10 for vectors."""
     skip_bad_steps: NonNegativeInt = 3
     """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
@@ -226,6 +230,7 @@ def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
 
 # Fields that affect how a run is executed, not its result: a resumed run may change them.
 OPERATIONAL_FIELDS = (
+    "micro_batches",
     "mesh",
     "parallel",
     "gather",
@@ -235,6 +240,7 @@ OPERATIONAL_FIELDS = (
     "data.num_workers",
     "log_every",
     "evaluate_every",
+    "evaluate",
     "checkpoint_every",
     "keep_last",
     "keep_best",

@@ -37,8 +37,7 @@ class EmbeddingExample:
     """An anchor with its documents.
 
     Attributes:
-      anchor: The text of the first column, such as a query; None for a further document of a
-        collection.
+      anchor: The text of the first column, such as a query.
       documents: The positive, then the negatives; or the second text of a scored pair.
       score: The score of the pair, or of each document; None if the record has none.
       label: The label of a text without documents, or None.
@@ -46,7 +45,7 @@ class EmbeddingExample:
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 
-    anchor: str | None
+    anchor: str
     documents: tuple[str, ...]
     score: float | tuple[float, ...] | None
     location: str = field(repr=False)
@@ -185,27 +184,19 @@ def _score(value: Any, location: str) -> float | tuple[float, ...]:
     return tuple(map(float, value)) if isinstance(value, list) else float(value)
 
 
-def examples_of_collection(
-    collection: RetrievalData, source: str, *, whole: bool
-) -> list[EmbeddingExample]:
+def examples_of_collection(collection: RetrievalData, source: str) -> list[EmbeddingExample]:
     """Makes an example of each query and each of its relevant documents.
 
     Args:
       collection: The collection.
       source: Its name, for messages.
-      whole: Whether each remaining document becomes an example without an anchor.
     """
-    documents, examples, seen = collection.documents, list[EmbeddingExample](), set[str]()
-    for query, text in collection.queries.items():
+    documents = collection.documents
+    return [
+        EmbeddingExample(text, (documents[id],), None, f"{source} query {query}")
+        for query, text in collection.queries.items()
         # A relevance judgment may name a document that the collection lacks.
-        for id in filter(documents.__contains__, collection.relevant[query]):
-            seen.add(id)
-            location = f"{source} query {query}"
-            examples.append(EmbeddingExample(text, (documents[id],), None, location))
-    # A search also ranks the documents that are relevant to no query.
-    others = [id for id in documents if whole and id not in seen]
-    return examples + [
-        EmbeddingExample(None, (documents[id],), None, f"{source} document {id}") for id in others
+        for id in filter(documents.__contains__, collection.relevant[query])
     ]
 
 

@@ -69,8 +69,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
         # A collection has relevance judgments instead of columns.
         if source.kind in ("beir", "squad"):
             collection = read_retrieval(source.name)
-            whole = split == "validation"
-            examples = examples_of_collection(collection, source.name, whole=whole)
+            examples = examples_of_collection(collection, source.name)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
         # The user names the columns after a #, or their usual names give the roles.
         names = source.fields

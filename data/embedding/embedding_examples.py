@@ -88,10 +88,7 @@ class EmbeddingExamples(PickledByFields):
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example, which is the same in every epoch."""
         anchor, *documents = self.rows[index].tolist()
-        # An absent anchor takes the arrays of any query, which are then multiplied by 0.
-        query = self.queries.example(max(anchor, 0))
-        # A document without an anchor is only a candidate in an evaluation.
-        present = int(anchor != ABSENT)
+        query = self.queries.example(anchor)
         arrays = {
             name: np.zeros((len(documents), self.documents.template.length), np.int32)
             for name in ("input_ids", "attention_mask")
@@ -106,8 +103,5 @@ class EmbeddingExamples(PickledByFields):
         sets = self.data_sets if self.names else None
         values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
         targets = {name: x[index] for name, x in values.items() if x is not None}
-        anchors = {
-            "anchor_ids": query["input_ids"] * present,
-            "anchor_mask": query["attention_mask"] * present,
-        }
+        anchors = {"anchor_ids": query["input_ids"], "anchor_mask": query["attention_mask"]}
         return {**anchors, **(arrays if documents else {}), **targets}

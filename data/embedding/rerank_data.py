@@ -8,7 +8,7 @@ the positive, and 0 for the negatives and for sampled documents.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -58,7 +58,7 @@ class RerankData(ColumnsData):
     def read(
         self, source: LabelledSource, published: PublishedRecords | None, split: Split
     ) -> ExampleSet[EmbeddingExample]:
-        """See ``RecordData``; documents without a query are left out."""
+        """See ``RecordData``."""
         found = super().read(source, published, split)
         require(
             all(example.documents for example in found.examples),
@@ -66,7 +66,7 @@ class RerankData(ColumnsData):
             "documents: name the columns after a #, as #query,document",
             error=DataError,
         )
-        return replace(found, examples=tuple(x for x in found.examples if x.anchor is not None))
+        return found
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and the top of this file."""

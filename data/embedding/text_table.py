@@ -50,8 +50,7 @@ class NumberedTexts:
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):
-            if example.anchor is not None:
-                rows[i, 0] = queries.add(example.anchor, example.location)
+            rows[i, 0] = queries.add(example.anchor, example.location)
             for j, text in enumerate(example.documents, start=1):
                 rows[i, j] = documents.add(text, example.location)
             for j, text in enumerate(example.texts):

@@ -18,6 +18,7 @@ from ..hub import local_folder
 from ..model import Model
 from ..nn.typing import Params
 from .embed import TextEmbedder
+from .text_model import Loaded
 
 
 class SparseEmbedder(TextEmbedder):
@@ -111,8 +112,13 @@ class SparseEmbedder(TextEmbedder):
 
 
 def open_embedder(
-    folder: str | Path, *, step: int | None = None, log: LogFn = print
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    log: LogFn = print,
+    loaded: Loaded | None = None,
 ) -> TextEmbedder:
     """Opens a model of dense or of sparse vectors; see `TextModel.of_run`."""
     is_sparse = kind_of(local_folder(folder)) == "SparseEncoder"
-    return (SparseEmbedder if is_sparse else TextEmbedder).of_run(folder, step=step, log=log)
+    kind = SparseEmbedder if is_sparse else TextEmbedder
+    return kind.of_run(folder, step=step, log=log, loaded=loaded)

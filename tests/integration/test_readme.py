@@ -218,6 +218,9 @@ def write_data(folder):
             json.dumps({"premise": s, "hypothesis": s[:9], "label": i % 3})
             for i, s in enumerate(sentences)
         ),
+        "answers.jsonl": "\n".join(
+            json.dumps({"prompt": s, "answer": s.split()[0]}) for s in sentences[:3]
+        ),
         "choices.jsonl": "\n".join(
             json.dumps({"context": s, "choices": ["there", "here"], "label": i % 2})
             for i, s in enumerate(sentences)

@@ -101,6 +101,13 @@ def test_impossible_values(train_config, fields, message):
         train_config(**fields)
 
 
+def test_a_run_may_resume_with_other_micro_batches_and_tasks(train_config):
+    config, tasks = train_config(batch_size=8), train.EvaluateConfig(tasks=("hellaswag",))
+    other = dataclasses.replace(config, micro_batches=4, evaluate=tasks)
+    assert differences(config, other) == {}
+    assert from_dict(to_dict(other)) == other
+
+
 def test_impossible_lengths(train_config):
     data = train_config().data
     too_long = dataclasses.replace(data, length=17)

@@ -58,7 +58,14 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoints and evaluation": (
         "When to save and to validate, and what to keep.",
         (
-            *("evaluate_every", "checkpoint_every", "keep_last", "keep_best", "best_metric"),
+            *(
+                "evaluate_every",
+                "evaluate.",
+                "checkpoint_every",
+                "keep_last",
+                "keep_best",
+                "best_metric",
+            ),
             *("sample_prompt", "skip_bad_steps"),
         ),
     ),

@@ -8,6 +8,7 @@ If a process dies, jax ends the others with a message after `SILENCE_SECONDS` wi
 
 import atexit
 import itertools
+import json
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.common.errors import ReportedByPrimary, RunError
+from ...data.common.json_text import to_json
+from ...models.nn.typing import Params
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The address of process 0, the number of processes, and the index of this one."""
@@ -178,6 +181,30 @@ def primary_first(work: Callable[[], T]) -> T:
             if mine:
                 result.append(work())
     return result[0]
+
+
+def from_primary(work: Callable[[], T]) -> T:
+    """Runs `work` on process 0 and returns its result, JSON values, in all processes."""
+    if jax.process_count() == 1:
+        return work()
+    key = f"flaxzoo/result/{next(_barriers)}"
+    with barrier():
+        if is_primary():
+            _client().key_value_set(key, to_json(work()))
+    return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
+
+
+def on_one_device(params: Params) -> Params:
+    """Returns parameters on the first device of this process; a collective call."""
+    device = jax.local_devices()[0]
+
+    def gathered(x: jax.Array) -> jax.Array:
+        # A replicated array needs no copy.
+        if x.is_fully_replicated:
+            return x.addressable_data(0)
+        return jax.device_put(process_allgather(x, tiled=True), device)
+
+    return jax.tree.map(gathered, params)
 
 
 def greatest_everywhere(number: int) -> int:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import jax.numpy as jnp
 
@@ -12,11 +13,13 @@ from ...data.common.errors import StepNotTaken, counted
 from ...data.common.fields import require, require_one_of
 from ...data.common.progress import Progress
 from ...models.adapters.lora import make_lora
+from ...models.model import Model
 from ...models.nn.typing import Params
 from ...models.registry import create
 from ...models.run_files import CHECKPOINTS
-from ..distributed.multiprocess import barrier, is_primary
+from ..distributed.multiprocess import barrier, from_primary, is_primary, on_one_device
 from ..distributed.sharding import has_virtual_devices
+from ..evaluation.tasks import Judged, Task, flat, judge
 from ..evaluation.vectors.held_out import vector_scores
 from ..losses.eval_step import Evaluation, evaluate, evaluated_at_once
 from ..optim.ema import evaluated_by_ema
@@ -28,11 +31,11 @@ from ..runs.samples import write_samples
 from ..state import Metrics, TrainState
 from .bad_steps import BadSteps
 from .checkpoint import Checkpoints, DataState
-from .compile import NumpyBatch
 from .start import OpenRun, position_to_save
 from .stop_signals import StopNow
 from .stopping import Callbacks, Stopper
 
+T = TypeVar("T")
 Scores = dict[str, float]
 """Loss and metrics of an evaluation by name."""
 
@@ -42,6 +45,8 @@ class Loop:
     """The state of a run between two steps."""
 
     opened: OpenRun
+    tasks: tuple[Task, ...]
+    """The tasks of `evaluate.tasks`; empty except on the primary process."""
     kept: KeptFolder
     checkpoints: Checkpoints
     batches: BatchIterator
@@ -67,6 +72,7 @@ class Loop:
         self.trainer, self.position = self.opened.trainer, self.batches.get_state()
         config = self.config
         self.schedule = make_schedule(config.optimizer, config.steps, config.schedule_start)
+        self.evaluations = {config.evaluate_every, config.evaluate.tasks_every} - {0}
 
     def take_all_steps(self) -> int | None:
         """Takes the remaining steps; returns the number of the signal that stopped them, or None.
@@ -84,7 +90,7 @@ class Loop:
                 self.stopper.check()
                 self._take_step()
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
-                if saving or self._is_due(self.config.evaluate_every):
+                if saving or any(map(self._is_due, self.evaluations)):
                     # Log first, so that a state with a non-finite loss is never saved. Evaluate
                     # every checkpoint, so that the best one is kept.
                     self._log_pending()
@@ -99,18 +105,22 @@ class Loop:
 
     def _running_model(self) -> RunningModel:
         """Returns the model for callbacks; its parameters are gathered when they are read."""
-        model, lora = create(self.config.model), self.config.lora
+        model = create(self.config.model)
 
         def read(ema: bool) -> tuple[int, Params]:
             state = evaluated_by_ema(self.state) if ema else self.state
             require(state, "the run keeps no moving average: set optimizer.ema_decay")
             assert state is not None
-            params = state.params
-            if lora is not None:
-                params = make_lora(lora, model).merge(params, state.frozen or {})
-            return int(state.step), params
+            return int(state.step), self._merged(model, state)
 
         return RunningModel(model, self.run.tokenizer, read)
+
+    def _merged(self, model: Model, state: TrainState) -> Params:
+        """Returns the parameters of a state, with adapters merged into their base."""
+        lora = self.config.lora
+        if lora is None:
+            return state.params
+        return make_lora(lora, model).merge(state.params, state.frozen or {})
 
     @property
     def _is_last(self) -> bool:
@@ -162,8 +172,9 @@ class Loop:
     def _evaluate_before_first_step(self) -> None:
         """Repeats an interrupted evaluation, or evaluates the initial model for comparison."""
         if self.evaluation_due:
-            validation = self._evaluate()
-            self.checkpoints.add_measure(self.step, self._measure(validation))
+            measure = self._measure(self._evaluate())
+            if measure is not None:
+                self.checkpoints.add_measure(self.step, measure)
             return
         # A policy is compared with its start even if the start has random parameters.
         started = self.config.init_from is not None or self.trainer.validation is not None
@@ -179,16 +190,21 @@ class Loop:
         """
         # Mark the evaluation as due first, so that a checkpoint after an interruption records it.
         self.evaluation_due = True
-        with self.stopper.saving_first(f"the evaluation after step {self.step}"):
-            evaluation = self._run_model_on_validation_data(self.state)
-            # Score the average of the parameters as well, if the optimizer keeps one.
-            average = evaluated_by_ema(self.state)
-            averaged = average and self._run_model_on_validation_data(average)
+        step, average = self.step, evaluated_by_ema(self.state)
+        # Score the average of the parameters as well, if the optimizer keeps one.
+        states = {"": self.state} if average is None else {"": self.state, "ema_": average}
+        with self.stopper.saving_first(f"the evaluation after step {step}"):
+            evaluations = {x: self._run_model_on_validation_data(s) for x, s in states.items()}
+        evaluation = evaluations[""]
+        self.bad_steps.check_validation(step, evaluation.loss)
+        with self.stopper.saving_first(f"the evaluation on tasks after step {step}"):
+            judged = {x: self._judge(state) for x, state in states.items()}
         self.evaluation_due = False
-        self.bad_steps.check_validation(self.step, evaluation.loss)
-        step, validation = self.step, self._scores(evaluation)
-        if averaged is not None:
-            validation |= {f"ema_{name}": x for name, x in self._scores(averaged).items()}
+        validation = {
+            prefix + name: x
+            for prefix, of_state in evaluations.items()
+            for name, x in {**self._scores(of_state), **judged[prefix]}.items()
+        }
         self._measure(validation)  # raises UserError if there is no such metric
         self.validation, self.validated_step = validation, step
         if self.log is not None:
@@ -206,7 +222,9 @@ class Loop:
         # The metrics of a custom objective are not known: show all of its means.
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
-        shown += ("ema_loss",) * (averaged is not None)
+        shown += ("ema_loss",) * (average is not None)
+        # The first metric of each task is its main one.
+        shown += tuple({name.split("/")[0]: name for name in reversed(judged[""])}.values())
         self.progress.evaluated(step, validation, shown)
         self.callbacks(step, lambda callback: callback.on_evaluation(step, validation))
         return validation
@@ -229,11 +247,25 @@ class Loop:
             num_rows=examples.num_examples,
         )
 
-    def _until_stopped(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
-        # An evaluation changes no state, so a signal may interrupt it between batches.
-        for batch in batches:
+    def _judge(self, state: TrainState) -> Scores:
+        """Returns the metrics of the tasks that are due; all processes call it together."""
+        if not self._tasks_are_due:
+            return {}
+        model = create(self.config.model)
+        params = on_one_device(self._merged(model, state))
+        judged = Judged(self.run.folder, loaded=(model, params), log=self.progress.log)
+        return from_primary(lambda: flat(judge(self._until_stopped(self.tasks), judged)))
+
+    @property
+    def _tasks_are_due(self) -> bool:
+        settings = self.config.evaluate
+        return bool(settings.tasks) and (self._is_last or self._is_due(settings.tasks_every or 1))
+
+    def _until_stopped(self, parts: Iterable[T]) -> Iterator[T]:
+        # An evaluation changes no state, so a signal may interrupt it between batches and tasks.
+        for part in parts:
             self.stopper.check_local()
-            yield batch
+            yield part
 
     def _scores(self, evaluation: Evaluation) -> Scores:
         # The data's metrics need the predictions of the default objective, so a custom objective is
@@ -244,10 +276,15 @@ class Loop:
         by_dot = self.config.objective.compares_by_dot
         return {**scores, **vector_scores(evaluation, self.run.validation, by_dot=by_dot)}
 
-    def _measure(self, scores: Scores) -> float:
-        """Returns the measure of a checkpoint, which is lowest for the best one."""
+    def _measure(self, scores: Scores) -> float | None:
+        """Returns the measure of a checkpoint, which is lowest for the best one.
+
+        Returns None if the metric is of a task, and tasks are due in fewer evaluations.
+        """
         if self.config.best_metric is not None:
             direction, _, name = self.config.best_metric.partition(":")
+            if "/" in name and self.config.evaluate.tasks and not self._tasks_are_due:
+                return None
             numbers = [x for x, score in scores.items() if not isinstance(score, str)]
             require_one_of("the metric of best_metric", name, numbers)
             return scores[name] if direction == "min" else -scores[name]

@@ -185,12 +185,11 @@ def _remedies(config: TrainConfig, resumed: bool) -> str:
     """Returns the options that lower the memory of a step, as a clause."""
     remedies = []
     rows = config.batch_size // config.micro_batches
-    if not resumed and rows > 1:
-        # A resumed run must keep its batch size and micro-batches.
-        remedies += [
-            f"raise micro_batches (now {config.micro_batches})",
-            f"lower batch_size (now {config.batch_size:,})",
-        ]
+    if rows > 1:
+        remedies.append(f"raise micro_batches (now {config.micro_batches})")
+    # A resumed run must keep its batch size.
+    if rows > 1 and not resumed:
+        remedies.append(f"lower batch_size (now {config.batch_size:,})")
     if config.execution.remat != "full":
         remedies.append("choose execution.remat full")
     if config.gather == "step":

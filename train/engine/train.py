@@ -22,6 +22,7 @@ from ..evaluation.answers import (
     rewards_of_pairs,
 )
 from ..evaluation.final_sample import final_sample
+from ..evaluation.tasks import Task, open_all
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction
 from ..runs.custom import Callback, Custom, MakeExamples
@@ -118,6 +119,8 @@ def train(
     )
     if config.wandb_project is not None:  # fail before data are read
         wandb_of(config.wandb_project)
+    with barrier():
+        tasks = open_all(config.evaluate) if is_primary() else ()
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples, tuple(rewards))
     # Fix the precision, so that a run resumes under any jax configuration.
@@ -127,8 +130,11 @@ def train(
             config, Path(workdir), lock=lock, log=progress.log, custom=custom, extend=extend
         )
         run = opened.run
+        with barrier():
+            for task in tasks:
+                task.check(run.config.model)
         step, validation, stopped_by = _take_steps(
-            opened, resume=resume, progress=progress, callbacks=callbacks
+            opened, tasks, resume=resume, progress=progress, callbacks=callbacks
         )
         # A signal may have interrupted the evaluation of the last step.
         finished, sample = step == run.config.steps and stopped_by is None, None
@@ -146,7 +152,12 @@ def train(
 
 
 def _take_steps(
-    opened: OpenRun, *, resume: bool, progress: Progress, callbacks: Sequence[Callback]
+    opened: OpenRun,
+    tasks: tuple[Task, ...],
+    *,
+    resume: bool,
+    progress: Progress,
+    callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
     """Takes the remaining steps of a run; returns the last step, its scores and the signal."""
     run, config, kept = opened.run, opened.run.config, KeptFolder.of(opened.run.folder)
@@ -170,6 +181,7 @@ def _take_steps(
         ):
             loop = Loop(
                 opened=opened,
+                tasks=tasks,
                 kept=kept,
                 checkpoints=checkpoints,
                 batches=batches,

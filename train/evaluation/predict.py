@@ -124,7 +124,12 @@ def token_length(row: Batch) -> int:
 
 
 def predict(
-    folder: str | Path, path: SourceLike, *, step: int | None = None, log: LogFn = print
+    folder: str | Path,
+    path: SourceLike,
+    *,
+    step: int | None = None,
+    ema: bool = False,
+    log: LogFn = print,
 ) -> list[Any]:
     """Returns a prediction for each example of a file.
 
@@ -133,6 +138,8 @@ def predict(
         path: a file in the format of this kind of data, "-" for standard input, or a list of
           examples.
         step: the checkpoint. Defaults to the newest.
+        ema: whether to use the moving average of the parameters, which a run with
+            `optimizer.ema_decay` keeps.
         log: called with a line that describes the file.
 
     Returns:
@@ -151,7 +158,7 @@ def predict(
         log(note)
     split = config.data.input_split(path, tokenizer, config.model.labels)
     log(f"input: {split.summary}")
-    predictor = Predictor._of(config, tokenizer, scoring, load_finite(folder, step=step))
+    predictor = Predictor._of(config, tokenizer, scoring, load_finite(folder, step=step, ema=ema))
     examples: Any = split.examples
     rows = [examples.example(0, i) for i in range(examples.num_examples)]
     return examples.decode(predictor.outputs(rows.__getitem__, [*map(token_length, rows)]))
@@ -190,6 +197,7 @@ def predict_yes_no(
     *,
     instruction: str | None = None,
     step: int | None = None,
+    ema: bool = False,
     log: LogFn = print,
 ) -> list[Any]:
     """Scores the pairs of a file with a language model that answers yes or no.
@@ -200,6 +208,8 @@ def predict_yes_no(
         path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of them.
         instruction: see `models.YesNoPrompt`, whose instruction is the default.
         step: the checkpoint. Defaults to the newest.
+        ema: whether to use the moving average of the parameters, which a run with
+            `optimizer.ema_decay` keeps.
         log: called with a line that describes the file.
 
     Returns:
@@ -210,7 +220,7 @@ def predict_yes_no(
         UserError: the model is not a language model, or its parameters are NaN or infinite.
         DataError: the file cannot be read, or a line does not have two texts.
     """
-    scorer = YesNoScorer.of_run(folder, step=step, log=log)
+    scorer = YesNoScorer.of_run(folder, step=step, log=log, ema=ema)
     if instruction is not None:
         scorer = scorer.with_prompt(YesNoPrompt(instruction=instruction))
     # Read the file as the input of a classifier of pairs with one label.

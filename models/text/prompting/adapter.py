@@ -76,7 +76,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         TemplateLM.__init__(self)
         self.backend = "seq2seq" if self.is_encoder_decoder else "causal"
         self._settings, self._search = settings or {}, search
-        self._progress = Progress()
+        self.progress = Progress()
+        """Shows how many requests are done."""
         self.in_chats = False
         """Whether texts are written by a chat template. Names of control tokens in them are then
         encoded as these tokens."""
@@ -153,12 +154,12 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Returns each continuation's log-probability, and whether greedy decoding writes it."""
         del kwargs
-        progress = Progress(quiet=True) if disable_tqdm else self._progress
+        progress = Progress(quiet=True) if disable_tqdm else self.progress
         with progress.counter("requests", len(requests)) as advance:
             scores = self.score(
                 [(context, continuation) for _, context, continuation in requests],
                 on_batch=advance,
-                log=self._progress.log,
+                log=self.progress.log,
             )
         answers = [(score.log_probability, score.is_greedy) for score in scores]
         for (texts, _, _), answer in zip(requests, answers, strict=True):
@@ -204,7 +205,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         alike: dict[str, list[int]] = {}  # a batch has the same settings
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
             alike.setdefault(json.dumps(requests[i].arguments[1], sort_keys=True), []).append(i)
-        progress = Progress(quiet=True) if disable_tqdm else self._progress
+        progress = Progress(quiet=True) if disable_tqdm else self.progress
         with progress.counter("texts", len(requests)) as advance:
             for numbers in alike.values():
                 for start in range(0, len(numbers), BATCH_SIZE):

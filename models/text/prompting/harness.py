@@ -3,23 +3,38 @@
 The harness is the package `lm_eval` (the extra `eval`), imported on first use.
 """
 
+import dataclasses
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....data.common.errors import UserError, similar_names
 from ....data.common.fields import NonNegativeInt, PositiveInt, check_value, require
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
+from ..text_model import Loaded
 
 if TYPE_CHECKING:
     from .adapter import HarnessModel
 
 
+def require_harness() -> None:
+    """Raises UserError if the package `lm_eval` is missing."""
+    require(
+        importlib.util.find_spec("lm_eval") is not None,
+        "lm-evaluation-harness is not installed: pip install 'flaxzoo[eval]', or evaluate local "
+        "data with --shots and --data",
+    )
+
+
 def harness_model(
-    folder: str | Path, *, step: int | None = None, log: LogFn | None = None
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    log: LogFn | None = None,
+    loaded: Loaded | None = None,
 ) -> "HarnessModel":
     """Opens a model for `lm_eval.simple_evaluate(model=…)`, without torch or transformers.
 
@@ -32,50 +47,42 @@ def harness_model(
         folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
         step: the checkpoint. Defaults to the newest.
         log: called with a line if the tokenizer may belong to another model.
+        loaded: the model in the folder and its parameters. If None, they are loaded.
 
     Raises:
         UserError: the package `lm_eval` is missing, or the model cannot generate text.
         FileNotFoundError: it is not a run folder, or has no such checkpoint.
     """
-    require(
-        importlib.util.find_spec("lm_eval") is not None,
-        "lm-evaluation-harness is not installed: pip install 'flaxzoo[eval]', or evaluate local "
-        "data with --shots and --data",
-    )
+    require_harness()
     from .adapter import HarnessModel
 
-    return HarnessModel.of_run(folder, step=step, log=log)
+    return HarnessModel.of_run(folder, step=step, log=log, loaded=loaded)
 
 
-def evaluate_tasks(
-    lm: "HarnessModel",
-    tasks: Sequence[str | Mapping[str, JsonValue]],
-    *,
-    shots: int | None = None,
-    limit: int | None = None,
-    chat: bool = False,
-) -> dict[str, dict[str, float | int]]:
-    """Evaluates a model on tasks of the harness.
+@dataclasses.dataclass(frozen=True)
+class HarnessTasks:
+    """Tasks of the harness whose data is available."""
+
+    given: list[str | dict[str, Any]]
+    """Names, YAML files and configurations."""
+    manager: Any
+    """The `TaskManager` that knows them."""
+
+
+def open_tasks(tasks: Sequence[str | Mapping[str, JsonValue]]) -> HarnessTasks:
+    """Finds tasks of the harness, and loads their data.
 
     Args:
-        lm: from `harness_model`.
         tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations.
-        shots: the number of examples in each prompt. Defaults to the task's number.
-        limit: the number of questions of each task. If None, all.
-        chat: whether prompts are turns of a conversation, written by the chat template.
-
-    Returns:
-        The metrics of each task and group by name, without their standard errors.
 
     Raises:
-        UserError: a task does not exist, or its data is not available.
+        UserError: the package `lm_eval` is missing, a task does not exist, or its data is not
+          available.
     """
-    from lm_eval.evaluator import simple_evaluate
+    require_harness()
     from lm_eval.tasks import TaskManager
 
     require(tasks, "tasks is empty: name at least one task")
-    check_value("limit", limit, PositiveInt | None)
-    check_value("shots", shots, NonNegativeInt | None)
     for package in ("lm_eval", "huggingface_hub"):  # the latter logs each retry
         logging.getLogger(package).setLevel(logging.ERROR)
     # Check the names first, since the harness reports an unknown one with a traceback.
@@ -83,7 +90,6 @@ def evaluate_tasks(
     manager = TaskManager(include_defaults=bool(names))
     for name in names:
         require(name in manager.task_index, _unknown(name, manager.all_tasks))
-    lm.in_chats = chat
     # Load each task's data, so that an error names the task.
     given = [task if isinstance(task, str) else dict(task) for task in tasks]
     for task in given:
@@ -99,23 +105,57 @@ def evaluate_tasks(
             raise UserError(
                 f"the task {name} cannot be read ({_reason(error)}): correct it"
             ) from error
+    return HarnessTasks(given, manager)
+
+
+def evaluate_tasks(
+    lm: "HarnessModel",
+    tasks: Sequence[str | Mapping[str, JsonValue]] | HarnessTasks,
+    *,
+    shots: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+) -> dict[str, dict[str, float | int]]:
+    """Evaluates a model on tasks of the harness.
+
+    Args:
+        lm: from `harness_model`.
+        tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations; or
+          the result of `open_tasks`.
+        shots: the number of examples in each prompt. Defaults to the task's number.
+        limit: the number of questions of each task. If None, all.
+        chat: whether prompts are turns of a conversation, written by the chat template.
+
+    Returns:
+        The metrics of each task and group by name, without their standard errors.
+
+    Raises:
+        UserError: a task does not exist, or its data is not available.
+    """
+    check_value("limit", limit, PositiveInt | None)
+    check_value("shots", shots, NonNegativeInt | None)
+    opened = tasks if isinstance(tasks, HarnessTasks) else open_tasks(tasks)
+    from lm_eval.evaluator import simple_evaluate
+
+    lm.in_chats = chat
     try:
         results = simple_evaluate(
             model=lm,
-            tasks=[*given],
+            tasks=[*opened.given],  # the harness changes it
             num_fewshot=shots,
             limit=limit,
             apply_chat_template=chat,
             bootstrap_iters=0,
             log_samples=False,
-            task_manager=manager,
+            task_manager=opened.manager,
         )
     except UserError:
         raise
     except Exception as error:  # templates and metrics of tasks are programs
+        names = (x if isinstance(x, str) else str(x.get("task")) for x in opened.given)
         raise UserError(
-            f"the harness cannot evaluate {', '.join(map(str, names or tasks))} "
-            f"({_reason(error)}): correct the task, or request fewer shots"
+            f"the harness cannot evaluate {', '.join(names)} ({_reason(error)}): correct the "
+            "task, or request fewer shots"
         ) from error
     assert results is not None  # only the first of several processes has results
     # Keep numbers only, and drop the standard errors.

@@ -22,6 +22,8 @@ class ModelArguments:
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     step: NonNegativeInt | None = None
     """The checkpoint. By default the newest."""
+    ema: bool = False
+    """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,6 @@ class ContextArguments(ModelArguments):
     max_length: PositiveInt | None = None
     """The longest context, in tokens, which may exceed the length in training. Defaults to the
     length in training. A model whose positions are a table (learned ones) cannot exceed it."""
-    ema: bool = False
-    """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def attend_command(arguments: list[str]) -> None:
         # Check the path before the model is loaded, to fail fast.
         check_output_path(parsed.output, "-")
     # Compute the weights of all layers and heads; the output shows a part of them.
-    attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log)
+    attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
     if parsed.json:
         weights = attention.mean(parsed.layer, parsed.head)

@@ -70,13 +70,13 @@ def embed_command(arguments: list[str]) -> None:
             f"--pooling and --normalize require dense vectors, but {parsed.run} is a sparse "
             f"encoder: leave them out",
         )
-        sparse = SparseEmbedder.of_run(parsed.run, step=parsed.step, log=log)
+        sparse = SparseEmbedder.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
         rows = sparse.weights(texts, log, prompt_name=parsed.prompt_name)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_file(parsed.output, "".join(lines).encode())
         log(f"{parsed.output}: {len(rows):,} sparse vectors")
         return
-    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log)
+    embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     # Options replace the settings of the folder.
     settings = embedder.settings
     if parsed.pooling is not None:

@@ -2,15 +2,19 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....data.common.errors import UserError
 from ....data.common.fields import NonNegativeInt, PositiveInt, Seed, require
 from ....data.common.json_text import to_json
 from ....models.decoding.request import NumBeams
 from ...compilation_cache import enable_compilation_cache
+from ...evaluate_config import EvaluateConfig
 from ..options import log, parse
 from .arguments import ModelArguments
+
+if TYPE_CHECKING:
+    from ....models.text.text_model import Loaded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +23,8 @@ class EvaluateArguments(ModelArguments):
 
     With --data beir:FOLDER, prints instead how well its vectors find documents, with BM25 for
     comparison. With --shots, prints the accuracy of its answers after that many examples in the
-    prompt. With --tasks, prints its results in tasks of lm-evaluation-harness (pip install
-    'flaxzoo[eval]').
+    prompt. With --tasks, prints its results in tasks, such as tasks of lm-evaluation-harness (pip
+    install 'flaxzoo[eval]').
     """
 
     data: str | None = None
@@ -33,18 +37,21 @@ class EvaluateArguments(ModelArguments):
     max_length: PositiveInt | None = None
     """Truncate rows to this many tokens, which may exceed the length in training. Defaults to the
     length in training. A model whose positions are a table (learned ones) cannot exceed it."""
-    ema: bool = False
-    """Use the moving average of the parameters (--optimizer.ema-decay)."""
     without_heads: bool = False
     """Print a table of the increase of the loss without each attention head."""
     shots: tuple[NonNegativeInt, ...] = ()
     """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks a single number, by
     default the one that each task defines."""
     tasks: str | None = None
-    """Names of the harness's tasks, groups or tags, or YAML files of your own, separated by commas:
-    hellaswag,arc_easy."""
+    """Tasks separated by commas: names of the harness's tasks, groups or tags (hellaswag,arc_easy),
+    YAML files of your own, beir:FOLDER (a search), and prompts:FILE.jsonl (greedy texts after
+    prompts, compared with answers)."""
     chat: bool = False
     """With --tasks: format prompts as a conversation, with the model's chat template."""
+    max_new_tokens: PositiveInt = EvaluateConfig.max_new_tokens
+    """With --tasks: the number of tokens of a text of prompts:FILE."""
+    stop: tuple[str, ...] = ()
+    r"""With --tasks: strings that end a text of prompts:FILE, such as '\n'."""
     limit: PositiveInt | None = None
     """The number of questions. By default all of each task, or with --shots at most 500."""
     queries: str | None = None
@@ -67,10 +74,10 @@ class EvaluateArguments(ModelArguments):
 RETRIEVAL = "--data beir:FOLDER"
 PROMPTED = ("queries", "pattern", "answers", "balanced", "seed", "plot")
 OPTIONS_OF = {
-    "--tasks": {"tasks", "shots", "chat", "limit"},
-    "--shots": {"shots", "data", "limit", *PROMPTED},
+    "--tasks": {"tasks", "shots", "chat", "limit", "max_new_tokens", "stop", "ema"},
+    "--shots": {"shots", "data", "limit", "ema", *PROMPTED},
     "--without-heads": {"without_heads", "data"},
-    RETRIEVAL: {"data"},
+    RETRIEVAL: {"data", "ema"},
     "the loss": {"data", "num_beams", "max_length", "ema"},
 }
 """What is evaluated → the options that apply to it, in addition to `run` and `step`."""
@@ -139,7 +146,16 @@ def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
     from ...evaluation.vectors.retrieval import evaluate_retrieval
 
     assert parsed.data is not None
-    print(to_json(evaluate_retrieval(parsed.run, parsed.data, step=parsed.step, log=log)))
+    loaded = _average_of(parsed)
+    scores = evaluate_retrieval(parsed.run, parsed.data, step=parsed.step, loaded=loaded, log=log)
+    print(to_json(scores))
+
+
+def _average_of(parsed: EvaluateArguments) -> "Loaded | None":
+    """Returns the model and the moving average of its parameters with --ema, else None."""
+    from ....models.finite import load_finite
+
+    return load_finite(parsed.run, step=parsed.step, ema=True) if parsed.ema else None
 
 
 def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
@@ -157,17 +173,19 @@ def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
 
 
 def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
-    """Prints results in tasks of lm-evaluation-harness, as a table and as JSON."""
-    from ....models.text.prompting.harness import evaluate_tasks, harness_model
+    """Prints results in tasks, as a table and as JSON."""
+    from ...evaluation.tasks import Judged, judge, open_all
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    results = evaluate_tasks(
-        harness_model(parsed.run, step=parsed.step, log=log),
-        names,
+    settings = EvaluateConfig(
+        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         shots=parsed.shots[0] if parsed.shots else None,
         limit=parsed.limit,
         chat=parsed.chat,
+        max_new_tokens=parsed.max_new_tokens,
+        stop=parsed.stop,
     )
+    require(settings.tasks, f"--tasks must name at least one task, got {tasks!r}: name one")
+    results = judge(open_all(settings), Judged(parsed.run, parsed.step, _average_of(parsed), log))
     for name, metrics in results.items():
         for metric, value in metrics.items():
             print(f"{name:<32} {metric:<20} {value:>10.4f}")
@@ -199,7 +217,7 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
     else:
         pattern = prompt_pattern(parsed.pattern)
     found = few_shot_accuracy(
-        ContinuationScorer.of_run(parsed.run, step=parsed.step, log=log),
+        ContinuationScorer.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema),
         pattern,
         examples,
         queries,

@@ -44,13 +44,13 @@ def predict_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ...evaluation.predict import predict, predict_yes_no
 
-    predicted = (
-        predict_yes_no(
-            parsed.run, parsed.input, instruction=parsed.instruction, step=parsed.step, log=log
+    step, ema = parsed.step, parsed.ema
+    if parsed.yes_no:
+        predicted = predict_yes_no(
+            parsed.run, parsed.input, instruction=parsed.instruction, step=step, ema=ema, log=log
         )
-        if parsed.yes_no
-        else predict(parsed.run, parsed.input, step=parsed.step, log=log)
-    )
+    else:
+        predicted = predict(parsed.run, parsed.input, step=step, ema=ema, log=log)
     for prediction in predicted:
         print(to_json(prediction))
 
@@ -76,7 +76,7 @@ def fill_mask_command(arguments: list[str]) -> None:
     enable_compilation_cache()
     from ....models.text.fill_mask import MaskFiller
 
-    filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log)
+    filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     if parsed.words is not None:
         # Given words are scored instead of the most probable tokens.
         print_words(filler.compare(parsed.text, parsed.words), json=parsed.json)

@@ -45,7 +45,7 @@ def translate_command(arguments: list[str]) -> None:
 
     if parsed.output is not None:
         check_output_path(parsed.output, parsed.input)
-    translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log)
+    translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     names = ("num_beams", "length_penalty", "num_return_sequences")
     options = {name: x for name in names if (x := getattr(parsed, name)) is not None}
     # Creating the request checks the options before the input is read.

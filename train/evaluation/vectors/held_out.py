@@ -67,7 +67,7 @@ def _scores_of(
         if len(np.unique(cosines(*pairs))) == 1:
             return {"spearman": 0.0, "pearson": 0.0}
         return similarity_scores(*pairs, examples.scores)
-    # Each different text counts once, and absent texts (-1) do not.
+    # Each different text counts once, and absent documents (-1) do not.
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
     distinct, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)

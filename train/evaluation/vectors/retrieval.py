@@ -11,6 +11,7 @@ from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
 from ....models.text.sparse_embed import SparseEmbedder, open_embedder
+from ....models.text.text_model import Loaded
 from .bm25 import bm25
 from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
@@ -29,6 +30,7 @@ def evaluate_retrieval(
     source: str | RetrievalData,
     *,
     step: int | None = None,
+    loaded: Loaded | None = None,
     log: LogFn = print,
 ) -> dict[str, float]:
     """Evaluates a model on a collection for retrieval, and BM25 for comparison.
@@ -43,6 +45,7 @@ def evaluate_retrieval(
           name on the hub.
         source: a name such as `beir:scifact` (see `data.read_retrieval`), or the collection.
         step: the checkpoint. Defaults to the newest.
+        loaded: the model in the folder and its parameters. If None, they are loaded.
         log: called with lines that describe the data.
 
     Returns:
@@ -60,29 +63,52 @@ def evaluate_retrieval(
     collection = source if isinstance(source, RetrievalData) else read_retrieval(source)
     for line in (collection.summary, *collection.notes):
         log(f"data: {line}")
-    # The evaluator of sentence-transformers orders documents with equal scores by identifier.
-    ids = sorted(collection.documents)
-    documents = [collection.documents[id] for id in ids]
-    queries = list(collection.queries.values())
-    relevant = _indices(collection, ids)
+    scores = model_scores(folder, collection, step=step, loaded=loaded, log=log)
+    # The scores of BM25 show whether the model is better than a search for words.
+    return scores | bm25_scores(collection)
+
+
+def model_scores(
+    folder: str | Path,
+    collection: RetrievalData,
+    *,
+    step: int | None = None,
+    loaded: Loaded | None = None,
+    log: LogFn = print,
+) -> dict[str, float]:
+    """Returns the scores of `evaluate_retrieval` without the scores of BM25."""
+    ids, queries, documents = _texts(collection)
     model, _ = open_folder(folder)
     active = dict[str, float]()
     if model.head == "sequence_classification" and len(model.labels) == 1:
         log(f"the model scores pairs: it ranks the first {RERANKED} documents of BM25 again")
-        scorer = PairScorer.of_run(folder, step=step, log=log)
+        scorer = PairScorer.of_run(folder, step=step, log=log, loaded=loaded)
         ranked = _reranked(scorer, queries, documents, log)
     else:
-        embedder = open_embedder(folder, step=step, log=log)
+        embedder = open_embedder(folder, step=step, log=log, loaded=loaded)
         query_vectors = embedder(queries, log, prompt_name=embedder.settings.query_prompt)
         blocks = embedded(embedder, documents, log)
         if isinstance(embedder, SparseEmbedder):
             active["query_active_dims"] = np.count_nonzero(query_vectors) / len(query_vectors)
             blocks = _counted(blocks, len(documents), active)
         ranked = nearest(embedder.comparable(query_vectors), blocks, DEPTH)[1]
-    scores = ranking_scores(ranked, relevant)
-    # The scores of BM25 show whether the model is better than a search for words.
-    lexical = ranking_scores(bm25(queries, documents, DEPTH)[1], relevant)
-    return scores | active | {f"bm25_{name}": x for name, x in lexical.items() if "ndcg" in name}
+    return ranking_scores(ranked, _indices(collection, ids)) | active
+
+
+def bm25_scores(collection: RetrievalData) -> dict[str, float]:
+    """Returns nDCG of BM25 on a collection, as `bm25_ndcg@10`."""
+    ids, queries, documents = _texts(collection)
+    found = bm25(queries, documents, DEPTH)[1]
+    scores = ranking_scores(found, _indices(collection, ids))
+    return {f"bm25_{name}": x for name, x in scores.items() if "ndcg" in name}
+
+
+def _texts(collection: RetrievalData) -> tuple[list[str], list[str], list[str]]:
+    """Returns the identifiers of the documents, the queries and the documents."""
+    # The evaluator of sentence-transformers orders documents with equal scores by identifier.
+    ids = sorted(collection.documents)
+    documents = [collection.documents[id] for id in ids]
+    return ids, list(collection.queries.values()), documents
 
 
 def _counted(

@@ -1,0 +1,288 @@
+"""Tasks that judge a model, in `flaxzoo evaluate` and in the evaluations of a run.
+
+A task is part of lm-evaluation-harness, a search in a collection, or a file of prompts with
+answers. All open the model through its folder. A run that trains passes its current parameters.
+"""
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from ...data.chat.encoding import end_of_turn
+from ...data.chat.policy import PromptRecord, prompt_record
+from ...data.chat.records import Dialogue
+from ...data.common.errors import DataError
+from ...data.common.fields import require
+from ...data.common.files import file_lines, matching_files
+from ...data.common.json_lines import parse_lines
+from ...data.common.json_text import JsonObject
+from ...data.common.progress import LogFn, Progress
+from ...data.sources.retrieval.collection import RetrievalData, read_retrieval
+from ...models.config import TransformerConfig
+from ...models.heads.specs import CAUSAL_HEADS, require_head
+from ...models.text.completions import Prompt
+from ...models.text.embed import TextEmbedder
+from ...models.text.folder import open_folder
+from ...models.text.generate import TextGenerator
+from ...models.text.prompting.harness import (
+    HarnessTasks,
+    evaluate_tasks,
+    harness_model,
+    open_tasks,
+)
+from ...models.text.text_model import Loaded
+from ...models.text.translate import TextTranslator
+from ..evaluate_config import EvaluateConfig
+from ..losses.metrics import text_scores
+from .vectors.retrieval import bm25_scores, model_scores
+
+Results = dict[str, dict[str, float | int]]
+"""The metrics of each task by name, the main metric first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A model to judge.
+
+    Attributes:
+        folder: The folder of a run or a model.
+        step: The checkpoint. If None, the newest.
+        loaded: The model and newer parameters than the folder's, if any.
+        log: Called with lines about texts that are truncated.
+    """
+
+    folder: str | Path
+    step: int | None = None
+    loaded: Loaded | None = None
+    log: LogFn = print
+
+
+class Task(ABC):
+    """Tasks that are opened, so that all evaluations judge the same questions."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names before the metrics; a group of the harness also has other names."""
+
+    @abstractmethod
+    def check(self, model: TransformerConfig) -> None:
+        """Raises UserError if a model cannot take part."""
+
+    @abstractmethod
+    def __call__(self, judged: Judged) -> Results:
+        """Returns the metrics of a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Harness(Task):
+    """Tasks of lm-evaluation-harness."""
+
+    tasks: HarnessTasks
+    settings: EvaluateConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return tuple(map(str, self.tasks.given))
+
+    def check(self, model: TransformerConfig) -> None:
+        """See `Task`."""
+        _require_writer(model, self.names[0])
+
+    def __call__(self, judged: Judged) -> Results:
+        """See `Task`."""
+        settings = self.settings
+        lm = harness_model(judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded)
+        # A run that trains shows its own progress.
+        lm.progress = Progress(quiet=judged.loaded is not None)
+        return evaluate_tasks(
+            lm, self.tasks, shots=settings.shots, limit=settings.limit, chat=settings.chat
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Search(Task):
+    """A search in a whole collection; see `evaluate_retrieval`."""
+
+    prefix: ClassVar[str] = "beir:"
+    name: str
+    collection: RetrievalData
+
+    @classmethod
+    def open(cls, task: str, settings: EvaluateConfig) -> "Search":
+        """Reads the collection of `beir:FOLDER`."""
+        del settings
+        return cls(Path(task.removeprefix(cls.prefix)).name, read_retrieval(task))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return (self.name,)
+
+    def check(self, model: TransformerConfig) -> None:
+        """See `Task`."""
+        ranks = model.head == "sequence_classification" and len(model.labels) == 1
+        if not ranks:
+            require_head(model, TextEmbedder.heads, *_remedy("embeds no texts", self.name))
+
+    @functools.cached_property
+    def _lexical(self) -> dict[str, float]:
+        return bm25_scores(self.collection)
+
+    def __call__(self, judged: Judged) -> Results:
+        """See `Task`."""
+        found = model_scores(
+            judged.folder,
+            self.collection,
+            step=judged.step,
+            loaded=judged.loaded,
+            log=judged.log,
+        )
+        main = {"ndcg@10": found["ndcg@10"]}
+        return {self.name: {**main, **found, **self._lexical}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers(Task):
+    """Greedy texts after prompts, compared with the answers in their records."""
+
+    prefix: ClassVar[str] = "prompts:"
+    name: str
+    records: Sequence[PromptRecord]
+    references: Sequence[str]
+    settings: EvaluateConfig
+
+    @classmethod
+    def open(cls, task: str, settings: EvaluateConfig) -> "Answers":
+        """Reads the prompts and answers of `prompts:FILE.jsonl`.
+
+        Raises:
+            DataError: The file is missing or empty, or a record has no prompt or no answer.
+        """
+        glob = task.removeprefix(cls.prefix)
+        records, references = [], []
+        for path in matching_files(glob, task):
+            for location, row in parse_lines(file_lines(path)):
+                records.append(prompt_record(row, location))
+                references.append(_reference(row, location))
+        require(records, f"{task!r} is empty: give at least one record", error=DataError)
+        number = settings.limit
+        return cls(Path(glob).stem, records[:number], references[:number], settings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return (self.name,)
+
+    def check(self, model: TransformerConfig) -> None:
+        """See `Task`."""
+        _require_writer(model, self.name)
+
+    def __call__(self, judged: Judged) -> Results:
+        """See `Task`."""
+        model, _ = open_folder(judged.folder)
+        write = self._translated if model.head == "seq2seq_lm" else self._continued
+        texts = [text.strip() for text in write(judged)]
+        scores = text_scores([text.strip() for text in self.references], texts)
+        numbers = {name: x for name, x in scores.items() if not isinstance(x, str)}
+        return {self.name: {"exact_match": numbers.pop("exact_match"), **numbers}}
+
+    def _continued(self, judged: Judged) -> list[str]:
+        """Returns the texts of a causal language model."""
+        writer = TextGenerator.of_run(
+            judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
+        )
+        tokenizer = writer.tokenizer
+        encoded = [record.encode(tokenizer) for record in self.records]
+        options = {"do_sample": False, "max_new_tokens": self.settings.max_new_tokens}
+        # The answer of a conversation ends with the turn.
+        if any(isinstance(record.context, Dialogue) for record in self.records):
+            stored = writer.context_request().eos_token_id
+            turn = end_of_turn(tokenizer, tokenizer.chat_template)
+            options["eos_token_id"] = [*dict.fromkeys((*stored, *turn))]
+        completed = writer.complete(
+            [Prompt(one.text, ids=one.ids) for one in encoded],
+            stop_strings=self.settings.stop,
+            log=judged.log,
+            **options,
+        )
+        return [each.completions[0].text for each in completed]
+
+    def _translated(self, judged: Judged) -> list[str]:
+        """Returns the targets of an encoder-decoder."""
+        translator = TextTranslator.of_run(
+            judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
+        )
+        prompts = [record.context.opening for record in self.records]
+        found = translator(prompts, truncate=True, log=judged.log)
+        return [translations[0].text for translations in found]
+
+
+KINDS: tuple[type[Search] | type[Answers], ...] = (Search, Answers)
+"""The kinds of tasks with a prefix. All other names are tasks of the harness."""
+
+
+def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
+    """Opens the tasks of a run or a command.
+
+    Args:
+        settings: The names of the tasks, and how they judge.
+
+    Raises:
+        UserError: A task is unknown, its data or a package is missing, or two tasks have one name.
+    """
+    of_kind = {name: kind for name in settings.tasks for kind in KINDS if _is(kind, name)}
+    opened: list[Task] = [kind.open(name, settings) for name, kind in of_kind.items()]
+    others = [name for name in settings.tasks if name not in of_kind]
+    if others:
+        opened.append(Harness(open_tasks(others), settings))
+    names = [name for task in opened for name in task.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    require(
+        not twice,
+        f"tasks has several tasks with the name {', '.join(twice)}: rename a file or a folder",
+    )
+    return tuple(opened)
+
+
+def judge(tasks: Iterable[Task], judged: Judged) -> Results:
+    """Returns the metrics of a model in all tasks, `{"hellaswag": {"acc": 0.3, …}, …}`."""
+    return {name: own for task in tasks for name, own in task(judged).items()}
+
+
+def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics with the names of evaluations, `{"hellaswag/acc": 0.3, …}`."""
+    return {
+        f"{name}/{metric}": float(value)
+        for name, own in results.items()
+        for metric, value in own.items()
+    }
+
+
+def _is(kind: type[Search] | type[Answers], name: str) -> bool:
+    return name.startswith(kind.prefix)
+
+
+def _remedy(cannot: str, name: str) -> tuple[str, str]:
+    return cannot, f"leave out the task {name}"
+
+
+def _require_writer(model: TransformerConfig, name: str) -> None:
+    """Raises UserError if a model writes no text."""
+    heads: Container[str] = (*CAUSAL_HEADS, "seq2seq_lm")
+    require_head(model, heads, *_remedy("writes no text", name))
+
+
+def _reference(row: JsonObject, location: str) -> str:
+    """Returns the answer of a record: its field `answer`, or what follows the prompt."""
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    written = last.get("content") if isinstance(last, dict) else None
+    for answer in (row.get("answer"), row.get("completion"), written):
+        if isinstance(answer, str | int | float):
+            return str(answer)
+    raise DataError(f"{location} has no answer: give a field answer, with a text or a number")
