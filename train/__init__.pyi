@@ -8,6 +8,7 @@ Example::
 
 from ..data.common.errors import NonFiniteLoss as NonFiniteLoss
 from ..data.common.errors import RunError as RunError
+from ..data.embedding.bm25 import bm25 as bm25
 from ..models.token_log_probs import TokenLogProbs as TokenLogProbs
 from ..models.token_log_probs import token_log_probs as token_log_probs
 from .config import MeshConfig as MeshConfig
@@ -29,7 +30,6 @@ from .evaluate_config import EvaluateConfig as EvaluateConfig
 from .evaluation.evaluate import losses_without_heads as losses_without_heads
 from .evaluation.evaluate import score_run as score_run
 from .evaluation.predict import predict as predict
-from .evaluation.vectors.bm25 import bm25 as bm25
 from .evaluation.vectors.mteb_encoder import MTEBEncoder as MTEBEncoder
 from .evaluation.vectors.nearest import nearest as nearest
 from .evaluation.vectors.pairs import bitext_scores as bitext_scores

@@ -10,7 +10,7 @@ the positive, and 0 for the negatives and for sampled documents.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -25,12 +25,15 @@ from ..sources.published.records import PublishedRecords
 from ..tasks.labelled import LabelledLength
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer
+from .bm25 import bm25
 from .columns import EmbeddingExample
 from .columns_data import ColumnsData
 from .text_table import NumberedTexts, TokenRows
 
 # The default number of sampled negatives, for records without scores.
 _SAMPLED = 4
+FIRST = 20
+"""The number of documents of BM25 that negatives are drawn from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,10 @@ class RerankData(ColumnsData):
     sampled_negatives: NonNegativeInt | None = None
     """Documents of other queries, drawn at random for each query in each epoch, as negatives. Only
     for records without scores. Defaults to 4, or to 0 for records with scores."""
+    sampled_from: Literal["all", "bm25"] = "all"
+    """The documents that these negatives are drawn from. all: every document of another query.
+    bm25: the first 20 that BM25 finds for the query, and others if it finds too few. They are
+    harder to tell from the positive."""
     sampling_seed: Seed = 0
     """The seed for drawing these documents."""
 
@@ -112,6 +119,10 @@ class RerankData(ColumnsData):
         is_long = (sizes > template.room(2)) & (others != ABSENT)
         limit, pairs = f"data.length {self.length}", int(np.sum(others != ABSENT))
         cut = too_long(int(is_long.sum()), pairs, "pair", limit, consequence="truncated")
+        # BM25 finds documents that share words with a query, [queries, 20].
+        found = None
+        if sampled and self.sampled_from == "bm25":
+            found = bm25([*texts.queries.numbers], [*texts.documents.numbers], FIRST)[1]
         # Sampling may combine any query with any document, so make room for the longest of both.
         longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
@@ -123,6 +134,7 @@ class RerankData(ColumnsData):
             rows=texts.rows,
             scores=_scores(examples, number),
             num_sampled=sampled,
+            found=found,
             # An evaluation draws other documents than training, and the same ones in every epoch.
             seed=(self.sampling_seed, int(training)),
             notes=(f"{number + sampled} documents each", *cut),
@@ -153,6 +165,8 @@ class RerankExamples(PickledByFields):
       rows: The number of the query, and of each document or ``ABSENT``, int32 [n, 1 + C].
       scores: float32 [n, C].
       num_sampled: The number of sampled documents.
+      found: The documents of each query to draw from first, or ``ABSENT``, int32 [queries, K]. If
+        None, all documents are equally probable.
       seed: The seed of the draws, and whether they differ between epochs.
       notes: Remarks for the log.
     """
@@ -164,6 +178,7 @@ class RerankExamples(PickledByFields):
     rows: np.ndarray
     scores: np.ndarray
     num_sampled: int
+    found: np.ndarray | None
     seed: tuple[int, int]
     notes: tuple[str, ...] = ()
 
@@ -194,11 +209,15 @@ class RerankExamples(PickledByFields):
         # In an evaluation `training` is 0, so every epoch has the same draws.
         rng = np.random.default_rng([seed, training, epoch * training, index])
         # The query may have further documents in other records.
-        relevant = {*own, *self._documents_of[int(self.rows[index, 0])]}
+        query = int(self.rows[index, 0])
+        left_out = {ABSENT, *own, *self._documents_of[query]}
         # Draw more documents than needed, because relevant ones are left out.
-        wanted = min(self.num_sampled + len(relevant), len(self.documents))
+        wanted = min(self.num_sampled + len(left_out), len(self.documents))
         drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
-        others = [number for number in drawn if number not in relevant][: self.num_sampled]
+        # The documents of BM25 come first, in a random order.
+        near = [] if self.found is None else rng.permutation(self.found[query]).tolist()
+        candidates = dict.fromkeys([*near, *drawn])
+        others = [number for number in candidates if number not in left_out][: self.num_sampled]
         return others + [ABSENT] * (self.num_sampled - len(others))
 
     @cached_property

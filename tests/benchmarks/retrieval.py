@@ -57,7 +57,7 @@ def prepare(
         judged: the number of questions that judge; all if None.
     """
     from flaxzoo import data
-    from flaxzoo.train.evaluation.vectors.bm25 import bm25
+    from flaxzoo.data.embedding.bm25 import bm25
 
     opened = gzip.open if source.suffix == ".gz" else open
     with opened(source, "rt", encoding="utf-8") as file:

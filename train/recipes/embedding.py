@@ -93,7 +93,10 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
     return dataclasses.replace(
         RERANK,
         model=dataclasses.replace(model, dropout_rate=0.1),
-        data=dataclasses.replace(RERANK.data, length=min(model.max_length, 256)),
+        # A reranker ranks the first documents of a search again, so it learns from such documents.
+        data=dataclasses.replace(
+            RERANK.data, length=min(model.max_length, 256), sampled_from="bm25"
+        ),
         optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=_rate(2e-5, model)),
         epochs=1.0,
     )
@@ -107,8 +110,8 @@ RECIPES: dict[str, Recipe] = {
             "--data.source jsonl:pairs.jsonl\n"
             "Each line has a query and a positive, and perhaps negatives, or documents with "
             "scores.\n"
-            "Four documents of other queries are negatives as well. Without options, a "
-            "small model learns to match numbers in English and French. flaxzoo predict "
+            "Four documents of other queries, which BM25 finds, are negatives as well. Without "
+            "options, a small model learns to match numbers in English and French. flaxzoo predict "
             "and models.PairScorer use the run, and flaxzoo export writes it for CrossEncoder."
         ),
         config=RERANK,

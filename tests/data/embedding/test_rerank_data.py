@@ -71,6 +71,26 @@ def test_with_few_documents_fewer_are_sampled():
     assert row["attention_mask"].any(-1).tolist() == [True, True, True, False, False]
 
 
+def test_documents_that_bm25_finds_are_sampled_first():
+    rows = [(f"number {i}", f"x{i} number") for i in range(3)]
+    rows += [(f"word {i}", f"y{i} of it") for i in range(30)]
+    tokenizer, split = examples_of(rows, sampled_from="bm25", sampled_negatives=3)
+
+    def documents(epoch, index):
+        ids = split.examples.example(epoch, index)
+        rows = np.where(ids["token_type_ids"] == 1, ids["input_ids"], -1)
+        return [tokenizer.decode([int(x) for x in row if x >= 0]).split()[0] for row in rows]
+
+    for epoch in range(3):
+        positive, *negatives = documents(epoch, 1)
+        assert positive == "x1"
+        # BM25 finds two documents with the word "number", and any document follows.
+        assert {*negatives[:2]} == {"x0", "x2"}
+        assert negatives[2].startswith("y")
+        # It finds no document with the word "word".
+        assert len({*documents(epoch, 9)}) == 4
+
+
 @pytest.mark.parametrize(
     ("source", "fields", "message"),
     [

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from ....data.common.progress import LogFn
+from ....data.embedding.bm25 import bm25
 from ....data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
 from ....models.text.sparse_embed import SparseEmbedder, open_embedder
 from ....models.text.text_model import Loaded
-from .bm25 import bm25
 from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
 

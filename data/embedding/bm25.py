@@ -1,4 +1,6 @@
-"""BM25, the reference that a model for retrieval is compared with, from the package bm25s.
+"""BM25, a search by words, from the package bm25s.
+
+It is the reference that a model for retrieval is compared with, and finds negatives for rerankers.
 
 Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; Lù 2024,
 "BM25S: Orders of magnitude faster lexical search via eager sparse scoring".
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ....data.common.fields import PositiveInt, check_value, require
+from ..common.fields import PositiveInt, check_value, require
 
 K1, B = 1.5, 0.75
 WORD = re.compile(r"\w+")
@@ -24,17 +26,17 @@ def bm25(
     Words are lowercased, and no word is left out or stemmed.
 
     Args:
-        queries: the queries.
-        documents: the documents.
-        top_k: the number of documents to find.
+      queries: The queries.
+      documents: The documents.
+      top_k: The number of documents to find.
 
     Returns:
-        The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
-        `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document that has
-        no word of the query is not found: its score is 0, and its index is −1.
+      The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
+      `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document that has
+      no word of the query is not found: its score is 0, and its index is −1.
 
     Raises:
-        UserError: `top_k` is below 1, or no document has a word.
+      UserError: `top_k` is below 1, or no document has a word.
     """
     check_value("top_k", top_k, PositiveInt)
     import bm25s
