@@ -396,8 +396,10 @@ class Encoder(nn.Module):
                 raise UserError("the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
                 return  # in a compiled call, a type that does not exist gives NaN
-            # A type out of range gives NaN, so check the values where they are known.
-            low, high = int(token_type_ids.min()), int(token_type_ids.max())
+            # A type out of range gives NaN, so check the values where they are known. In a compiled
+            # call, numpy reads a constant, and jax would trace it.
+            types = np.asarray(token_type_ids)
+            low, high = int(types.min()), int(types.max())
             if low < 0 or high >= number:
                 wrong = low if low < 0 else high
                 raise UserError(

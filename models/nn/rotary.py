@@ -97,7 +97,10 @@ def rotary_frequencies(
 ) -> Float[Array, "*rest F"]:
     """Returns the angle per position of each plane: `[R/2]`, or `[B, 1, R/2]` if rows differ.
 
-    Some scalings depend on the length of a row, which is its last position plus 1.
+    Some scalings depend on the length of a text (in LongRoPE, texts within the trained length have
+    the short factors). The length of a row is its last position plus 1, so that neither padding nor
+    the other rows of a batch change a row. transformers uses the last position of the whole batch
+    for all rows, including padding unless `position_ids` leave it out.
     """
     # Divide in float32, as transformers does: different rounding is visible at late positions.
     exponent = jnp.arange(0, size, 2, dtype=jnp.float32) / size

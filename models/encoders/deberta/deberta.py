@@ -121,6 +121,8 @@ class DeBERTa(Encoder):
 
 V2 = {"position_buckets": 256, "share_projections": True, "norm_distances": True}
 CONVOLVED = {**V2, "convolution_size": 3, "convolution_activation": "gelu"}
+OLD = {"key_bias": False}
+_NOTE = "without embeddings; computed from its sizes: {} with them"
 V1, V3 = "He et al. 2021", "He et al. 2021 (v3)"
 
 
@@ -141,22 +143,8 @@ def _preset(
 
 
 PRESETS: dict[str, Preset] = {
-    "deberta-base": _preset(
-        V1,
-        "100M",
-        50265,
-        (12, 768, 12),
-        note="without embeddings; computed from its sizes: 139M with them",
-        key_bias=False,
-    ),
-    "deberta-large": _preset(
-        V1,
-        "350M",
-        50265,
-        (24, 1024, 16),
-        note="without embeddings; computed from its sizes: 405M with them",
-        key_bias=False,
-    ),
+    "deberta-base": _preset(V1, "100M", 50265, (12, 768, 12), note=_NOTE.format("139M"), **OLD),
+    "deberta-large": _preset(V1, "350M", 50265, (24, 1024, 16), note=_NOTE.format("405M"), **OLD),
     "deberta-v2-xlarge": _preset(
         V1, "900M", 128100, (24, 1536, 24), note="computed from its sizes: 885M", **CONVOLVED
     ),
