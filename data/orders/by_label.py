@@ -52,11 +52,14 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     )
     pairs = _rounds(left, seed, epoch)
     count = batch_size // 2
-    # Fill the last batch with the first pairs that it does not have.
+    # Fill the last batch with the first pairs that it does not have, other labels first, because a
+    # batch of a single label teaches nothing.
     last = pairs[len(pairs) // count * count :]
     if last:
         used = {index for pair in last for index in pair}
+        present = {int(labels[index]) for index in used}
         spare = [pair for pair in pairs if used.isdisjoint(pair)]
+        spare.sort(key=lambda pair: int(labels[pair[0]]) in present)
         pairs += spare[: count - len(last)]
     require(
         pairs and len(pairs) % count == 0,

@@ -164,10 +164,13 @@ def gist(
     return normalizer - to_own(vectors, "cosine")[:, 0] / temperature
 
 
-def is_nearest(vectors: Vectors, real: Real) -> Bool[Array, " B"]:
-    """Returns whether the positive has the largest cosine with its anchor of all documents."""
+def is_nearest(
+    vectors: Vectors, real: Real, similarity: Similarity = "cosine"
+) -> Bool[Array, " B"]:
+    """Returns whether the positive is more similar to its anchor than all other documents."""
     size = vectors.documents.shape[-1]
-    similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), "cosine")
+    similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), similarity)
     best = jnp.max(jnp.where(real.documents.reshape(1, -1), similar, MASKED), axis=1)
-    # Both cosines of the positive are rounded differently, so allow a small difference.
-    return to_own(vectors, "cosine")[:, 0] >= best - 1e-6
+    # Both similarities of the positive are rounded differently, so allow a small difference.
+    own = to_own(vectors, similarity)[:, 0]
+    return own >= best - 1e-6 * jnp.maximum(1.0, jnp.abs(own))

@@ -73,8 +73,8 @@ class MultipleNegativesConfig(EmbeddingObjective):
         )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive has the largest cosine of all documents."""
-        return {"accuracy": is_nearest(vectors, real)}
+        """Returns whether the positive is the most similar of all documents."""
+        return {"accuracy": is_nearest(vectors, real, self.similarity)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from .base import EmbeddingObjective
 from .in_batch import MultipleNegativesConfig
 
 
-def _is_nearer(vectors: Vectors, real: Real) -> Array:
-    """Returns whether the positive of each pair has a larger cosine than all its negatives."""
+def _is_nearer(vectors: Vectors, real: Real, similarity: Similarity = "cosine") -> Array:
+    """Returns whether the positive of each pair is more similar than all its negatives."""
     # A missing negative counts as farther than the positive.
-    similar = to_own(vectors, "cosine")
+    similar = to_own(vectors, similarity)
     return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
 
 
@@ -73,8 +73,8 @@ class TaughtConfig(EmbeddingObjective):
         return batch["scores"]
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive has the largest cosine of the documents of its example."""
-        return {"accuracy": _is_nearer(vectors, real)}
+        """Returns whether the positive is the most similar of the documents of its example."""
+        return {"accuracy": _is_nearer(vectors, real, self.similarity)}
 
     @property
     def second_model(self) -> str | None:
