@@ -43,6 +43,7 @@ def choose_exchanges(
     state_bytes: int,
     shardings: TrainState,
     whole_batch: bool,
+    by_rows: bool,
     micro_batches: int,
     execution: Execution,
     device_memory: int | None,
@@ -57,6 +58,8 @@ def choose_exchanges(
         state_bytes: the bytes of the state per device.
         shardings: the shardings of the state.
         whole_batch: whether the loss of an example depends on the other examples of the batch.
+        by_rows: whether the exchanged gradients are nevertheless sums over the rows of the devices,
+          as those of `cached_gradient` are.
         micro_batches: their number.
         execution: how the model is run.
         device_memory: the memory of a device in bytes; None if unknown.
@@ -76,7 +79,7 @@ def choose_exchanges(
     def exchange(gather: Gather) -> Exchange:
         per_layer = gather == "layer" and layers_can
         axes = manual_axes(mesh, micro_batches, shards=gather == "step" or per_layer)
-        way = Way(gather, () if whole_batch else axes, per_layer, dtype, micro_batches)
+        way = Way(gather, axes if by_rows else (), per_layer, dtype, micro_batches)
         wrap = functools.partial(exchanged, way=way, mesh=mesh, shardings=shardings)
         return Exchange(wrap, describe(way, mesh, full))
 

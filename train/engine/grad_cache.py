@@ -5,7 +5,8 @@ outputs of the model, and J the Jacobian of the outputs of a micro-batch, the gr
 to the parameters is the sum of J^T g over micro-batches (Gao et al. 2021, "Scaling deep
 contrastive learning batch size under memory limited setup"). Here the model runs twice: first
 without a gradient, for the outputs of the whole batch, and again after g is known. It needs the
-memory of one micro-batch and of the outputs of the whole batch.
+memory of one micro-batch and of the outputs of the whole batch. The second run is a sum over rows,
+so that each device accumulates its gradients over all micro-batches, and they are exchanged once.
 """
 
 from collections.abc import Callable
@@ -15,52 +16,70 @@ import jax.numpy as jnp
 
 from ...data.common.fields import require
 from ...models.nn.typing import Array, Params
+from ..distributed.fsdp import GradientFn
 from ..losses.micro_batches import accumulate, in_parts, micro_batches
 from ..losses.objective import Batch, Outputs, Terms
 
 Rows = tuple[Batch, Array]
 """A batch, or a part of it, and the dropout key of each example."""
+RunFn = Callable[[Params, Params | None, Rows], Outputs]
+"""`run(params, frozen, rows)` computes the outputs of examples, arrays `[B, …]`."""
+OUTPUTS = "outputs_of_batch"
+"""The scope in which a loss compares the outputs of a batch, which devices then exchange."""
 
 
 def cached_gradient(
-    run: Callable[[Params, Rows], Outputs],
+    run: RunFn,
     loss: Callable[[Outputs], tuple[Array, Terms]],
-    params: Params,
+    models: tuple[Params, Params | None],
     rows: Rows,
     *,
     number: int,
+    exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> tuple[Params, Terms]:
-    """Returns the gradient of `loss(run(params, rows))` and its means.
+    """Returns the gradient of `loss(run(params, frozen, rows))` and its means.
 
     Args:
-        run: computes the outputs of examples, arrays `[B, …]`. A row depends only on its example.
+        run: computes the outputs. A row depends only on its example.
         loss: computes the loss, and means to report, from the outputs of the batch.
-        params: the parameters.
+        models: the trained and the frozen parameters.
         rows: the batch.
         number: the number of micro-batches.
+        exchange: wraps the function that sums gradients over rows, so that it also sums over
+            devices. If None, the compiler does so.
 
     Raises:
         UserError: An output is not an array of floats with a row for each example.
     """
-    _check_rows(run, params, rows, number=number)
+    _check_rows(run, models, rows, number=number)
     # The first run, without a gradient: the outputs of the whole batch.
-    outputs = in_parts(lambda part: run(params, part), rows, number)
+    outputs = in_parts(lambda part: run(*models, part), rows, number)
     # g, the gradient of the loss with respect to these outputs.
-    wanted, means = jax.grad(loss, has_aux=True)(outputs)
+    with jax.named_scope(OUTPUTS):
+        wanted, means = jax.grad(loss, has_aux=True)(outputs)
 
-    def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
-        own, wanted = part
-        # The second run has the same keys as the first, so that dropout is the same.
-        _, transpose = jax.vjp(lambda params: run(params, own), params)
-        (gradients,) = transpose(wanted)
-        return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, params), {}
+    def sums_of_rows(
+        params: Params, frozen: Params | None, scales: tuple[()], given: tuple[Rows, Outputs]
+    ) -> tuple[Params, Terms]:
+        del scales
 
-    gradients, _ = accumulate(of_part, micro_batches((rows, wanted), number))
+        def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
+            own, wanted = part
+            # The second run has the same keys as the first, so that dropout is the same.
+            _, transpose = jax.vjp(lambda params: run(params, frozen, own), params)
+            (gradients,) = transpose(wanted)
+            # An exchange may have gathered parameters in the dtype of the computation.
+            return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, models[0]), {}
+
+        return accumulate(of_part, micro_batches(given, number))
+
+    summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
+    gradients, _ = summed(*models, (), (rows, wanted))
     return gradients, means
 
 
 def _check_rows(
-    run: Callable[[Params, Rows], Outputs], params: Params, rows: Rows, *, number: int
+    run: RunFn, models: tuple[Params, Params | None], rows: Rows, *, number: int
 ) -> None:
     """Checks that the outputs of twice as many examples have twice as many rows."""
 
@@ -69,7 +88,7 @@ def _check_rows(
             lambda x: jax.ShapeDtypeStruct((parts * x.shape[0] // number, *x.shape[1:]), x.dtype),
             rows,
         )
-        return jax.tree.leaves_with_path(jax.eval_shape(run, params, given))
+        return jax.tree.leaves_with_path(jax.eval_shape(run, *models, given))
 
     size = rows[1].shape[0] // number
     for (path, one), (_, two) in zip(shapes(1), shapes(2), strict=True):

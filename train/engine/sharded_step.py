@@ -187,6 +187,7 @@ def make_sharded_step(
     replicated = NamedSharding(mesh, PartitionSpec())
 
     # Choose the ways to exchange parameters and gradients over the devices.
+    has_experts = model.config.num_experts > 0
     if parallel == "pmap":
         trained_fn = model.apply  # in pmap a model runs on one device
         exchanges = (pmap_exchange(mesh, whole_batch=objective.whole_batch),)
@@ -202,6 +203,9 @@ def make_sharded_step(
             shardings=shardings,
             # Further models are not sharded: the compiler places them.
             whole_batch=objective.whole_batch or bool(objective.models),
+            # The capacity of experts depends on the other examples.
+            by_rows=not objective.models
+            and (not objective.whole_batch or (num_micro_batches > 1 and not has_experts)),
             micro_batches=num_micro_batches,
             execution=model.execution,
             device_memory=device_memory,

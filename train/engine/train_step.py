@@ -1,6 +1,7 @@
 """The train step, which is independent of model, objective and mesh."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from ..losses.micro_batches import accumulate, micro_batches
 from ..losses.objective import ApplyFn, Batch, Objective, Outputs, Terms, joined, split
 from ..optim.ema import map_ema
 from ..state import Metrics, StepFn, TrainState
-from .grad_cache import Rows, cached_gradient
+from .grad_cache import OUTPUTS, Rows, cached_gradient
 
 
 def make_train_step(
@@ -61,37 +62,35 @@ def make_train_step(
         # Count before the batch is split, so that every split gives the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
         scales = counts, objective.weights(state.step)
+        rows = batch, keys
+
+        def run(params: Params, frozen: Params | None, rows: Rows) -> Outputs:
+            batch, keys = rows
+            if adapter is not None:
+                params, frozen = adapter.combine(params, frozen)
+            return objective.all_outputs(apply_fn, params, batch, frozen=frozen, rng=keys)
+
+        def loss_of(
+            outputs: Outputs, batch: Batch, scales: tuple[Terms, Terms]
+        ) -> tuple[Array, Terms]:
+            counts, weights = scales
+            sums = objective.sums(outputs, batch)
+            objective.check_counted(sums, counts)
+            # Sums of a part over counts of the batch: adding the parts gives the mean of the batch.
+            means = divide(sums, counts)
+            return weigh(means, weights), means
 
         def sums_of_rows(
             params: Params, frozen: Params | None, scales: tuple[Terms, Terms], rows: Rows
         ) -> tuple[Params, Terms]:
-            counts, weights = scales
-
-            def run(params: Params, rows: Rows) -> Outputs:
-                batch, keys = rows
-                base = frozen
-                if adapter is not None:
-                    params, base = adapter.combine(params, base)
-                return objective.all_outputs(apply_fn, params, batch, frozen=base, rng=keys)
-
-            def loss_of(outputs: Outputs, batch: Batch) -> tuple[Array, Terms]:
-                sums = objective.sums(outputs, batch)
-                objective.check_counted(sums, counts)
-                # Sums of a part over counts of the batch: adding the parts gives the mean of the
-                # batch.
-                means = divide(sums, counts)
-                return weigh(means, weights), means
-
             def loss_fn(params: Params, rows: Rows) -> tuple[Array, Terms]:
-                return loss_of(run(params, rows), rows[0])
+                outputs = run(params, frozen, rows)
+                with jax.named_scope(OUTPUTS) if objective.whole_batch else nullcontext():
+                    return loss_of(outputs, rows[0], scales)
 
             gradient_fn = jax.grad(loss_fn, has_aux=True)
             if num_micro_batches == 1:
                 return gradient_fn(params, rows)
-            if objective.whole_batch:
-                return cached_gradient(
-                    run, lambda x: loss_of(x, rows[0]), params, rows, number=num_micro_batches
-                )
 
             def of_part(part: Rows) -> tuple[Params, Terms]:
                 gradients, means = gradient_fn(params, part)
@@ -101,9 +100,18 @@ def make_train_step(
             return accumulate(of_part, micro_batches(rows, num_micro_batches))
 
         # Sum gradients over micro-batches and devices.
-        summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
-        rows = batch, keys
-        gradients, means = summed(trained, state.frozen, scales, rows)
+        if objective.whole_batch and num_micro_batches > 1:
+            gradients, means = cached_gradient(
+                run,
+                lambda outputs: loss_of(outputs, batch, scales),
+                (trained, state.frozen),
+                rows,
+                number=num_micro_batches,
+                exchange=exchange,
+            )
+        else:
+            summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
+            gradients, means = summed(trained, state.frozen, scales, rows)
         loss, norm = weigh(means, scales[1]), optax.tree.norm(gradients)
 
         def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:

@@ -194,9 +194,10 @@ def _work(plan: Plan) -> Iterator[str]:
         )
     if plan.collectives:
         yield "  bytes sent by each device"
+        width = max(18, *(len(one.kind) for one in plan.collectives))
         for one in plan.collectives:
             size = format_bytes(one.bytes_sent)
-            yield f"    {one.kind:<18} {size:>10} in {one.count:,} collectives"
+            yield f"    {one.kind:<{width}} {size:>10} in {one.count:,} collectives"
 
 
 def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:

@@ -9,10 +9,14 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data import UserError
+from flaxzoo.train.engine.sharded_step import with_batch_sharding
 from flaxzoo.train.losses.embedding.in_batch import multiple_negatives
 from flaxzoo.train.losses.embedding.vectors import Real, Vectors
+from flaxzoo.train.plan.hlo.collectives import collective_ops
+from flaxzoo.train.plan.hlo.parser import parse_hlo
 
-B, C, T = 8, 2, 8
+B, C, T = 16, 2, 8
+KEY = jax.random.key(0)
 SIZES = {"vocab_size": 32, "max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
 
 
@@ -96,6 +100,7 @@ def whole():
     [
         {"num_micro_batches": 4},
         {"mesh": train.MeshConfig(data=2, fsdp=2, tensor=2), "num_micro_batches": 2},
+        {"mesh": train.MeshConfig(data=4, fsdp=2), "num_micro_batches": 2},
     ],
     ids=str,
 )
@@ -104,6 +109,23 @@ def test_micro_batches_and_devices_take_the_step_of_the_whole_batch(options, who
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-5)
 
     jax.tree.map(same, stepped(**options), whole)
+
+
+@pytest.mark.slow
+def test_gradients_are_exchanged_once_and_vectors_are_exchanged_by_name():
+    mesh, batch = train.make_mesh(train.MeshConfig(data=8)), make_batch()
+    sharded = train.make_sharded_step(
+        model_of(), OBJECTIVE, optax.sgd(1.0), mesh, num_micro_batches=2
+    )
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+    _, program = sharded.compile(with_batch_sharding(shapes, mesh))
+    ops = collective_ops(parse_hlo(program.as_text()), 8)
+    size = sum(x.nbytes for x in jax.tree.leaves(models.init_params(model_of(), KEY)))
+    # Seven of eight parts of each array are sent twice, and some scalars.
+    sent = sum(op.count * op.bytes_sent for op in ops if op.kind == "all-reduce")
+    assert sent == pytest.approx(size * 2 * 7 / 8, rel=0.1)
+    assert "exchanged once a step" in sharded.exchange
+    assert any(op.kind.endswith("of output vectors") for op in ops)
 
 
 @pytest.mark.slow
@@ -136,10 +158,10 @@ def test_texts_of_an_example_have_different_dropout():
     ("outputs", "named"),
     [
         (
-            lambda run, batch: {"table": jnp.ones((2, 3))},
-            r"output\[0\]\['table'\] float32 \[2, 3\]",
+            lambda run, batch: {"table": jnp.ones((4, 3))},
+            r"output\[0\]\['table'\] float32 \[4, 3\]",
         ),
-        (lambda run, batch: jnp.sign(batch["anchor_ids"]), r"output\[0\] int32 \[2, 8\]"),
+        (lambda run, batch: jnp.sign(batch["anchor_ids"]), r"output\[0\] int32 \[4, 8\]"),
     ],
     ids=["not of examples", "not floats"],
 )

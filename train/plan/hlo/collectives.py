@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...engine.grad_cache import OUTPUTS
 from .parser import Computation, HloProgram, Instruction, integers, root
 
+OF_OUTPUTS = " of output vectors"
+"""The end of the kind of a collective that a loss needs to compare the examples of a batch."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -60,6 +63,8 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         if is_start and kind != "all-reduce":
             result_bytes -= operand_bytes
         bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
+        if source and OUTPUTS in source[1]:
+            kind += OF_OUTPUTS
         found[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
     return [*found.values(), *_between_slices(program, num_devices)]
 
