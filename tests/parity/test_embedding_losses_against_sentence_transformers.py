@@ -96,18 +96,23 @@ def to_each(name):
     return getattr(theirs.BatchHardTripletLossDistanceFunction, f"{name}_distance")
 
 
-def regularized(model):
-    ranking = theirs_sparse.SparseMultipleNegativesRankingLoss(model)
-    return theirs_sparse.SpladeLoss(model, ranking, 0.3, 0.5)
+def regularized(make):
+    return lambda model: theirs_sparse.SpladeLoss(model, make(model), 0.3, 0.5)
 
 
-def ours_regularized(v):
+def ours_regularized(given=None, **options):
     """A weight of each term, as in the last step of a ramp."""
-    objective = train.SpladeConfig(document_weight=0.3, query_weight=0.5).build(DATA)
-    masks = jnp.ones((B, 2)), jnp.ones((B, v.documents.shape[1], 2), int)
-    batch = {"anchor_mask": masks[0], "input_ids": masks[1], "attention_mask": masks[1]}
-    sums, counts = objective.terms(v, batch), objective.counts(batch)
-    return sum(c * sums[name] / counts[name] for name, c in objective.coefficients.items())
+    config = train.SpladeConfig(document_weight=0.3, query_weight=0.5, **options)
+
+    def loss(v):
+        objective, v = config.build(DATA), Vectors(v.anchors, v.documents)
+        masks = jnp.ones((B, 2)), jnp.ones((B, v.documents.shape[1], 2), int)
+        batch = {"anchor_mask": masks[0], "input_ids": masks[1], "attention_mask": masks[1]}
+        batch |= {} if given is None else {"scores": jnp.asarray(given)}
+        sums, counts = objective.terms(v, batch), objective.counts(batch)
+        return sum(c * sums[name] / counts[name] for name, c in objective.coefficients.items())
+
+    return loss
 
 
 HARD = {"hardness_strength": 5.0}
@@ -201,7 +206,24 @@ CASES = {
             margin_strategy="relative", margin=0.1, temperature=0.05, contrast_anchors=False
         ),
     ),
-    "`splade`, with regularizers": (TWO, None, regularized, ours_regularized),
+    "`splade`, with regularizers": (
+        TWO,
+        None,
+        regularized(theirs_sparse.SparseMultipleNegativesRankingLoss),
+        ours_regularized(),
+    ),
+    "`splade` of `margin_mse`": (
+        MORE,
+        TEACHER,
+        regularized(theirs_sparse.SparseMarginMSELoss),
+        ours_regularized(TEACHER, ranking="margin_mse"),
+    ),
+    "`splade` of `distillation`": (
+        MORE,
+        TEACHER,
+        regularized(theirs_sparse.SparseDistillKLDivLoss),
+        ours_regularized(TEACHER, ranking="distillation", temperature=2.0),
+    ),
     "Matryoshka of `multiple_negatives`": (ONE, None, nested(ranked()), ours_nested(among())),
     "Matryoshka of `distillation`": (
         MORE,

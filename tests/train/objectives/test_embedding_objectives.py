@@ -94,12 +94,16 @@ CASES = {
         lambda v: scored.margin_error(v, jnp.einsum("bd,bcd->bc", GUIDE.anchors, GUIDE.documents)),
     ),
 }
+NO_MODEL = train.FurtherModel(lambda params: None, lambda rng: {})
 
 
 @pytest.fixture(autouse=True)
 def no_guide(monkeypatch):
     monkeypatch.setattr(
         "flaxzoo.train.objectives.embedding.base.frozen_embedder", lambda folder: None
+    )
+    monkeypatch.setattr(
+        "flaxzoo.train.objectives.embedding.several.frozen_embedder", lambda folder: NO_MODEL
     )
 
 
@@ -169,12 +173,22 @@ def test_each_data_set_has_its_loss(tmp_path):
         ("other=cosent",): "other",
         ("qa=gist",): "gist",
         ("qa=triplet,scale=3",): "scale",
-        ("qa=margin_mse,teacher=x",): "second model",
+        ("qa=gist,guide=x", "sts=distillation,teacher=y"): "x, y",
         ("qa",): "NAME=OBJECTIVE",
         ("qa=cosent",): "cosent .*score",
     }.items():
         with pytest.raises(UserError, match=named):
             train.SeveralConfig(kinds=kinds).of_data(given, is_default=False)
+    # A guide reads the texts of all data sets, and an evaluation has none.
+    guided = train.SeveralConfig(kinds=("qa=gist,guide=x,margin=0.1", "sts=cosine"))
+    guided = guided.of_data(given, is_default=False)
+    assert (guided.second_model, guided.build(given).models) == ("x", {"guide": NO_MODEL})
+    two = Vectors(N2, jnp.stack((N1, P), axis=1))
+    found = guided.build(given).terms(vectors.replace(guide=two), batch)
+    first = jax.tree.map(lambda x: x[:4], vectors.replace(guide=two))
+    expected = in_batch.gist(first, real, margin=0.1).sum()
+    assert float(found["qa"]) == pytest.approx(float(expected), rel=1e-6)
+    assert guided.for_evaluation().kinds == ("qa=multiple_negatives", "sts=cosine")
     with pytest.raises(UserError, match=r"--objective\.kinds qa=cosent sts=cosent"):
         train.CoSENTConfig().of_data(given, is_default=False)
     with pytest.raises(UserError, match="is one"):

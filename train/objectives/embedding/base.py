@@ -131,7 +131,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def _check_batch(self, batch: Batch) -> None:
         """Checks the shapes of a batch, when a step is traced."""
-        number, (least, most) = Real.of(batch).documents.shape[1], self.num_documents
+        number, (least, most) = Real.of(batch).documents.shape[1], self.accepted_documents
         require(
             least <= number <= most,
             f"objective {self.kind} learns from anchors with "
@@ -148,6 +148,15 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
         """The `ScoreForm`s that the objective accepts with these settings."""
         return self.score_forms
+
+    @property
+    def accepted_documents(self) -> tuple[int, float]:
+        """The smallest and the largest number of documents with these settings."""
+        return self.num_documents
+
+    def remedy(self, form: ScoreForm) -> str:
+        """Returns the option that learns from scores of this form."""
+        return f"--objective.kind {DEFAULTS[form]}"
 
     def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:
         dims, weights = self.matryoshka_dims, self.matryoshka_weights
@@ -200,7 +209,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         require(
             form in self.accepted_scores,
             f"objective {self.kind} learns from {_SCORES[self.accepted_scores[0]]}, and "
-            f"{data.source_name!r} has {_SCORES[form]}: choose --objective.kind {DEFAULTS[form]}",
+            f"{data.source_name!r} has {_SCORES[form]}: choose {self.remedy(form)}",
         )
         return self
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ....data.common.errors import UserError
 from ....data.common.fields import require, require_one_of
 from ....data.dataset import ArraySpec, BatchSpec, Values
 from ....data.embedding.embedding_data import EmbeddingData
@@ -16,13 +15,14 @@ from ....models.nn.typing import Array
 from ...losses.embedding.vectors import Vectors
 from ...losses.objective import Batch, Objective, Terms
 from ...objective_config import ObjectiveConfig
-from .base import DEFAULTS, EmbeddingObjective, embedding_inputs, vector_predictions
+from .base import DEFAULTS, GUIDE, EmbeddingObjective, embedding_inputs, vector_predictions
+from .guide import frozen_embedder
 
 LOSSES = (
-    *("multiple_negatives", "cosent", "angle", "cosine", "contrastive", "triplet", "margin_mse"),
-    *("distillation", "batch_all_triplet", "batch_hard_soft_margin"),
+    *("multiple_negatives", "gist", "cosent", "angle", "cosine", "contrastive", "triplet"),
+    *("margin_mse", "distillation", "batch_all_triplet", "batch_hard_soft_margin"),
 )
-"""The objectives of a data set among several: they need no second model."""
+"""The objectives of a data set among several."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ class SeveralConfig(EmbeddingObjective):
 
     kinds: tuple[str, ...] = ()
     """The objective of each data set, with any options: qa=multiple_negatives,scale=30 sts=cosine.
-    By default the scores of a data set determine its loss, as for a single one."""
+    By default the scores of a data set determine its loss, as for a single one. A run has at most
+    one guide or teacher."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
         """Raises NotImplementedError, because `build` uses the losses of the data sets instead."""
@@ -68,6 +69,8 @@ class SeveralConfig(EmbeddingObjective):
                 for name, made, objective, own in parts(batch)
             }
 
+        # The guide reads every batch, even if its data set needs none.
+        guide = None if self.second_model is None else frozen_embedder(self.second_model)
         return Objective(
             coefficients={name: 1.0 for name, _, _ in chosen},
             inputs=embedding_inputs,
@@ -76,7 +79,28 @@ class SeveralConfig(EmbeddingObjective):
             predictions=vector_predictions,
             forward=self.vectors(),
             whole_batch=True,
+            models={} if guide is None else {GUIDE: guide},
         )
+
+    @property
+    def second_model(self) -> str | None:
+        """The folder of the guide or teacher, if a data set has one."""
+        named = (made.second_model for made in self._chosen().values())
+        folders = [*dict.fromkeys(folder for folder in named if folder is not None)]
+        require(
+            len(folders) < 2,
+            f"objective.kinds name the guides or teachers {', '.join(folders)}, and a run has one: "
+            "choose one of them",
+        )
+        return folders[0] if folders else None
+
+    def for_evaluation(self) -> "SeveralConfig":
+        """Returns losses without a guide, as an evaluation has no frozen parameters."""
+        guided = {name for name, made in self._chosen().items() if made.second_model is not None}
+        usual = DEFAULTS["none"]
+        named = ((text, _named(text)[0]) for text in self.kinds)
+        kinds = tuple(f"{name}={usual}" if name in guided else text for text, name in named)
+        return dataclasses.replace(self, kinds=kinds)
 
     def _chosen(self) -> Mapping[str, EmbeddingObjective]:
         """Returns the objective of each named data set."""
@@ -101,7 +125,8 @@ class SeveralConfig(EmbeddingObjective):
         kinds = {name: DEFAULTS[own.score_form()] for name, own in data.sets.items()} | given
         # The order of the data sets numbers them in a batch.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
-        # Check that each objective learns from its data set.
+        # Check that they name at most one guide, and that each learns from its data set.
+        _ = complete.second_model
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)
         return complete
@@ -133,10 +158,9 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
         require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
     values = {name: _value(x) for name, x in settings.items()}
     # JSON reads `1` as an int, but the numbers among the options are floats.
-    numbers = {n: float(x) if isinstance(x, int) else x for n, x in values.items()}
+    numbers = {n: float(x) if type(x) is int else x for n, x in values.items()}
     objective = made(**shared, **numbers)
-    if not isinstance(objective, EmbeddingObjective) or objective.second_model is not None:
-        raise UserError(f"{text} has a second model, which needs a single data set: leave it out")
+    assert isinstance(objective, EmbeddingObjective)
     return objective
 
 
@@ -153,7 +177,8 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
     # All examples of a batch have the same number of documents. An objective of pairs reads one.
     most = objective.num_documents[1]
     number = vectors.documents.shape[1] if math.isinf(most) else int(most)
-    return Vectors(vectors.anchors, vectors.documents[:, :number])
+    guide = None if vectors.guide is None else _first(vectors.guide, objective)
+    return Vectors(vectors.anchors, vectors.documents[:, :number], guide)
 
 
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:

@@ -1,29 +1,47 @@
 """SPLADE: sparse vectors with a weight for each token of the vocabulary."""
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeVar
+import functools
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jax.numpy as jnp
 
 from ....data.common.fields import Fraction, NonNegative, NonNegativeInt, Positive, require
 from ....data.embedding.embedding_data import EmbeddingData
+from ....data.embedding.embedding_examples import ScoreForm
 from ....models.greatest_logits import greatest_logits
 from ....models.hf.sparse_encoder import SparseActivation, SparseSettings
-from ....models.nn.typing import Array, Float
+from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding.sparse import flops
 from ...losses.embedding.vectors import Real, Similarity, Vectors
 from ...losses.objective import Batch, Inputs, Objective, RunModel, Terms
+from ...objective_config import ObjectiveConfig
+from .base import EmbeddingObjective
 from .in_batch import MultipleNegativesConfig
+from .ranked import DistillationConfig, MarginMSEConfig
 
 if TYPE_CHECKING:
     from ....models.hf.sparse_encoder import VectorSettings
 
 S = TypeVar("S", bound="SpladeConfig")
+Ranking = Literal["multiple_negatives", "margin_mse", "distillation"]
+RANKINGS: dict[Ranking, type[EmbeddingObjective]] = {
+    "multiple_negatives": MultipleNegativesConfig,
+    "margin_mse": MarginMSEConfig,
+    "distillation": DistillationConfig,
+}
+"""The losses of rankings, which compare sparse vectors."""
+REMEDIES: dict[ScoreForm, Ranking] = {
+    "none": "multiple_negatives",
+    "pairs": "margin_mse",
+    "documents": "distillation",
+}
+"""The losses of rankings by the scores of the data."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpladeConfig(MultipleNegativesConfig):
-    """Multiple negatives ranking of sparse vectors by dot product, with a regularizer.
+    """A loss of the ranking of sparse vectors by dot product, with a regularizer.
 
     The weight of token v is log(1 + max(0, z_v)), where z_v is the maximum of the logits of v over
     all positions of a text. The regularizer makes few weights positive (Formal et al. 2021,
@@ -36,6 +54,11 @@ class SpladeConfig(MultipleNegativesConfig):
     measured = ("accuracy", "query_active_dims", "document_active_dims")
     compares_by_dot = True
 
+    ranking: Ranking = "multiple_negatives"
+    """The loss of the ranking. margin_mse and distillation learn the scores of the data, which a
+    teacher has given."""
+    temperature: Positive = 1.0
+    """For distillation: divides the similarities and the scores."""
     scale: Positive = 1.0
     """The factor of the similarities."""
     similarity: Similarity = "dot"
@@ -61,6 +84,54 @@ class SpladeConfig(MultipleNegativesConfig):
                 f"{name} requires dense vectors, but objective splade learns sparse ones: "
                 f"leave it out",
             )
+
+        require(
+            self.ranking == "distillation" or self.temperature == 1,
+            f"temperature {self.temperature} is for ranking distillation, and this is "
+            f"{self.ranking}: leave it out",
+        )
+
+    @functools.cached_property
+    def _ranked(self) -> EmbeddingObjective:
+        """The loss of the ranking, with the settings that it shares with this objective."""
+        made = RANKINGS[self.ranking]
+        names = {field.name for field in dataclasses.fields(made)}
+        shared = names & {field.name for field in dataclasses.fields(self)}
+        return made(**{name: getattr(self, name) for name in shared})
+
+    @property
+    def accepted_scores(self) -> tuple[ScoreForm, ...]:
+        """The forms of scores that the loss of the ranking accepts."""
+        return self._ranked.accepted_scores
+
+    @property
+    def accepted_documents(self) -> tuple[int, float]:
+        """The numbers of documents that the loss of the ranking accepts."""
+        return self._ranked.accepted_documents
+
+    def remedy(self, form: ScoreForm) -> str:
+        """Returns the option that learns from scores of this form."""
+        chosen = REMEDIES.get(form)
+        return f"--objective.ranking {chosen}" if chosen else "data without labels"
+
+    def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
+        """See `ObjectiveConfig`; the loss of the ranking checks the scores."""
+        require(
+            not data.sets,
+            f"objective splade learns from one data set, and {data.source_name!r} has "
+            f"{len(data.sets)}: give one",
+        )
+        chosen = super().of_data(data, is_default=False)
+        self._ranked.of_data(data, is_default=False)
+        return chosen
+
+    def losses(self, vectors: Vectors, batch: Batch) -> Array:
+        """Returns the loss of each item of the ranking."""
+        return self._ranked.losses(vectors, batch)
+
+    def items(self, real: Real) -> Bool[Array, "..."]:
+        """Returns which items of the ranking count."""
+        return self._ranked.items(real)
 
     def build(self, data: EmbeddingData) -> Objective:
         """Returns the objective. Its terms are `splade` and the regularizers."""
@@ -105,7 +176,7 @@ class SpladeConfig(MultipleNegativesConfig):
             f"{name}_active_dims": jnp.sum(x != 0, axis=-1, dtype=jnp.float32)
             for name, x in texts.items()
         }
-        return {**super().measures(vectors, real), **active}
+        return {**self._ranked.measures(vectors, real), **active}
 
     def loss_note(self, data: EmbeddingData) -> None:
         """Returns None, because evaluations compare sparse vectors by dot product."""
