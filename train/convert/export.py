@@ -30,10 +30,22 @@ from ...models.hf.sparse_encoder import read_sparse_settings
 from ...models.hub import local_folder
 from ...models.loading import AdapterRun, load_adapters, model_config
 from ...models.nn.typing import Params
-from ...models.run_files import CONFIG_FILE, IMPORTED_FROM, chosen_step, is_foreign, read_fields
+from ...models.registry import create
+from ...models.run_files import (
+    CONFIG_FILE,
+    EMA_FURTHER,
+    IMPORTED_FROM,
+    chosen_step,
+    is_foreign,
+    read_fields,
+)
 from ...models.stablehlo import export_forward, input_names
 from ...models.text.folder import generation_defaults
-from ..config import TrainConfig
+from ..config import TrainConfig, objective_of
+from ..evaluation.evaluate import with_further
+from ..losses.objective import FURTHER, split
+from ..objectives.masked_lm import MaskedLMConfig
+from ..objectives.replaced_token_detection import GENERATOR, ReplacedTokenConfig, generator_config
 from ..runs.load_run import TARGETS, open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
@@ -80,6 +92,7 @@ def export_model(
     file_bytes: int = FILE_BYTES,
     ema: bool = False,
     base: str | None = None,
+    generator: bool = False,
 ) -> list[str]:
     """Writes a model in a format for other programs.
 
@@ -99,6 +112,8 @@ def export_model(
             `optimizer.ema_decay` keeps.
         base: For the form "peft": the base in the Hugging Face format that peft loads, a name or a
             folder. Defaults to the folder that the base was read or imported from.
+        generator: Whether to write the generator of a run of replaced-token detection, which
+            predicts masked tokens, instead of the model.
 
     Returns:
         Notes on the exported model, one line each.
@@ -112,6 +127,7 @@ def export_model(
     check_not_existing(output)
     # Adapters are exported without the parameters of their base.
     if form == "peft":
+        require(not generator, "generator is for the parameters of a run, not for form peft")
         require(
             dtype == "float32",
             f"adapters are written in float32, not {dtype}: leave the dtype out",
@@ -122,6 +138,12 @@ def export_model(
     config, tokenizer = open_run(folder)
     step = chosen_step(folder, step)
     model, params = load_finite(folder, step=step, ema=ema)
+    if generator:
+        params = _generator_params(config, params, folder, step, ema=ema)
+        assert isinstance(config.objective, ReplacedTokenConfig)
+        smaller = generator_config(config.model, config.objective.generator_size)
+        config = dataclasses.replace(config, model=smaller, objective=MaskedLMConfig())
+        model = create(smaller)
     exported = Exported(
         folder=folder,
         step=step,
@@ -133,6 +155,22 @@ def export_model(
         file_bytes=file_bytes,
     )
     return FORMS[form](exported, output)
+
+
+def _generator_params(
+    config: TrainConfig, params: Params, folder: Path, step: int | None, *, ema: bool
+) -> Params:
+    """Returns the parameters of the generator, with the tables that it shares with the model."""
+    require(
+        isinstance(config.objective, ReplacedTokenConfig),
+        f"{folder} has no generator, which only a run of replaced-token detection has: leave "
+        "--generator out",
+        error=RunError,
+    )
+    loss = objective_of(config)
+    part = EMA_FURTHER if ema else FURTHER
+    found = split(with_further(loss, params, folder, step, part=part))[1][GENERATOR]
+    return {**{name: params[name] for name in loss.models[GENERATOR].shared}, **found}
 
 
 def _write_huggingface(exported: Exported, output: Path) -> list[str]:

@@ -101,7 +101,7 @@ def score_run(
     size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, loss, num_micro_batches=parts)),
-        _with_further(loss, params, folder, step, part=EMA_FURTHER if ema else FURTHER),
+        with_further(loss, params, folder, step, part=EMA_FURTHER if ema else FURTHER),
         evaluation_batches(split.examples, batch_size=size),
         loss,
         num_rows=number,
@@ -117,7 +117,7 @@ def score_run(
     return scores
 
 
-def _with_further(
+def with_further(
     objective: Objective, params: Params, folder: str | Path, step: int | None, *, part: str
 ) -> Params:
     """Returns the parameters of a run's model and of the further models that it trained.

@@ -266,3 +266,9 @@ def test_a_run_resumes_and_is_evaluated_and_exported(tmp_path):
     model, params = models.load(whole)
     assert model.config.head == "replaced_token_detection"
     assert "further" not in params
+    # The generator alone, with the tables of both.
+    train.export_model(whole, tmp_path / "generator", generator=True)
+    model, generator = models.load(tmp_path / "generator")
+    assert (model.config.head, model.config.d_model) == ("masked_lm", 4)
+    for name in ("token_embedding", "position_embedding"):
+        assert_same(generator[name], params[name])

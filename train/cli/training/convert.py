@@ -56,6 +56,9 @@ class ExportArguments:
     """The checkpoint. By default the newest."""
     ema: bool = False
     """Write the moving average of the parameters (--optimizer.ema-decay)."""
+    generator: bool = False
+    """Write the generator of a run of replaced-token detection (flaxzoo train electra), which
+    predicts masked tokens, instead of the discriminator."""
 
 
 def export_command(arguments: list[str]) -> None:
@@ -73,6 +76,7 @@ def export_command(arguments: list[str]) -> None:
         form=parsed.form,
         step=parsed.step,
         ema=parsed.ema,
+        generator=parsed.generator,
         dtype=parsed.dtype,
         base=parsed.base,
         file_bytes=int((parsed.file_gb or 5.0) * 1e9),
