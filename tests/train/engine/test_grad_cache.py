@@ -121,11 +121,11 @@ def test_gradients_are_exchanged_once_and_vectors_are_exchanged_by_name():
     _, program = sharded.compile(with_batch_sharding(shapes, mesh))
     ops = collective_ops(parse_hlo(program.as_text()), 8)
     size = sum(x.nbytes for x in jax.tree.leaves(models.init_params(model_of(), KEY)))
-    # Seven of eight parts of each array are sent twice, and some scalars.
-    sent = sum(op.count * op.bytes_sent for op in ops if op.kind == "all-reduce")
-    assert sent == pytest.approx(size * 2 * 7 / 8, rel=0.1)
+    # Seven of eight parts of each array are sent twice, and of the vectors of documents.
+    sent = sum(op.count * op.bytes_sent for op in ops if op.kind.startswith("all-reduce"))
+    assert sent == pytest.approx(size * 2 * 7 / 8, rel=0.25), ops
     assert "exchanged once a step" in sharded.exchange
-    assert any(op.kind.endswith("of output vectors") for op in ops)
+    assert any(op.kind == "all-gather of output vectors" for op in ops), ops
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class Scores(CrossEncoder):
         self.table = torch.nn.Parameter(torch.tensor(table))
 
     @property
-    def num_labels(self):
+    def num_labels(self) -> int:
         return 1
 
     @property
@@ -55,7 +55,7 @@ class Classes(Scores):
     """A model that returns a row of the parameter for each pair."""
 
     @property
-    def num_labels(self):
+    def num_labels(self) -> int:
         return C
 
     def forward(self, input: Any, **kwargs) -> Any:

@@ -150,7 +150,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self.score_forms
 
     @property
-    def accepted_documents(self) -> tuple[int, float]:
+    def accepted_documents(self) -> tuple[int, int | float]:
         """The smallest and the largest number of documents with these settings."""
         return self.num_documents
 

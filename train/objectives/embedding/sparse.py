@@ -105,7 +105,7 @@ class SpladeConfig(MultipleNegativesConfig):
         return self._ranked.accepted_scores
 
     @property
-    def accepted_documents(self) -> tuple[int, float]:
+    def accepted_documents(self) -> tuple[int, int | float]:
         """The numbers of documents that the loss of the ranking accepts."""
         return self._ranked.accepted_documents
 

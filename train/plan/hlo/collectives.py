@@ -63,7 +63,9 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         if is_start and kind != "all-reduce":
             result_bytes -= operand_bytes
         bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
-        if source and OUTPUTS in source[1]:
+        # The compiler may join an all-reduce of vectors with all-reduces of gradients.
+        is_joined = kind == "all-reduce" and len(instruction.arrays) > 1
+        if source and OUTPUTS in source[1] and not is_joined:
             kind += OF_OUTPUTS
         found[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
     return [*found.values(), *_between_slices(program, num_devices)]
