@@ -97,6 +97,15 @@ class Text:
 
 
 @dataclasses.dataclass
+class Call:
+    """A call of the compiled step, whose result may not be computed yet."""
+
+    texts: list[tuple[int, Text]]
+    """The rows that have a text, and their texts."""
+    new: NewTokens
+
+
+@dataclasses.dataclass
 class _Reader:
     """The model of a batch, or its draft model, and the caches that it needs."""
 
@@ -337,7 +346,15 @@ class ContinuousBatch:
     def _advance(self) -> list[Written]:
         """Generates at least one further token of every text."""
         self._renew_drafts()
-        state, sampling, draft = self._with_space(), self._sampling, self._draft
+        return self._collect(self._start())
+
+    def _start(self, ahead: int = 0) -> Call:
+        """Starts to compute further tokens, and does not wait for them.
+
+        Args:
+          ahead: the number of tokens of each row that another call is still computing.
+        """
+        state, sampling, draft = self._with_space(ahead), self._sampling, self._draft
         assert sampling is not None
         model, params = self._reader.model, self._reader.params
         # One call for all rows, also idle ones, so that one program serves any number.
@@ -357,10 +374,13 @@ class ContinuousBatch:
                 sampling=sampling,
                 num_tokens=draft.num_tokens,
             )
-        new = jax.device_get(new)
+        return Call([(row, text) for row, text in enumerate(self._texts) if text is not None], new)
+
+    def _collect(self, call: Call) -> list[Written]:
+        """Waits for the tokens of a call, and adds them to the texts that have not ended since."""
+        new = jax.device_get(call.new)
         self.usage.positions_advanced += new.tokens.size
-        texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
-        return [self._grow(row, text, new) for row, text in texts]
+        return [self._grow(row, text, new) for row, text in call.texts if self._texts[row] is text]
 
     def _grow(self, row: int, text: Text, new: NewTokens) -> Written:
         """Adds the new tokens of a row to its text."""
@@ -391,11 +411,11 @@ class ContinuousBatch:
             best = [list(zip(*pair, strict=True)) for pair in zip(ids, scores, strict=True)]
         return Written(text.number, tokens, log_probs, best)
 
-    def _with_space(self) -> RowStates:
+    def _with_space(self, ahead: int = 0) -> RowStates:
         """Returns the state with caches long enough for the next tokens of all texts."""
         assert self._state is not None
         texts = [text for text in self._texts if text is not None]
-        slot = max(text.slot for text in texts)
+        slot = max(text.slot for text in texts) + ahead
         context = self._reader.with_space(self._state.context, slot)
         draft = self._state.draft
         if draft is not None:

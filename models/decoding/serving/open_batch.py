@@ -2,11 +2,13 @@
 
 A text is read alone, in pieces of few sizes, so that a long context does not stall the rows, and
 its tokens do not depend on other texts. The number of rows grows and shrinks in powers of four, so
-that few programs are compiled.
+that few programs are compiled. While the device computes the next tokens, the caller works on the
+last ones.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,17 @@ import numpy as np
 from ...model import Model
 from ...nn.typing import Array, Float, Params
 from ..banned_sequences import BannedSequences, banned_sequences
-from ..cached_context import rotates_by_length
-from ..continuous_batch import ContinuousBatch, Text, Written, num_slots, read_length, tokens_left
+from ..continuous_batch import (
+    Call,
+    ContinuousBatch,
+    Text,
+    Written,
+    num_slots,
+    tokens_left,
+)
 from ..padding import round_up, shortened
 from ..rows import (
+    Context,
     NewTokens,
     RowCaches,
     RowStates,
@@ -29,25 +38,11 @@ from ..rows import (
     take_rows,
 )
 from ..sample import History, SamplingParams
-from .row_sampling import OpenText, TextSampling, row_history, row_sampling
+from .reading import CHUNKS, Reading, pieces_of
+from .row_sampling import OpenText, TextSampling, row_history, row_sampling, text_key
 
-CHUNKS = (512, 128, 32)
-"""Contexts are read in pieces of these sizes."""
 ROW_STEP = 4
 """The numbers of rows are powers of this number."""
-
-
-@dataclasses.dataclass
-class _Reading:
-    """A text whose context is being read."""
-
-    text: OpenText
-    row: int
-    ids: np.ndarray
-    """The tokens with padding on the left, int32[1, T]."""
-    pieces: list[int]
-    """The sizes of the pieces that have not been read."""
-    rows: RowCaches | None = None
 
 
 class OpenBatch(ContinuousBatch):
@@ -83,8 +78,10 @@ class OpenBatch(ContinuousBatch):
         self._reader.most = round_up(longest, CHUNKS[-1]) + tokens_per_call
         self._max_rows = max_rows
         self._banned: BannedSequences = banned_sequences(banned, model.config.vocab_size)
-        self._reading: _Reading | None = None
+        self._reading: Reading | None = None
+        self._running: Call | None = None
         self._has_changed = False
+        """Whether a text has entered or left a row since the last call started."""
 
     @property
     def is_busy(self) -> bool:
@@ -108,6 +105,14 @@ class OpenBatch(ContinuousBatch):
         while sizes[-1] < self._max_rows:
             sizes.append(min(sizes[-1] * ROW_STEP, self._max_rows))
         return sizes
+
+    @property
+    def cache_lengths(self) -> list[int]:
+        """The numbers of slots that the rows may have."""
+        reader, lengths = self._reader, [0]
+        while not lengths[-1] >= reader.most:
+            lengths.append(num_slots(lengths[-1] + 1, reader.most))
+        return lengths[1:]
 
     def enter(
         self,
@@ -142,92 +147,155 @@ class OpenBatch(ContinuousBatch):
     def clear(self) -> None:
         """Removes all texts."""
         self._waiting.clear()
-        self._reading, self._state, self._texts = None, None, [None]
+        self._reading, self._running, self._state, self._texts = None, None, None, [None]
 
     def step(self) -> list[Written]:
-        """Reads at most one large piece of contexts, then advances all rows by one call.
+        """Returns the tokens of the last call of all rows, and starts the next call.
+
+        Before a call, it reads at most one large piece of contexts.
 
         Raises:
           UserError: the logits are NaN or infinite.
         """
-        self._resize()
-        written = self._read_pieces()
+        if self._running is not None and self._is_steady():
+            # Start the next call before the last one is read, so that the device never waits.
+            last, self._running = self._running, self._start(ahead=self._reader.step)
+            return self._collect(last)
+        written = []
+        if (size := self._size()) != self.num_rows:
+            written += self._finish_call()
+            self._resize(size)
+        # The contexts are read while the results of the last call are processed.
+        read = self._read_pieces()
+        written += self._finish_call()
+        self._leave_full()
+        written += [self._finish(reading, logits) for reading, logits in read]
         if any(self._texts):
             self._renew()
-            written += self._advance()
-            self._leave_full()
+            self._running = self._start()
         return written
 
-    def _resize(self) -> None:
-        """Changes the number of rows to the number that the texts need."""
-        taken = [row for row, text in enumerate(self._texts) if text is not None]
-        needed = len(taken) + len(self._waiting) + (self._reading is not None)
+    def compile(self, length: int, samplings: Sequence[TextSampling], longest: int) -> None:
+        """Compiles the programs of caches of a length.
+
+        Args:
+          length: one of `cache_lengths`.
+          samplings: settings of texts, whose switches select the programs.
+          longest: the number of tokens of the longest context.
+        """
+        reader, slot = self._reader, length - self._reader.step
+        texts = [OpenText(0, [0], {0}, None, 1, words=text_key(0), sampling=x) for x in samplings]
+        # The first choice of a text, after its context was read in pieces.
+        for logits in self._read_all(length, longest):
+            for text in texts:
+                past, sampling = self._settings([text])
+                choose_first(logits, past, sampling=sampling)
+        for size in self.row_numbers:
+            rows: Context = reader.empty(size, slot)
+            # Shorter rows enter, or become as long.
+            for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
+                rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
+                reader.with_space(reader.empty(size, other - reader.step), slot)
+            for other in self.row_numbers:
+                take_rows(rows, np.zeros(other, np.int32))
+            for text in texts:
+                self._texts = [text] * size
+                past, _ = self._settings([text] * size)
+                self._state, self._has_changed = RowStates(rows, past.count, past), True
+                self._renew()
+                self._start()
+                rows = self._state.context
+        self.clear()
+
+    def _read_all(self, length: int, longest: int) -> Iterator[Float[Array, "1 V"]]:
+        """Reads contexts in all pieces of caches of a length; yields logits."""
+        found: dict[tuple[bool, int], tuple[int, ...]] = {}
+        for number in range(1, min(longest, self._config.max_length) + 1):
+            pieces = tuple(pieces_of(number, self._config))
+            if num_slots(sum(pieces) + self._reader.step, self._reader.most) == length:
+                found |= {(i > 0, size): pieces for i, size in enumerate(pieces)}
+        for pieces in dict.fromkeys(found.values()):
+            text = OpenText(0, [0] * sum(pieces), {0}, None, 1)
+            reading = Reading(text, 0, np.zeros((1, sum(pieces)), np.int32), [*pieces])
+            while reading.pieces:
+                yield self._read_piece(reading)
+
+    def _is_steady(self) -> bool:
+        """Returns whether the same rows can continue after the call that is computed now."""
+        texts, step = [text for text in self._texts if text is not None], self._reader.step
+        enters = self._reading is not None or (self._waiting and len(texts) < self._max_rows)
+        continues = any(text.limit - text.count > step for text in texts)
+        has_room = all(text.room > step for text in texts)
+        return continues and has_room and not (enters or self._has_changed)
+
+    def _finish_call(self) -> list[Written]:
+        """Returns the tokens of the last call, if there was one."""
+        last, self._running = self._running, None
+        return [] if last is None else self._collect(last)
+
+    def _size(self) -> int:
+        """Returns the number of rows that the texts need."""
+        needed = self.num_growing + len(self._waiting) + (self._reading is not None)
         most = next(size for size in self.row_numbers if size >= min(needed, self._max_rows))
-        now = len(self._texts)
+        now = self.num_rows
         # Shrink only if the rows would soon be shrunk again, because each change copies the caches.
-        if most == now or (most < now and needed * ROW_STEP > now):
-            return
-        if self._reading is not None and most < now:
-            return
+        shrinks = most < now and needed * ROW_STEP <= now and self._reading is None
+        return most if most > now or shrinks else now
+
+    def _resize(self, size: int) -> None:
+        """Changes the number of rows."""
+        taken = [row for row, text in enumerate(self._texts) if text is not None]
         state = self._state
         if state is not None and taken:
             # Move the texts to the first rows. Free rows repeat the first text as a placeholder.
-            rows = [*taken, *taken[:1] * (most - len(taken))]
+            rows = [*taken, *taken[:1] * (size - len(taken))][:size]
             context = take_rows(state.context, np.asarray(rows, np.int32))
             self._state = dataclasses.replace(state, context=context)
         else:
             self._state = None
         texts = [self._texts[row] for row in taken]
-        self._texts = [*texts, *[None] * (most - len(texts))]
+        self._texts = [*texts, *[None] * (size - len(texts))]
         # The text that is being read keeps a free row, the first one after the moved texts.
         if self._reading is not None:
             self._reading.row = len(texts)
         self._has_changed = True
 
-    def _read_pieces(self) -> list[Written]:
-        """Reads contexts up to the size of the largest piece; returns the first new tokens."""
-        left, written = CHUNKS[0], []
+    def _read_pieces(self) -> list[tuple[Reading, Float[Array, "1 V"]]]:
+        """Reads contexts up to the size of the largest piece.
+
+        Returns:
+          The contexts that were read to their ends, with the logits after them.
+        """
+        left, read = CHUNKS[0], []
         while left > 0:
-            reading = self._reading or self._begin_reading()
+            reading = self._reading or self._begin_reading([one.row for one, _ in read])
             if reading is None:
                 break
             self._reading = reading
-            size = reading.pieces.pop(0)
-            left -= size
-            logits = self._read_piece(reading, size)
+            left -= reading.pieces[0]
+            logits = self._read_piece(reading)
             if not reading.pieces:
                 self._reading = None
-                written.append(self._finish(reading, logits))
-        return written
+                read.append((reading, logits))
+        return read
 
-    def _begin_reading(self) -> _Reading | None:
-        """Returns the next text to read, if one waits and a row is free."""
-        row = next((row for row, text in enumerate(self._texts) if text is None), None)
+    def _begin_reading(self, taken: Sequence[int]) -> Reading | None:
+        """Returns the next text to read, if one waits and a row is free that is not `taken`."""
+        free = (i for i, text in enumerate(self._texts) if text is None and i not in taken)
+        row = next(free, None)
         if row is None or not self._waiting:
             return None
-        text, config = self._next(), self._config
+        text, longest = self._next(), self._config.max_length
         assert isinstance(text, OpenText)
-        text.context = shortened(text.context, config.max_length)
-        length = len(text.context)
-        # Pad to a multiple of the smallest piece, then divide into the largest pieces that fit.
-        padded, pieces = round_up(length, CHUNKS[-1]), []
-        if rotates_by_length(config, length):
-            # The first piece alone would be rotated like a short text, so read all at once.
-            padded = read_length(length, config.max_length)
-            pieces = [padded]
-        while sum(pieces) < padded:
-            pieces.append(next(size for size in CHUNKS if size <= padded - sum(pieces)))
-        ids = np.zeros((1, padded), np.int32)
-        ids[0, padded - length :] = text.context
-        text.slot, text.room = padded, tokens_left(config, length)
-        return _Reading(text, row, ids, pieces)
+        text.context = shortened(text.context, longest)
+        text.room = tokens_left(self._config, len(text.context))
+        return Reading.of(text, row, self._config)
 
-    def _read_piece(self, reading: _Reading, size: int) -> Float[Array, "1 V"]:
-        """Reads the next tokens of a context; returns the logits after them."""
+    def _read_piece(self, reading: Reading) -> Float[Array, "1 V"]:
+        """Reads the next piece of a context; returns the logits after it."""
         reader, total = self._reader, reading.ids.shape[1]
-        # `pieces` lists the pieces after this one, so this one ends `left` tokens before the end.
-        left = sum(reading.pieces)
-        ids = reading.ids[:, total - left - size : total - left]
+        first, size = total - sum(reading.pieces), reading.pieces.pop(0)
+        ids = reading.ids[:, first : first + size]
         self.usage.tokens_read += size
         self.usage.positions_read += size
         # The first piece creates caches for the whole context, and further pieces extend them.
@@ -246,7 +314,7 @@ class OpenBatch(ContinuousBatch):
             logits, reading.rows = read_more(reader.model, reader.params, ids, reading.rows)
         return logits
 
-    def _finish(self, reading: _Reading, logits: Float[Array, "1 V"]) -> Written:
+    def _finish(self, reading: Reading, logits: Float[Array, "1 V"]) -> Written:
         """Puts a text that was read into its row; returns its first new token."""
         text, row, read = reading.text, reading.row, reading.rows
         assert read is not None
@@ -264,7 +332,7 @@ class OpenBatch(ContinuousBatch):
         history, sampling = self._settings([text])
         new, _ = choose_first(logits, history, sampling=sampling)
         # `_renew` replaces the tokens and the history of all rows before the next call.
-        nothing = jnp.zeros((len(self._texts),), jnp.int32)
+        nothing: Any = np.zeros(len(self._texts), np.int32)
         past = history if state is None else state.past
         self._state = RowStates(context, nothing, past)
         self.usage.contexts += 1

@@ -1,6 +1,7 @@
 """Sampling settings that differ between the rows of one batch."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -40,12 +41,26 @@ class TextSampling(GenerationRequest):
     @property
     def is_adjusted(self) -> bool:
         """Whether the logits are changed by a penalty or a bias."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.logit_bias)
 
     @property
     def is_filtered(self) -> bool:
         """Whether tokens are hidden by their rank or probability."""
         return self.samples and bool(self.top_k or self.min_p or (self.top_p or 1.0) < 1)
+
+
+PLAIN = TextSampling(), TextSampling(do_sample=True)
+"""Greedy and sampled texts without further settings, whose programs are the fastest."""
+
+
+def every_sampling() -> list[TextSampling]:
+    """Returns settings that select every program of rows: the plain ones first."""
+    return [
+        dataclasses.replace(one, presence_penalty=penalty, num_alternatives=number)
+        for penalty, number in itertools.product((0.0, 1.0), (0, 1))
+        for one in (*PLAIN, TextSampling(do_sample=True, top_p=0.5))
+    ]
 
 
 @dataclasses.dataclass
@@ -80,15 +95,13 @@ def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length
     # Arrays [R, V] exist only if a text needs them, because they slow down every step.
     seen: Any = None
     chosen: Any = None
-    if any(text.sampling.repetition_penalty != 1 for _, text in present):
-        seen = np.zeros((len(texts), vocab_size), bool)
     if any(text.sampling.is_adjusted for _, text in present):
+        seen = np.zeros((len(texts), vocab_size), bool)
         chosen = np.zeros((len(texts), vocab_size), np.int32)
     for row, text in present:
         keys[row], count[row] = text.words, text.count
-        if seen is not None:
-            seen[row, list(text.used)] = True
         if chosen is not None:
+            seen[row, list(text.used)] = True
             # `add.at` counts each repetition of a token, which an indexed `+=` does not.
             np.add.at(chosen[row], text.chosen, 1)
     recent: Any = last_tokens([text.context if text else () for text in texts], prefix_length)
@@ -120,8 +133,10 @@ def row_sampling(
     def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
         return np.asarray([[read(one)] for one in rows], dtype)
 
+    # All changes of logits share one switch, so that few programs are compiled.
     adjustments: Any = None
-    if any(one.is_adjusted for one in live):
+    is_adjusted = any(one.is_adjusted for one in live)
+    if is_adjusted:
         bias: Any = np.zeros((len(rows), vocab_size), np.float32)
         for row, one in enumerate(rows):
             bias[row, list(one.logit_bias)] = list(one.logit_bias.values())
@@ -138,7 +153,7 @@ def row_sampling(
         banned=banned,
         greedy=greedy,
         filtered=not greedy and any(one.is_filtered for one in live),
-        penalized=any(one.repetition_penalty != 1 for one in live),
+        penalized=is_adjusted,
         scored=True,
         takes_best=None if greedy else column(lambda one: not one.samples, bool),
         adjustments=adjustments,

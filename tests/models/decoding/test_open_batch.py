@@ -1,11 +1,18 @@
 """A batch that texts enter and leave: each text is as if it were alone."""
 
+import contextlib
+
+import jax
 import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.models.decoding.generator import Generator, sampling_keys
-from flaxzoo.models.decoding.serving import open_batch
-from flaxzoo.models.decoding.serving.row_sampling import TextSampling, text_key
+from flaxzoo.models.decoding.serving import open_batch, reading
+from flaxzoo.models.decoding.serving.row_sampling import (
+    TextSampling,
+    every_sampling,
+    text_key,
+)
 
 VOCABULARY, LENGTH = 29, 64
 SAMPLED = TextSampling(do_sample=True, temperature=0.9, top_k=8)
@@ -24,7 +31,8 @@ LIMITS = [9, 20, 12, 30, 5, 16]
 @pytest.fixture(scope="module", autouse=True)
 def small_pieces():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_batch, "CHUNKS", (16, 8))
+        for module in (open_batch, reading):
+            patch.setattr(module, "CHUNKS", (16, 8))
         yield
 
 
@@ -161,3 +169,40 @@ def test_other_models(tiny, fields):
             [PROMPTS[i]], request, keys=keys, limits=[LIMITS[i]], num_rows=1
         )
         assert [token for written in closed for token in written.tokens] == found[i]
+
+
+@contextlib.contextmanager
+def compiling():
+    """The seconds of each program that is compiled within the context."""
+    found = []
+
+    def listen(name, seconds, **fields):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append((fields, seconds))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_warm_up(tiny):
+    made = tiny(vocab_size=VOCABULARY, max_length=LENGTH, num_layers=1)
+    batch = Generator(made.model, made.params).open_batch(2)
+    # Half of the programs, to save time: those without penalties.
+    samplings = [one for one in every_sampling() if not one.is_adjusted]
+    assert len(samplings) == len(every_sampling()) / 2 == 6
+    with compiling() as found:
+        for length in batch.cache_lengths:
+            batch.compile(length, samplings, LENGTH)
+    assert len(found) > 12
+    assert not batch.is_busy
+    with compiling() as found:
+        # Texts with different settings share the rows, and pass the end of the context.
+        for i, sampling in enumerate([*samplings, *samplings]):
+            prompt = PROMPTS[i % len(PROMPTS)]
+            batch.enter(i, prompt, key=text_key(i), limit=20 + 40 * (i == 3), sampling=sampling)
+        finish(batch, {})
+    assert found == []
