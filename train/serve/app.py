@@ -7,8 +7,8 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ...data.common.errors import UserError
 from ...data.common.fields import Positive, PositiveInt
 from ...data.common.json_text import JsonValue
-from .engine import Engine, Worker, report_fault
+from .engine import AnyWorker, Engine, report_fault
 from .fields import ApiError, read_fields, read_json
 from .metrics import Metrics
 
@@ -32,6 +32,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names of this machine. A server that listens only there needs no key."""
 _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 """The header Host of a request to one of these names."""
+Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
+"""The answer of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
 """The fields of a longer body, in bytes, are read in another thread, because that takes long."""
 
@@ -50,7 +52,7 @@ class Served:
     name: str
     source: str
     front: Any
-    workers: Mapping[str, Worker]
+    workers: Mapping[str, AnyWorker]
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
 
@@ -97,6 +99,23 @@ class Service:
     access: Access
     metrics: Metrics
     endpoints: Sequence["Endpoint"] = ()
+    num_open: int = 0
+    """The requests with a body that are read or answered."""
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Counts a request with a body, which takes memory before the engine admits it.
+
+        Raises:
+            ApiError: twice as many requests as the engine admits are open.
+        """
+        if self.num_open >= 2 * self.engine.limits.max_requests:
+            raise self.engine.overloaded(f"{self.num_open:,} open requests")
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
 
     def model(self, name: str | None) -> Served:
         """Returns a model by its name; without a name the only one.
@@ -135,8 +154,7 @@ class Endpoint:
     Attributes:
         method: GET or POST.
         path: its path.
-        answer: `answer(service, fields)`; without fields `answer(service, None)`. It returns JSON,
-          a response, or an iterator over the parts of a stream of server-sent events.
+        answer: `answer(service, fields)`; without fields `answer(service, None)`.
         summary: one line for the documentation.
         fields: the dataclass of the body, or None.
         is_open: whether it needs no key.
@@ -144,7 +162,7 @@ class Endpoint:
 
     method: str
     path: str
-    answer: Callable[[Service, Any], Awaitable[Any]]
+    answer: Callable[[Service, Any], Awaitable[Answer]]
     summary: str
     fields: type | None = None
     is_open: bool = False
@@ -184,17 +202,21 @@ class _Handler:
             await send(message)
 
         try:
-            await self._answer(request, sending)
+            with contextlib.ExitStack() as held:
+                await self._answer(request, sending, held)
         except ClientDisconnect:
             pass
         finally:
             self.service.metrics.count(self.endpoint.path, status, time.monotonic() - started)
 
-    async def _answer(self, request: Request, send: Send) -> None:
+    async def _answer(self, request: Request, send: Send, held: contextlib.ExitStack) -> None:
+        fields = None
         try:
             if not self.endpoint.is_open:
                 self.service.access.check(request)
-            fields = None if self.endpoint.fields is None else await self._fields(request)
+            if self.endpoint.fields is not None:
+                held.enter_context(self.service.place())
+                fields = await self._fields(request)
         except ClientDisconnect:
             raise
         except Exception as error:

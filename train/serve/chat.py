@@ -4,40 +4,36 @@ import asyncio
 import dataclasses
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
 
 from ...data.chat.encoding import encode_chat, end_of_turn
-from ...data.chat_templates.chat_template import LECTURES, text_of_part
+from ...data.chat_templates.chat_template import LECTURES
 from ...data.common.fields import (
     Checked,
-    FieldError,
     PositiveInt,
     Range,
-    check_value,
     require,
 )
-from ...data.common.json_text import JsonObject
+from ...data.common.json_text import JsonObject, JsonValue
 from ...data.tokenizers.base import Tokenizer
 from ...models.text.chat.conversation import own_stops
 from ...models.text.chat.tools.call_forms import CallForm
-from ...models.text.chat.tools.tool import Tool, ToolCall
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
-from .app import Endpoint, Served, Service, event_of
+from .app import Answer, Endpoint, Served, Service, event_of
+from .chat_messages import JsonFields, read_message, read_tools, with_instructions
 from .completions import DONE, head, usage
 from .engine import Job
-from .fields import ApiError
 from .generation import (
     FINISH,
     GENERATION,
     Piece,
-    TextFields,
     TextWork,
     make_works,
     num_tokens,
-    seeds_of,
 )
+from .text_fields import TextFields, seeds_of
 
 Alternatives = Annotated[int, Range(least=0, most=20)]
 
@@ -54,17 +50,18 @@ class ResponseFormat(Checked):
 class ChatFields(TextFields):
     """A conversation to continue."""
 
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[JsonFields, ...]
     """Messages with role and content."""
     max_tokens: PositiveInt | None = None
-    """The maximum number of new tokens. Defaults to as many as fit into the context."""
+    """The maximum number of new tokens. Defaults to as many as fit into the context, which all
+    count against the tokens of the queue (`--max-tokens`)."""
     max_completion_tokens: PositiveInt | None = None
     """The same as `max_tokens`."""
     logprobs: bool = False
     """Whether to report the log-probability of each token."""
     top_logprobs: Alternatives = 0
     """The number of most probable tokens to report at each position."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonFields, ...] = ()
     """Functions that the model may call."""
     tool_choice: Literal["auto", "none"] = "auto"
     """auto: the model decides. A call cannot be forced."""
@@ -94,7 +91,7 @@ class ChatFields(TextFields):
         return self.max_completion_tokens or self.max_tokens
 
 
-async def chat(service: Service, fields: ChatFields) -> Any:
+async def chat(service: Service, fields: ChatFields) -> Answer:
     """Answers `/v1/chat/completions`."""
     # Refuse early if the server is busy, because tokenizing a long conversation takes time.
     service.engine.check_admission()
@@ -110,7 +107,7 @@ async def chat(service: Service, fields: ChatFields) -> Any:
         pieces = {i: piece async for i, piece in job}
     service.metrics.texts(model.name, works)
     written = {i: piece.num_tokens for i, piece in pieces.items()}
-    choices: list[Any] = [answer.choice(i, pieces[i]) for i in range(len(works))]
+    choices: list[JsonValue] = [answer.choice(i, pieces[i]) for i in range(len(works))]
     return {
         **head(model, "chat.completion", "chatcmpl"),
         "choices": choices,
@@ -128,15 +125,15 @@ def _form(generator: TextGenerator, fields: ChatFields) -> CallForm | None:
 def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) -> list[TextWork]:
     """Returns the texts to generate, one for each choice."""
     tokenizer = generator.tokenizer
-    template, tools = tokenizer.chat_template, _tools(fields.tools)
+    template, tools = tokenizer.chat_template, read_tools(fields.tools)
     # The template lists the tools, or else the instructions do.
     listed = None if form is None else form.instructions(tools)
     in_content = template.source == LECTURES
     messages = [
-        _message(message, i, in_content=in_content) for i, message in enumerate(fields.messages)
+        read_message(message, i, in_content=in_content) for i, message in enumerate(fields.messages)
     ]
     if listed is not None:
-        messages = _with_instructions(messages, listed)
+        messages = with_instructions(messages, listed)
     schemas = list(fields.tools) if form is not None and listed is None else None
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
@@ -157,85 +154,6 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     return works
 
 
-def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Returns the tools of a request, which the server never runs."""
-    tools = []
-    for i, tool in enumerate(given):
-        # A client may send any JSON, so check each part that the server reads.
-        function = tool.get("function")
-        schema = {} if not isinstance(function, Mapping) else function.get("parameters") or {}
-        try:
-            name, text = function["name"], function.get("description") or ""  # pyright: ignore
-            properties = schema.get("properties") or {}
-            check_value("type", tool.get("type"), Literal["function"])
-            check_value("function.name", name, str)
-            check_value("function.description", text, str)
-            check_value("function.parameters.properties", properties, Mapping[str, Any])
-        except (AttributeError, KeyError, TypeError):
-            message = f"tools[{i}] must be a function with a name"
-            raise ApiError(400, message, "tools", "invalid_value") from None
-        except FieldError as error:
-            message = f"tools[{i}].{error}"
-            raise ApiError(400, message, "tools", "invalid_value") from None
-        tools.append(Tool(name, text, properties, run=_never))
-    return tuple(tools)
-
-
-def _never(**arguments: object) -> None:
-    raise NotImplementedError("clients run the tools")
-
-
-def _message(message: Mapping[str, Any], number: int, *, in_content: bool) -> dict[str, Any]:
-    """Returns a message as chat templates read it: arguments of calls are objects.
-
-    Args:
-        message: the message.
-        number: its index, for messages of errors.
-        in_content: whether the template has calls in the content of a message.
-    """
-    result = {name: value for name, value in message.items() if value is not None}
-    # A message with calls may have no content, but every template reads it.
-    content = result.setdefault("content", "")
-    if not isinstance(content, str | list):
-        text = f"messages[{number}].content must be text or a list of parts of the type text"
-        raise ApiError(400, text, "messages", "invalid_value")
-    if in_content and isinstance(content, list):
-        result["content"] = "".join(text_of_part(part, number + 1) for part in content)
-    try:
-        calls = [_call(call) for call in result.pop("tool_calls", [])]
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        text = f"messages[{number}].tool_calls must have functions with arguments in JSON"
-        raise ApiError(400, text, "messages", "invalid_value") from None
-    if calls and in_content:
-        result["content"] = "".join([str(result["content"]), *map(_bracketed, calls)])
-    elif calls:
-        result["tool_calls"] = [call.message for call in calls]
-    return result
-
-
-def _call(call: Any) -> ToolCall:
-    """Returns a call of a message; raises one of several errors if it has another form."""
-    function = call["function"]
-    name, arguments = function["name"], function.get("arguments") or "{}"
-    if not isinstance(name, str):
-        raise TypeError
-    return ToolCall(name, dict(json.loads(arguments) if isinstance(arguments, str) else arguments))
-
-
-def _bracketed(call: ToolCall) -> str:
-    """Returns a call in the format of the lectures, which has one unnamed argument."""
-    return f"<<{' '.join([call.name, *map(str, call.arguments.values())])}>>"
-
-
-def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Returns the messages with a text at the end of the system message, which comes first."""
-    first, rest = {"role": "system", "content": ""}, messages
-    if messages[0].get("role") == "system":
-        first, *rest = messages
-    content = "\n".join(filter(None, [str(first["content"]), text]))
-    return [{**first, "content": content}, *rest]
-
-
 @dataclasses.dataclass
 class _Answer:
     """Writes the answer to a request."""
@@ -249,7 +167,7 @@ class _Answer:
         """Returns the content of a whole text, and its calls."""
         if self.form is None:
             return text.strip(), []
-        written = self.form.read(text.strip(), _tools(self.fields.tools))
+        written = self.form.read(text.strip(), read_tools(self.fields.tools))
         calls: list[JsonObject] = [
             {
                 "id": f"call_{uuid.uuid4().hex[:24]}",
@@ -270,11 +188,11 @@ class _Answer:
     def choice(self, index: int, piece: Piece) -> JsonObject:
         """Returns a choice of an answer that is not streamed."""
         content, calls = self.parsed(piece.text)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+        message: JsonObject = {"role": "assistant", "content": content}
         reason: str | None = FINISH[piece.reason]
         # As in OpenAI's interface, an answer with calls has null instead of empty content.
         if calls:
-            message |= {"content": content or None, "tool_calls": calls}
+            message |= {"content": content or None, "tool_calls": [*calls]}
             reason = "tool_calls"
         return {
             "index": index,
@@ -283,7 +201,7 @@ class _Answer:
             "finish_reason": reason,
         }
 
-    def logprobs(self, piece: Piece) -> Any:
+    def logprobs(self, piece: Piece) -> JsonValue:
         """Returns the log-probabilities of new tokens, if requested."""
         if not self.fields.logprobs:
             return None
@@ -298,7 +216,7 @@ class _Answer:
             "refusal": None,
         }
 
-    def _token(self, token: int, score: float) -> dict[str, Any]:
+    def _token(self, token: int, score: float) -> JsonObject:
         text = self.tokenizer.decode([token], False)
         return {"token": text, "logprob": score, "bytes": list(text.encode())}
 
@@ -333,15 +251,20 @@ class _Shown:
 
 
 async def _stream(
-    service: Service, model: Served, job: Job, answer: _Answer
+    service: Service, model: Served, job: Job[Piece], answer: _Answer
 ) -> AsyncIterator[bytes]:
     """Yields the parts of a streamed answer."""
     start = head(model, "chat.completion.chunk", "chatcmpl")
     works, written = answer.works, {}
     shown = [_Shown(answer.form) for _ in works]
 
-    def part(index: int, delta: Mapping[str, Any], reason: str | None, logprobs: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def part(index: int, delta: JsonObject, reason: str | None, logprobs: JsonValue) -> bytes:
+        choice: JsonObject = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
         return event_of({**start, "choices": [choice]})
 
     async with job:
@@ -360,7 +283,7 @@ async def _stream(
             if text or logprobs:
                 yield part(i, {"content": text}, None, logprobs)
             if calls:
-                deltas = [{"index": n, **call} for n, call in enumerate(calls)]
+                deltas: list[JsonValue] = [{"index": n, **call} for n, call in enumerate(calls)]
                 yield part(i, {"tool_calls": deltas}, None, None)
             if last:
                 yield part(i, {}, "tool_calls" if calls else FINISH[piece.reason], None)

@@ -6,27 +6,26 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ...data.common.fields import NonNegativeInt, Range, require
-from ...data.common.json_text import JsonObject
+from ...data.common.json_text import JsonObject, JsonValue
 from ...data.tokenizers.base import Tokenizer
 from ...models.decoding.serving.score_tokens import TokenAlternatives
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
-from .app import Endpoint, Served, Service, event_of
+from .app import Answer, Endpoint, Served, Service, event_of
 from .engine import Job
 from .generation import (
     FINISH,
     GENERATION,
     SCORING,
     Piece,
-    TextFields,
     TextWork,
     make_works,
     num_tokens,
-    seeds_of,
 )
+from .text_fields import TextFields, seeds_of
 
 MOST_PROMPTS = 32
 """The maximum number of prompts of a request."""
@@ -105,7 +104,7 @@ def usage(works: Sequence[TextWork], written: Mapping[int, int], prompts: int) -
     }
 
 
-async def complete(service: Service, fields: CompletionFields) -> Any:
+async def complete(service: Service, fields: CompletionFields) -> Answer:
     """Answers `/v1/completions`."""
     service.engine.check_admission()
     model, worker = service.worker(fields.model, GENERATION)
@@ -119,7 +118,7 @@ async def complete(service: Service, fields: CompletionFields) -> Any:
     if fields.echo:
         scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
         if fields.logprobs is not None:
-            requests = [(group[0].ids, max(fields.logprobs, 1)) for group in prompts]
+            requests = [group[0].ids for group in prompts]
             tokens = sum(len(group[0].ids) for group in prompts)
             _, scorer = service.worker(fields.model, SCORING)
             async with service.engine.submit(scorer, requests, tokens=tokens) as job:
@@ -189,7 +188,9 @@ class _Answer:
     def whole(self, pieces: Mapping[int, Piece]) -> JsonObject:
         """Returns the whole answer, for a request without streaming."""
         written = {i: piece.num_tokens for i, piece in pieces.items()}
-        choices: list[Any] = [self.choice(i, pieces.get(i), 0) for i in range(len(self.works))]
+        choices: list[JsonValue] = [
+            self.choice(i, pieces.get(i), 0) for i in range(len(self.works))
+        ]
         return {
             **self.start,
             "choices": choices,
@@ -214,7 +215,7 @@ class _Answer:
             "finish_reason": reason,
         }
 
-    def _logprobs(self, echo: _Echo | None, piece: Piece | None, offset: int) -> Any:
+    def _logprobs(self, echo: _Echo | None, piece: Piece | None, offset: int) -> JsonValue:
         if self.fields.logprobs is None:
             return None
         ids, scores, best = [], [], []
@@ -230,21 +231,28 @@ class _Answer:
         tokens = [self.tokenizer.decode([token], False) for token in ids]
         # The offset of a token is the number of characters before it in the whole text.
         offsets = itertools.accumulate(map(len, tokens[:-1]), initial=offset) if tokens else []
-        return {
-            "tokens": tokens,
-            "token_logprobs": scores,
+        answer: JsonObject = {
+            "tokens": [*tokens],
+            "token_logprobs": [*scores],
             "top_logprobs": [
                 self._named(row, token, score, self.fields.logprobs)
                 for row, token, score in zip(best, ids, scores, strict=True)
             ],
-            "text_offset": list(offsets),
+            "text_offset": [*offsets],
         }
+        return answer
 
-    def _named(self, row: Any, token: int, score: float | None, number: int) -> Any:
+    def _named(
+        self,
+        row: Sequence[tuple[int, float]] | None,
+        token: int,
+        score: float | None,
+        number: int,
+    ) -> JsonValue:
         """Returns the alternatives at a position by their text, with the chosen token."""
         if row is None:
             return None
-        named: dict[str, float | None] = {}
+        named: JsonObject = {}
         for one, value in [*row[:number], (token, score)]:
             # Tokens that are parts of characters may have the same text.
             named.setdefault(self.tokenizer.decode([one], False), value)
@@ -252,7 +260,7 @@ class _Answer:
 
 
 async def _stream(
-    service: Service, model: Served, job: Job, answer: _Answer
+    service: Service, model: Served, job: Job[Piece], answer: _Answer
 ) -> AsyncIterator[bytes]:
     """Yields the parts of a streamed answer."""
     offsets, written = [0] * len(answer.works), {}

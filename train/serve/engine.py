@@ -16,12 +16,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ...data.common.errors import UserError
 from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
 from .fields import ApiError
 
+Work = TypeVar("Work")
+"""The work of a task: what its worker reads."""
+Event = TypeVar("Event")
+"""The events of a task: what its worker sends."""
 STOP_TIME = 1.0
 """Seconds within which the step of the engine must end, when the server ends."""
 
@@ -42,7 +46,7 @@ class Limits:
 
 
 @runtime_checkable
-class Worker(Protocol):
+class Worker(Protocol[Work, Event]):
     """One kind of work with one model. The engine's thread calls all methods."""
 
     @property
@@ -50,11 +54,11 @@ class Worker(Protocol):
         """Seconds until `step` has work: 0 if it has work now, None if it has no tasks."""
         ...
 
-    def add(self, task: "Task") -> None:
+    def add(self, task: "Task[Work, Event]") -> None:
         """Accepts a task."""
         ...
 
-    def cancel(self, task: "Task") -> None:
+    def cancel(self, task: "Task[Work, Event]") -> None:
         """Drops a task whose client has gone. The task may have ended."""
         ...
 
@@ -71,10 +75,10 @@ class Worker(Protocol):
         ...
 
 
-class Task:
+class Task(Generic[Work, Event]):
     """A part of a job: one text."""
 
-    def __init__(self, job: "Job", index: int, work: Any) -> None:
+    def __init__(self, job: "Job[Event]", index: int, work: Work) -> None:
         """Creates a task.
 
         Args:
@@ -86,7 +90,7 @@ class Task:
         self.ended = False
         """Whether the last event was sent, or the task was canceled."""
 
-    def send(self, event: Any, *, last: bool = False) -> None:
+    def send(self, event: Event, *, last: bool = False) -> None:
         """Sends an event to the job. Only the engine's thread may call this."""
         if not self.ended:
             self.ended = last
@@ -99,7 +103,7 @@ class Task:
             self.job.engine.post(self.job, error)
 
 
-class Job:
+class Job(Generic[Event]):
     """The work of one request: an asynchronous context manager and iterator.
 
     Example::
@@ -112,13 +116,19 @@ class Job:
     context earlier cancels the job.
     """
 
-    def __init__(self, engine: "Engine", worker: Worker, works: Sequence[Any], tokens: int) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        worker: Worker[Work, Event],
+        works: Sequence[Work],
+        tokens: int,
+    ) -> None:
         """Creates a job; use `Engine.submit`."""
         self.engine, self.worker, self.tokens = engine, worker, tokens
         self.loop = asyncio.get_running_loop()
         self.tasks = [Task(self, i, work) for i, work in enumerate(works)]
         self._left = len(self.tasks)
-        self._events: collections.deque[Any] = collections.deque()
+        self._events: collections.deque[Posted[Event]] = collections.deque()
         self._arrived = asyncio.Event()
         limit = engine.limits.time_limit
         # OpenAI's library sends a failed request again unless this header forbids it.
@@ -131,18 +141,18 @@ class Job:
         # One timer for all events, because one for each event would cost as much as the event.
         self._timer = self.loop.call_later(limit, self.arrive, late)
 
-    def arrive(self, event: Any) -> None:
+    def arrive(self, event: "Posted[Event]") -> None:
         """Takes an event. Only the event loop may call this."""
         self._events.append(event)
         self._arrived.set()
 
-    async def __aenter__(self) -> "Job":
+    async def __aenter__(self) -> "Job[Event]":
         return self
 
-    def __aiter__(self) -> "Job":
+    def __aiter__(self) -> "Job[Event]":
         return self
 
-    async def __anext__(self) -> tuple[int, Any]:
+    async def __anext__(self) -> tuple[int, Event]:
         if not self._left:
             raise StopAsyncIteration
         while not self._events:
@@ -170,6 +180,12 @@ class Job:
         self.engine.leave(self)
 
 
+Posted: TypeAlias = tuple[int, Event, bool] | ApiError
+"""What a job receives: the index of a task, its event and whether it is the last, or an error."""
+AnyWorker: TypeAlias = Worker[Any, Any]
+AnyJob: TypeAlias = Job[Any]
+
+
 class Engine:
     """Runs the steps of workers in one thread, and admits jobs.
 
@@ -178,9 +194,9 @@ class Engine:
         workers: all workers.
     """
 
-    def __init__(self, limits: Limits, workers: Sequence[Worker]) -> None:
+    def __init__(self, limits: Limits, workers: Sequence[AnyWorker]) -> None:
         self.limits, self.workers = limits, list(workers)
-        self.jobs: set[Job] = set()
+        self.jobs: set[AnyJob] = set()
         """The admitted jobs. Only the event loop may read it."""
         self.num_tokens = 0
         """The tokens of the admitted jobs."""
@@ -191,8 +207,10 @@ class Engine:
         self.failed = False
         """Whether the engine's thread has ended with an error."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Job, Any]]] = {}
-        self._tasks: dict[Worker, set[Task]] = {worker: set() for worker in self.workers}
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[AnyJob, Posted[Any]]]] = {}
+        self._tasks: dict[AnyWorker, set[Task[Any, Any]]] = {
+            worker: set() for worker in self.workers
+        }
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -219,19 +237,28 @@ class Engine:
         Raises:
             ApiError: the queue is full, or the server shuts down.
         """
-        headers = {"Retry-After": str(self.limits.retry_after)}
         if self.closing or self.failed:
             why = "the server shuts down" if self.closing else "the engine has failed"
+            headers = self._retry_after
             raise ApiError(503, f"{why}: try again later", code="unavailable", headers=headers)
         full = len(self.jobs) >= self.limits.max_requests
         # A single job of more tokens than the limit would otherwise never be admitted.
         crowded = self.jobs and self.num_tokens + tokens > self.limits.max_tokens
         if full or crowded:
-            counts = f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens"
-            message = f"the server is busy ({counts}): try again later"
-            raise ApiError(429, message, code="overloaded", headers=headers)
+            raise self.overloaded(f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens")
 
-    def submit(self, worker: Worker, works: Sequence[Any], *, tokens: int) -> Job:
+    def overloaded(self, counts: str) -> ApiError:
+        """Returns the refusal of a request, given what the server has."""
+        message = f"the server is busy ({counts}): try again later"
+        return ApiError(429, message, code="overloaded", headers=self._retry_after)
+
+    @property
+    def _retry_after(self) -> dict[str, str]:
+        return {"Retry-After": str(self.limits.retry_after)}
+
+    def submit(
+        self, worker: Worker[Work, Event], works: Sequence[Work], *, tokens: int
+    ) -> Job[Event]:
         """Admits a job and gives its tasks to a worker.
 
         Args:
@@ -250,7 +277,7 @@ class Engine:
         self._inbox.put(lambda: self._add(job))
         return job
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: AnyJob) -> None:
         """Releases a job; cancels it if it has not ended. Only the event loop may call this."""
         if job in self.jobs:
             self.jobs.remove(job)
@@ -262,17 +289,17 @@ class Engine:
         for job in self.jobs:
             job.arrive(error)
 
-    def post(self, job: Job, event: Any) -> None:
+    def post(self, job: AnyJob, event: Posted[Any]) -> None:
         """Keeps an event until the end of the step. Only the engine's thread may call this."""
         self._outbox.setdefault(job.loop, []).append((job, event))
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: AnyJob) -> None:
         self._tasks[job.worker].update(job.tasks)
         if not self.failed:
             for task in job.tasks:
                 job.worker.add(task)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: AnyJob) -> None:
         tasks = self._tasks[job.worker]
         for task in job.tasks:
             tasks.discard(task)
@@ -327,7 +354,7 @@ class Engine:
             message()
             deadline = time.monotonic()  # take the other messages, but do not wait any more
 
-    def _step(self, worker: Worker) -> None:
+    def _step(self, worker: AnyWorker) -> None:
         try:
             worker.step()
         except Exception as error:  # the server must outlive it
@@ -352,7 +379,7 @@ def report_fault(error: BaseException) -> None:
     print(f"{trace_text}{type(error).__name__}: {message}", file=sys.stderr, flush=True)
 
 
-def fail_tasks(tasks: Iterable[Task], error: Exception) -> None:
+def fail_tasks(tasks: Iterable[Task[Any, Any]], error: Exception) -> None:
     """Reports an error of a model, and ends the jobs of tasks with it."""
     report_fault(error)
     # Clients see only messages that are written for them. Others may quote another prompt.
@@ -362,6 +389,6 @@ def fail_tasks(tasks: Iterable[Task], error: Exception) -> None:
         task.fail(ApiError(500, shown, code="failed"))
 
 
-def _arrive(events: Sequence[tuple[Job, Any]]) -> None:
+def _arrive(events: Sequence[tuple[AnyJob, Posted[Any]]]) -> None:
     for job, event in events:
         job.arrive(event)

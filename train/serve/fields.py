@@ -8,11 +8,11 @@ only with one value declares `Literal[value]`, so that an error about another va
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...data.common.errors import UserError, misspelled
 from ...data.common.fields import FieldError, make_record
-from ...data.common.json_text import JsonValue
+from ...data.common.json_text import JsonObject
 
 Fields = TypeVar("Fields")
 
@@ -52,7 +52,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     @property
-    def body(self) -> dict[str, JsonValue]:
+    def body(self) -> JsonObject:
         """The JSON of the error."""
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
@@ -65,7 +65,7 @@ class ApiError(Exception):
         }
 
 
-def read_json(body: bytes) -> dict[str, Any]:
+def read_json(body: bytes) -> JsonObject:
     """Returns the object in the body of a request.
 
     Raises:

@@ -1,146 +1,32 @@
-"""Generation by a continuous batch, and the settings that requests share."""
+"""Generation by a continuous batch."""
 
 import collections
 import dataclasses
-import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
-from ...data.common.fields import (
-    Checked,
-    Fraction,
-    NonNegativeInt,
-    Range,
-    Seed,
-    require,
-)
-from ...data.common.json_text import JsonValue
 from ...data.common.progress import LogFn
-from ...models.decoding.continuous_batch import Written
-from ...models.decoding.generator import SEEDS
-from ...models.decoding.request import TopP, check_token_ids
-from ...models.decoding.serving.row_sampling import Penalty, TextSampling, text_key
+from ...models.decoding.continuous_batch import Written, read_length
+from ...models.decoding.request import check_token_ids
+from ...models.decoding.serving.row_sampling import PLAIN, TextSampling, every_sampling, text_key
+from ...models.decoding.serving.score_tokens import TokenAlternatives
 from ...models.text.completions import FinishReason, Prompt
-from ...models.text.generate import TextGenerator, merged_request
+from ...models.text.generate import TextGenerator
 from ...models.text.growing_text import GrowingText
 from .app import Served
 from .engine import Task, fail_tasks
 from .fields import ApiError
+from .rows.settings import RowSettings
+from .text_fields import TextFields
 
 GENERATION, SCORING = "generation", "scoring"
-MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
-"""The largest `n`, the number of stop strings, their length in characters, and the number of tokens
-in `logit_bias`."""
-
 STREAM_INTERVAL = 0.025
-"""Seconds between two pieces of a stream. Faster tokens share a piece."""
-
-Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
-Bias = Annotated[float, Range(least=-100, most=100)]
-# The logits overflow float32 with larger values, and would be NaN.
-Temperature = Annotated[float, Range(least=0, most=100)]
-Repetition = Annotated[float, Range(least=0.01, most=100)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamOptions(Checked):
-    """Settings of a stream."""
-
-    include_usage: bool = False
-    """Whether the last part has the numbers of tokens."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextFields(Checked):
-    """The fields that all requests for text have."""
-
-    model: str | None = None
-    """The name of the model. It may be left out if only one is served."""
-    temperature: Temperature | None = None
-    """With 0, decoding is greedy. Defaults to the setting stored with the model, or 1."""
-    top_p: TopP | None = None
-    """Samples from the most probable tokens whose probabilities sum to p."""
-    top_k: NonNegativeInt | None = None
-    """Samples from the k most probable tokens."""
-    min_p: Fraction | None = None
-    """Samples from the tokens that are at least p times as probable as the best one."""
-    repetition_penalty: Repetition | None = None
-    """Above 1 makes tokens of the prompt and the text less likely."""
-    presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that the text has."""
-    frequency_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens for each time that the text has them."""
-    logit_bias: Mapping[str, Bias] = dataclasses.field(default_factory=dict)
-    """Token id → what is added to its logit."""
-    n: Choices = 1
-    """The number of texts."""
-    seed: Seed | None = None
-    """The same seed gives the same text. Defaults to a random seed."""
-    stop: str | tuple[str, ...] = ()
-    """Strings that end a text and are not part of it."""
-    stream: bool = False
-    """Whether the text is sent piece by piece."""
-    stream_options: StreamOptions | None = None
-    """Settings of the stream."""
-    user: str | None = None
-    """Ignored."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            len(self.stops) <= MOST_STOPS and all(0 < len(x) <= LONGEST_STOP for x in self.stops),
-            f"stop must have at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
-        )
-        require(
-            len(self.logit_bias) <= MOST_BIASES,
-            f"logit_bias must have at most {MOST_BIASES:,} tokens, got {len(self.logit_bias):,}",
-        )
-        require(
-            self.stream or self.stream_options is None,
-            "stream_options must be left out unless stream is true",
-        )
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    def sampling(self, stored: Mapping[str, JsonValue], *, alternatives: int = 0) -> TextSampling:
-        """Returns how tokens are chosen.
-
-        Args:
-            stored: the settings stored with the model.
-            alternatives: the number of alternatives to report at each position.
-
-        Raises:
-            UserError: a setting is out of range.
-        """
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        given = {name: x for name in names if (x := getattr(self, name)) is not None}
-        # The stored settings may request beam search, which a continuous batch does not support.
-        request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **given})
-        merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}
-        return TextSampling(
-            **merged,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias={_token_id(name): bias for name, bias in self.logit_bias.items()},
-            num_alternatives=alternatives,
-        )
-
-
-def _token_id(name: str) -> int:
-    require(
-        name.isascii() and name.isdigit() and len(name) < 10,
-        f"logit_bias must have token ids as names, got {name[:20]!r}",
-    )
-    return int(name)
+"""Least seconds between two pieces of a stream. Faster tokens share a piece."""
+PIECES_PER_SECOND = 400
+"""Most pieces of all streams. Each costs the event loop about a tenth of a millisecond."""
+MOST_ALTERNATIVES = 5
+"""The number of alternatives that are computed at each position of a prompt."""
 
 
 @dataclasses.dataclass
@@ -179,8 +65,6 @@ class TextWork:
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
     """Seconds until the first token."""
-    due: float = 0.0
-    """The earliest time of the next piece."""
     shown: int = 0
     """The number of tokens that were sent."""
 
@@ -209,20 +93,25 @@ class TextWork:
         )
 
 
+TextTask: TypeAlias = Task[TextWork, Piece]
+
+
 class GenerationWorker:
     """Generates texts in the rows of an open batch.
 
     Args:
         generator: the model.
-        max_rows: the maximum number of texts that grow at once.
+        settings: the number of texts that grow at once, and the programs of the warm-up.
         log: called with lines about the warm-up.
     """
 
-    def __init__(self, generator: TextGenerator, max_rows: int, log: LogFn) -> None:
-        self.generator, self._log, self._max_rows = generator, log, max_rows
-        self.batch = generator.open_batch(max_rows)
-        self._tasks: dict[int, Task] = {}
-        self._numbers: dict[Task, int] = {}
+    def __init__(self, generator: TextGenerator, settings: RowSettings, log: LogFn) -> None:
+        self.generator, self._log, self._settings = generator, log, settings
+        self.batch = generator.open_batch(settings.rows)
+        self._due = 0.0
+        """The earliest time of the next pieces."""
+        self._tasks: dict[int, TextTask] = {}
+        self._numbers: dict[TextTask, int] = {}
         self._next = 0
 
     @property
@@ -230,9 +119,9 @@ class GenerationWorker:
         """Seconds until the next step: 0 while a text waits or grows, else None."""
         return 0.0 if self.batch.is_busy else None
 
-    def add(self, task: Task) -> None:
+    def add(self, task: TextTask) -> None:
         """Adds a text to the batch."""
-        work: TextWork = task.work
+        work = task.work
         number, self._next = self._next, self._next + 1
         self._tasks[number], self._numbers[task] = task, number
         self.batch.enter(
@@ -243,7 +132,7 @@ class GenerationWorker:
             sampling=work.sampling,
         )
 
-    def cancel(self, task: Task) -> None:
+    def cancel(self, task: TextTask) -> None:
         """Frees the row of a text."""
         number = self._numbers.pop(task, None)
         if number is not None:
@@ -258,65 +147,81 @@ class GenerationWorker:
 
     def step(self) -> None:
         """Advances all texts, and sends their new parts."""
-        for written in self.batch.step():
+        every, now = self.batch.step(), time.monotonic()
+        # All streams get a piece at the same time, because waking the event loop takes long.
+        sends = now >= self._due
+        if sends:
+            interval = self.batch.num_growing / PIECES_PER_SECOND
+            self._due = now + max(STREAM_INTERVAL, interval)
+        for written in every:
             task = self._tasks.get(written.text)
             # A step may give a text two tokens, of which the first ended the text.
             if task is not None:
                 try:
-                    self._send(task, written)
+                    self._send(task, written, sends=sends)
                 except Exception as error:  # the other texts must outlive it
                     fail_tasks([task], error)
                     self.cancel(task)
 
-    def _send(self, task: Task, written: Written) -> None:
-        """Sends the new part of a text, and ends the text if it is complete."""
-        work: TextWork = task.work
-        now = time.monotonic()
-        work.first_token = work.first_token or now - work.created
+    def _send(self, task: TextTask, written: Written, *, sends: bool) -> None:
+        """Appends new tokens to a text, sends its piece, and ends it."""
+        work = task.work
+        work.first_token = work.first_token or time.monotonic() - work.created
         work.alternatives += written.alternatives
         work.grow(written.tokens, written.log_probs)
         ended = work.growing.reason is not None
-        # Each piece of a stream costs the event loop as much as a token costs the engine.
-        if (ended or (work.streamed and now >= work.due)) and (piece := work.piece()) is not None:
-            work.due = now + STREAM_INTERVAL
+        # The first piece never waits for the others.
+        due = ended or (work.streamed and (sends or work.shown == 0))
+        if due and (piece := work.piece()) is not None:
             task.send(piece, last=ended)
         if ended:
             self.cancel(task)
 
     def warm_up(self) -> None:
-        """Compiles the programs for short texts in each number of rows."""
-        start = time.monotonic()
-        for number in self.batch.row_numbers:
-            for temperature in (0.0, 1.0):
-                sampling = TextFields(temperature=temperature).sampling({})
-                # Only the last text has a second token, so that the rows also advance once.
-                for text in range(-number, 0):
-                    limit = 1 + (text == -1)
-                    self.batch.enter(text, [0], key=text_key(0), limit=limit, sampling=sampling)
-                while self.batch.is_busy:
-                    self.batch.step()
-        rows = ", ".join(map(str, self.batch.row_numbers))
-        self._log(f"compiled rows of {rows} in {time.monotonic() - start:.1f} s")
+        """Compiles the programs of short texts, or all programs; logs them, and what is left."""
+        batch, settings = self.batch, self._settings
+        longest, samplings = max(1, settings.warm_up_length), PLAIN
+        if settings.warm_up_all:
+            longest, samplings = self.generator.max_length, every_sampling()
+        rows = ", ".join(map(str, batch.row_numbers))
+        lengths = batch.cache_lengths
+        # A cache holds the context and at least one new token.
+        if not settings.warm_up_all:
+            lengths = lengths[: 1 + sum(length <= longest for length in lengths)]
+        for length in lengths:
+            begun = time.monotonic()
+            batch.compile(length, samplings, longest)
+            seconds = time.monotonic() - begun
+            self._log(f"generation: {rows} rows × {length} tokens compiled in {seconds:.1f} s")
+        if not settings.warm_up_all:
+            self._log(
+                f"generation: prompts of more than {longest} tokens, texts of more than "
+                f"{lengths[-1]}, top_k, top_p, min_p, penalties, logit_bias and logprobs "
+                "compile at first use; --warm-up-all compiles them now"
+            )
+
+
+ScoringTask: TypeAlias = Task[list[int], list[TokenAlternatives]]
 
 
 class ScoringWorker:
-    """Computes the log-probabilities of the tokens of prompts."""
+    """Computes the log-probabilities of the tokens of prompts; see `GenerationWorker`."""
 
-    def __init__(self, generator: TextGenerator) -> None:
+    def __init__(self, generator: TextGenerator, settings: RowSettings, log: LogFn) -> None:
         """Creates the worker of a model."""
-        self._generator = generator
-        self._waiting: collections.deque[Task] = collections.deque()
+        self._generator, self._settings, self._log = generator, settings, log
+        self._waiting: collections.deque[ScoringTask] = collections.deque()
 
     @property
     def wait(self) -> float | None:
         """Seconds until the next step: 0 if a prompt waits, else None."""
         return 0.0 if self._waiting else None
 
-    def add(self, task: Task) -> None:
-        """Adds a prompt: its tokens and the number of alternatives."""
+    def add(self, task: ScoringTask) -> None:
+        """Adds a prompt, given by its tokens."""
         self._waiting.append(task)
 
-    def cancel(self, task: Task) -> None:
+    def cancel(self, task: ScoringTask) -> None:
         """Removes a prompt."""
         if task in self._waiting:
             self._waiting.remove(task)
@@ -326,14 +231,17 @@ class ScoringWorker:
         self._waiting.clear()
 
     def warm_up(self) -> None:
-        """Compiles nothing, because most servers do not score prompts."""
+        """Compiles the program of each length, if all programs are compiled."""
+        longest = self._generator.max_length if self._settings.warm_up_all else 0
+        for length in dict.fromkeys(read_length(n, longest) for n in range(1, longest + 1)):
+            self._generator.token_scores([0] * length, MOST_ALTERNATIVES)
+            self._log(f"scoring: prompts of {length} tokens compiled")
 
     def step(self) -> None:
         """Scores one prompt."""
         task = self._waiting.popleft()
-        ids, number = task.work
         try:
-            scores = self._generator.token_scores(ids, number)
+            scores = self._generator.token_scores(task.work, MOST_ALTERNATIVES)
         except Exception as error:  # the other prompts must outlive it
             fail_tasks([task], error)
         else:
@@ -399,12 +307,6 @@ def make_works(
     ]
 
 
-def seeds_of(fields: TextFields, number: int) -> list[int]:
-    """Returns the seeds of several prompts: the given one and the following, or random ones."""
-    first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
-    return [(first + i) % SEEDS for i in range(number)]
-
-
 def num_tokens(works: list[TextWork]) -> int:
     """Returns the number of tokens that texts count for in the queue."""
     return sum(len(work.ids) + work.limit for work in works)
@@ -419,11 +321,15 @@ FINISH: dict[FinishReason | None, Literal["stop", "length"] | None] = {
 """Why a text ended, in OpenAI's terms."""
 
 
-def open_generation(name: str, folder: str, log: LogFn, max_rows: int = 16) -> Served:
+def open_generation(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
     """Opens a causal language model."""
     generator = TextGenerator.of_run(folder, log=log)
+
+    def named(line: str) -> None:
+        log(f"{name}: {line}")
+
     workers = {
-        GENERATION: GenerationWorker(generator, max_rows, log),
-        SCORING: ScoringWorker(generator),
+        GENERATION: GenerationWorker(generator, settings, named),
+        SCORING: ScoringWorker(generator, settings, named),
     }
     return Served(name, folder, generator, workers)

@@ -60,8 +60,9 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
 
 def _open_causal(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
     """Opens a causal language model, which generates and embeds texts."""
-    served = open_generation(name, folder, log, max_rows=settings.rows)
-    rows = opening.row_workers(
-        name, folder, served.front.loaded, settings=settings, log=log, is_main=False
-    )
+    served = open_generation(name, folder, settings, log)
+    functions, refused = opening.row_functions(folder, served.front.loaded)
+    for reason in refused:
+        log(f"{name}: {reason}")
+    rows = opening.row_workers(name, functions, settings=settings, log=log, is_main=False)
     return dataclasses.replace(served, workers={**served.workers, **rows})

@@ -4,13 +4,12 @@ import asyncio
 import dataclasses
 import json
 import re
-from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from ...data.chat_templates.chat_template import ChatTemplate
 from ...data.common.fields import Checked, NonNegativeInt
-from ...data.common.json_text import JsonObject
+from ...data.common.json_text import JsonObject, JsonValue
 from .app import Endpoint, Service
 from .fields import ApiError
 
@@ -42,7 +41,7 @@ class DetokenizeFields(Checked):
 async def list_models(service: Service, fields: None) -> JsonObject:
     """Answers `/v1/models`."""
     del fields
-    data: list[Any] = [
+    data: list[JsonValue] = [
         {
             "id": model.name,
             "object": "model",
@@ -96,7 +95,7 @@ async def tokenizer_info(service: Service, fields: None) -> JsonObject:
     del fields
     tokenizer = next(iter(service.models.values())).front.tokenizer
     special = dataclasses.asdict(tokenizer.special_ids)
-    named: dict[str, Any] = {
+    named: JsonObject = {
         f"{name}_token": None if token is None else tokenizer.token(token)
         for name, token in special.items()
     }

@@ -14,7 +14,9 @@ from flaxzoo import models
 from flaxzoo.models.text.completions import Prompt
 from flaxzoo.train.serve import generation
 from flaxzoo.train.serve.engine import Task
-from flaxzoo.train.serve.generation import GenerationWorker, TextFields, make_works
+from flaxzoo.train.serve.generation import GenerationWorker, make_works
+from flaxzoo.train.serve.rows.settings import RowSettings
+from flaxzoo.train.serve.text_fields import TextFields
 from lm_eval.api.instance import Instance
 
 from ...support.server import wait_for
@@ -102,10 +104,15 @@ def task_of(generator, fields, *, limit):
     return Mock(Task, work=work)
 
 
+def worker_of(generator, rows):
+    return GenerationWorker(generator, RowSettings(rows=rows), print)
+
+
 @pytest.mark.parametrize("interval", [0.0, 1e9])
 def test_tokens_that_follow_fast_share_a_piece(generator, monkeypatch, interval):
     monkeypatch.setattr(generation, "STREAM_INTERVAL", interval)
-    fields, worker = TextFields(temperature=0.0, stream=True), GenerationWorker(generator, 1, print)
+    monkeypatch.setattr(generation, "PIECES_PER_SECOND", 1e9)
+    fields, worker = TextFields(temperature=0.0, stream=True), worker_of(generator, 1)
     task = task_of(generator, fields, limit=16)
     work = task.work
     worker.add(task)
@@ -157,7 +164,7 @@ def test_log_probabilities_are_those_in_process(client, generator, run_folder):
 
 
 def test_a_text_that_cannot_be_written_does_not_end_others(generator, capsys):
-    fields, worker = TextFields(temperature=0.0), GenerationWorker(generator, 2, print)
+    fields, worker = TextFields(temperature=0.0), worker_of(generator, 2)
     tasks = []
     for _ in range(2):
         tasks.append(task_of(generator, fields, limit=4))

@@ -47,8 +47,8 @@ class Requests:
             raise ValueError("bad")
         return [item.upper() for item in items]
 
-    def add(self, text, group=None):
-        task = Task(Row(text, len(text), group))
+    def add(self, text, group=None, copies=1):
+        task = Task(Row(text, len(text), group, copies))
         self.worker.add(task)
         return task
 
@@ -131,6 +131,26 @@ def test_short_batches_are_compiled_and_listed():
     requests.worker.warm_up()
     shapes = [(len(batch), len(batch[0])) for batch in requests.batches]
     assert shapes == [(2**i, length) for length in (16, 32) for i in range(6)]
-    assert [line.partition(" compiled")[0] for line in requests.lines] == [
+    *compiled, left = requests.lines
+    assert [line.partition(" compiled")[0] for line in compiled] == [
         f"words: {rows} × {length} tokens" for rows, length in shapes
     ]
+    assert "more than 32 tokens compile at first use" in left
+
+
+def test_all_lengths_are_compiled_if_asked():
+    requests = Requests(warm_up_all=True)
+    requests.worker.warm_up()
+    assert {len(batch[0]) for batch in requests.batches} == {16, 32, 48, 64}
+    assert not any("first use" in line for line in requests.lines)
+
+
+def test_rows_of_many_sequences_share_smaller_batches():
+    """As the beams of translations, whose batch other work waits for."""
+    requests = Requests()
+    for copies in (8, 32):
+        for i in range(6):
+            requests.add(f"{i}", group=copies, copies=copies)
+    while requests.worker.wait is not None:
+        requests.worker.step()
+    assert [len(batch) for batch in requests.batches] == [4, 2, *[1] * 6]

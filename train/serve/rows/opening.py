@@ -1,7 +1,7 @@
 """Opens the kinds of work on single texts that a model does, such as embedding."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ....data.common.errors import UserError
@@ -25,13 +25,14 @@ class Kind:
     Attributes:
         name: its name in `Served.workers`.
         fits: returns whether a model with a configuration does it.
-        make: returns the function of the rows, given a folder and its model.
+        make: returns the function of the rows, given a folder and its model; None if the folder
+          has no sign of this work.
         shapes: returns the numbers of rows and lengths to compile before the first request.
     """
 
     name: str
     fits: Callable[[TransformerConfig], bool]
-    make: Callable[[str | Path, Loaded], RowFunction]
+    make: Callable[[str | Path, Loaded], RowFunction | None]
     shapes: Shapes = shapes_of_short_rows
 
 
@@ -50,48 +51,71 @@ ENDPOINTS = (
 
 
 def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
-    """Opens an encoder or an encoder-decoder."""
+    """Opens an encoder or an encoder-decoder.
+
+    Raises:
+        UserError: the model does no work that is served.
+    """
     loaded = load_finite(local_folder(folder))
-    workers = row_workers(name, folder, loaded, settings=settings, log=log)
-    if not workers:
-        raise UserError(f"{folder} has the head {loaded[0].config.head}, which is not served")
+    functions, refused = row_functions(folder, loaded)
+    if not functions:
+        reasons = ". ".join(refused) or f"it has the head {loaded[0].config.head}"
+        raise UserError(f"{folder} is not served: {reasons}")
+    for reason in refused:
+        log(f"{name}: {reason}")
+    workers = row_workers(name, functions, settings=settings, log=log)
     return Served(name, folder, [*workers.values()][-1].front, workers)
+
+
+def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction], list[str]]:
+    """Opens all work on single texts that a model does.
+
+    Args:
+        folder: the folder of the model.
+        loaded: the model and its parameters.
+
+    Returns:
+        The function of each kind of work, and a line about each kind that the folder refuses.
+    """
+    functions: dict[Kind, RowFunction] = {}
+    refused: list[str] = []
+    for kind in KINDS:
+        if kind.fits(loaded[0].config):
+            # A folder may lack the files of one kind of work, and still serve the others.
+            try:
+                function = kind.make(folder, loaded)
+            except UserError as error:
+                refused.append(f"no {kind.name} ({error})")
+            else:
+                functions |= {} if function is None else {kind: function}
+    return functions, refused
 
 
 def row_workers(
     name: str,
-    folder: str,
-    loaded: Loaded,
+    functions: Mapping[Kind, RowFunction],
     *,
     settings: RowSettings,
     log: LogFn,
     is_main: bool = True,
 ) -> dict[str, RowWorker]:
-    """Opens all work on single texts that a model does.
+    """Returns the workers of a model.
 
     Args:
         name: the name of the model in requests.
-        folder: the folder of the model.
-        loaded: the model and its parameters.
+        functions: its kinds of work.
         settings: how rows are batched.
-        log: called with a line about each kind of work that the folder does not support.
+        log: called with lines about the warm-up.
         is_main: whether programs of the most specific kind are compiled before the first request.
     """
-    functions: dict[Kind, RowFunction] = {}
-    for kind in KINDS:
-        if kind.fits(loaded[0].config):
-            # A folder may lack the files of one kind of work, and still serve the others.
-            try:
-                functions[kind] = kind.make(folder, loaded)
-            except UserError as error:
-                log(f"{name}: no {kind.name} ({error})")
     main = [*functions][-1] if functions and is_main else None
+    compiled = functions if settings.warm_up_all else {main}
     return {
         kind.name: RowWorker(
             f"{name}: {kind.name}",
             function,
             settings,
-            shapes=kind.shapes(function, settings) if kind is main else (),
+            shapes=kind.shapes(function, settings) if kind in compiled else (),
             log=log,
         )
         for kind, function in functions.items()

@@ -17,7 +17,10 @@ class RowSettings(Checked):
     batch_wait: NonNegative = 0.003
     """Seconds that a text waits for others before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
-    """Batches of texts with at most this many tokens are compiled before the first request; 0 for
-    none. A longer text compiles a program when it arrives."""
+    """Programs for texts of at most this many tokens are compiled before the first request; 0 for
+    the fewest. A longer text compiles a program when it arrives."""
+    warm_up_all: bool = False
+    """Compile the programs for texts of any length and for all settings of requests before the
+    first request. By default the log lists those that compile at first use."""
     max_inputs: PositiveInt = 2048
     """The maximum number of texts of a request."""

@@ -97,7 +97,7 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
 
     ids = await asyncio.to_thread(encode)
     # Blank texts have no tokens, and an empty translation.
-    rows = [Row((row, request), len(row), request) for row in ids if row]
+    rows = [Row((row, request), len(row), request, request.num_beams) for row in ids if row]
     found = iter(await computed(service, model, worker, rows))
     translated = [next(found) if row else [Translation("", 0.0, 0.0, 0)] for row in ids]
     written = sum(one.num_tokens for several in translated for one in several)

@@ -9,15 +9,21 @@ does not depend on the other rows of its batch.
 import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
-from ....models.text.bucketing import padded_batches, padded_length, padded_rows
+from ....models.text.bucketing import (
+    MOST_ROWS,
+    padded_batches,
+    padded_length,
+    padded_rows,
+)
 from ..app import Served, Service
 from ..engine import Task, fail_tasks
 from .settings import RowSettings
 
+RowTask: TypeAlias = "Task[Row, Any]"
 MANY = 1 << 20
 """An upper bound of the rows of a batch."""
 
@@ -30,11 +36,13 @@ class Row:
         item: what the function of the worker reads.
         length: its number of tokens.
         group: only rows of equal groups are computed together.
+        copies: how many sequences the device computes for it, such as the beams of a search.
     """
 
     item: Any
     length: int
     group: Hashable = None
+    copies: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +87,7 @@ class RowWorker:
         self.front, self.settings = function.front, settings
         self._name, self._function, self._shapes = name, function, shapes
         self._log, self._clock = log, clock
-        self._arrivals: dict[Task, float] = {}
+        self._arrivals: dict[RowTask, float] = {}
         """The arrival time of each waiting task, in order."""
 
     @property
@@ -91,11 +99,11 @@ class RowWorker:
         left = self.settings.batch_wait - (self._clock() - self._arrivals[oldest])
         return left if left > 0 and not self._is_full() else 0.0
 
-    def add(self, task: Task) -> None:
+    def add(self, task: RowTask) -> None:
         """Appends a row."""
         self._arrivals[task] = self._clock()
 
-    def cancel(self, task: Task) -> None:
+    def cancel(self, task: RowTask) -> None:
         """Drops a row."""
         self._arrivals.pop(task, None)
 
@@ -123,21 +131,28 @@ class RowWorker:
             self._function.compute([self._function.filler(length)] * num_rows)
             shape = f"{num_rows} × {length} tokens"
             self._log(f"{self._name}: {shape} compiled in {time.perf_counter() - start:.1f} s")
+        if not self.settings.warm_up_all:
+            longest = max((length for _, length in self._shapes), default=0)
+            what = f"texts of more than {longest} tokens compile" if longest else "compiles"
+            self._log(f"{self._name}: {what} at first use; --warm-up-all compiles more now")
 
-    def _window(self) -> Iterator[tuple[Task, int]]:
-        """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`."""
-        room = self.settings.batch_tokens
-        group = next(iter(self._arrivals)).work.group
+    def _window(self) -> Iterator[tuple[RowTask, int]]:
+        """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`.
+
+        The number of sequences is limited too, because other work waits for the end of a batch.
+        """
+        room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
+        group, left = first.group, max(1, MOST_ROWS // first.copies) if first.copies > 1 else MANY
         for task in self._arrivals:
             tokens = padded_length(task.work.length, self._function.longest)
             # The oldest row is computed in any case.
             if tokens > room and room < self.settings.batch_tokens:
                 return
-            if task.work.group == group:
-                room -= tokens
+            if task.work.group == group and left:
+                room, left = room - tokens, left - 1
                 yield task, tokens
 
-    def _batch(self) -> list[Task]:
+    def _batch(self) -> list[RowTask]:
         """Returns the tasks that are computed with the oldest."""
         tasks, lengths = zip(*self._window(), strict=True)
         batches = padded_batches(lengths, self._function.longest)
@@ -177,7 +192,9 @@ def usage_of(rows: Sequence[Row], written: int = 0) -> dict[str, JsonValue]:
 
 def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
     """Returns the numbers of rows and the padded lengths of all batches of short rows."""
-    most = min(settings.warm_up_length, function.longest)
+    most = function.longest
+    if not settings.warm_up_all:
+        most = min(settings.warm_up_length, most)
     lengths = dict.fromkeys(padded_length(n, function.longest) for n in range(1, most + 1))
     return [
         (1 << power, length)

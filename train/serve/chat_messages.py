@@ -1,0 +1,131 @@
+"""Reads the messages and the tools of a conversation. A client may send any JSON in them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ...data.chat_templates.chat_template import text_of_part
+from ...data.common.fields import FieldError, check_value
+from ...models.text.chat.tools.tool import Tool, ToolCall
+from .fields import ApiError
+
+JsonFields = Mapping[str, object]
+"""An object of a request, whose fields are not declared."""
+
+TOOL: Mapping[str, object] = {
+    "type": Literal["function"],
+    "function": JsonFields,
+    "function.name": str,
+    "function.description": str | None,
+    "function.strict": Literal[False] | None,
+    "function.parameters": JsonFields | None,
+    "function.parameters.properties": JsonFields | None,
+}
+"""Field of a tool → its type. A call cannot be guaranteed to fit its schema, so strict is false."""
+MESSAGE: Mapping[str, object] = {
+    "content": str | Sequence[object],
+    "tool_calls": Sequence[JsonFields] | None,
+}
+"""Field of a message → its type. The template checks the others."""
+CALL: Mapping[str, object] = {
+    "function": JsonFields,
+    "function.name": str,
+    "function.arguments": str | JsonFields | None,
+}
+"""Field of a call in a message → its type."""
+
+
+def checked(value: JsonFields, types: Mapping[str, object], field: str, place: str) -> list[Any]:
+    """Returns fields of an object, in the order of their types; None if it lacks one.
+
+    Args:
+        value: the object.
+        types: path of a field → its type.
+        field: the field of the request that has the object.
+        place: where the object is in the request, for messages.
+
+    Raises:
+        ApiError: a field has another type.
+    """
+    found = []
+    for path, kind in types.items():
+        one: object = value
+        for name in path.split("."):
+            one = one.get(name) if isinstance(one, Mapping) else None
+        try:
+            check_value(f"{place}.{path}", one, kind)
+        except FieldError as error:
+            raise ApiError(400, str(error), field, "invalid_value") from None
+        found.append(one)
+    return found
+
+
+def read_tools(given: Sequence[JsonFields]) -> tuple[Tool, ...]:
+    """Returns the tools of a request, which the server never runs.
+
+    Raises:
+        ApiError: a tool has another form than a function.
+    """
+    tools = []
+    for i, tool in enumerate(given):
+        _, _, name, text, *_, properties = checked(tool, TOOL, "tools", f"tools[{i}]")
+        tools.append(Tool(name, text or "", properties or {}, run=_never))
+    return tuple(tools)
+
+
+def _never(**arguments: object) -> None:
+    raise NotImplementedError("clients run the tools")
+
+
+def read_message(message: JsonFields, number: int, *, in_content: bool) -> dict[str, Any]:
+    """Returns a message as chat templates read it: arguments of calls are objects.
+
+    Args:
+        message: the message.
+        number: its index, for messages of errors.
+        in_content: whether the template has calls in the content of a message.
+
+    Raises:
+        ApiError: its content or a call has another form.
+    """
+    # A message with calls may have no content, but every template reads it.
+    result = {"content": "", **{name: x for name, x in message.items() if x is not None}}
+    place = f"messages[{number}]"
+    content, given = checked(result, MESSAGE, "messages", place)
+    calls = [_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(given or ())]
+    result.pop("tool_calls", None)
+    if in_content:
+        texts = [content] if isinstance(content, str) else content
+        parts = [text_of_part(part, number + 1) for part in texts]
+        result["content"] = "".join([*parts, *map(_bracketed, calls)])
+    elif calls:
+        result["tool_calls"] = [call.message for call in calls]
+    return result
+
+
+def _call(given: JsonFields, place: str) -> ToolCall:
+    """Returns a call of a message."""
+    _, name, arguments = checked(given, CALL, "messages", place)
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            problem = f"{place}.function.arguments must be an object in JSON"
+            raise ApiError(400, problem, "messages", "invalid_value")
+    return ToolCall(name, dict(arguments or {}))
+
+
+def _bracketed(call: ToolCall) -> str:
+    """Returns a call in the format of the lectures, which has one unnamed argument."""
+    return f"<<{' '.join([call.name, *map(str, call.arguments.values())])}>>"
+
+
+def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Returns the messages with a text at the end of the system message, which comes first."""
+    first, rest = {"role": "system", "content": ""}, messages
+    if messages[0].get("role") == "system":
+        first, *rest = messages
+    content = "\n".join(filter(None, [str(first["content"]), text]))
+    return [{**first, "content": content}, *rest]

@@ -1,0 +1,136 @@
+"""The settings that all requests for text share."""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Annotated
+
+from ...data.common.fields import (
+    Checked,
+    Fraction,
+    NonNegativeInt,
+    Range,
+    Seed,
+    require,
+)
+from ...data.common.json_text import JsonValue
+from ...models.decoding.generator import SEEDS
+from ...models.decoding.request import TopP
+from ...models.decoding.serving.row_sampling import Penalty, TextSampling
+from ...models.text.generate import merged_request
+
+MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
+"""The largest `n`, the number of stop strings, their length in characters, and the number of tokens
+in `logit_bias`."""
+
+Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
+Bias = Annotated[float, Range(least=-100, most=100)]
+# The logits overflow float32 with larger values, and would be NaN.
+Temperature = Annotated[float, Range(least=0, most=100)]
+Repetition = Annotated[float, Range(least=0.01, most=100)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamOptions(Checked):
+    """Settings of a stream."""
+
+    include_usage: bool = False
+    """Whether the last part has the numbers of tokens."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextFields(Checked):
+    """The fields that all requests for text have."""
+
+    model: str | None = None
+    """The name of the model. It may be left out if only one is served."""
+    temperature: Temperature | None = None
+    """With 0, decoding is greedy. Defaults to the setting stored with the model, or 1."""
+    top_p: TopP | None = None
+    """Samples from the most probable tokens whose probabilities sum to p."""
+    top_k: NonNegativeInt | None = None
+    """Samples from the k most probable tokens."""
+    min_p: Fraction | None = None
+    """Samples from the tokens that are at least p times as probable as the best one."""
+    repetition_penalty: Repetition | None = None
+    """Above 1 makes tokens of the prompt and the text less likely."""
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that the text has."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens for each time that the text has them."""
+    logit_bias: Mapping[str, Bias] = dataclasses.field(default_factory=dict)
+    """Token id → what is added to its logit."""
+    n: Choices = 1
+    """The number of texts."""
+    seed: Seed | None = None
+    """The same seed gives the same text. Defaults to a random seed."""
+    stop: str | tuple[str, ...] = ()
+    """Strings that end a text and are not part of it."""
+    stream: bool = False
+    """Whether the text is sent piece by piece."""
+    stream_options: StreamOptions | None = None
+    """Settings of the stream."""
+    user: str | None = None
+    """Ignored."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            len(self.stops) <= MOST_STOPS and all(0 < len(x) <= LONGEST_STOP for x in self.stops),
+            f"stop must have at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
+        )
+        require(
+            len(self.logit_bias) <= MOST_BIASES,
+            f"logit_bias must have at most {MOST_BIASES:,} tokens, got {len(self.logit_bias):,}",
+        )
+        require(
+            self.stream or self.stream_options is None,
+            "stream_options must be left out unless stream is true",
+        )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, stored: Mapping[str, JsonValue], *, alternatives: int = 0) -> TextSampling:
+        """Returns how tokens are chosen.
+
+        Args:
+            stored: the settings stored with the model.
+            alternatives: the number of alternatives to report at each position.
+
+        Raises:
+            UserError: a setting is out of range.
+        """
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        # The stored settings may request beam search, which a continuous batch does not support.
+        request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **given})
+        merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}
+        return TextSampling(
+            **merged,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={_token_id(name): bias for name, bias in self.logit_bias.items()},
+            num_alternatives=alternatives,
+        )
+
+
+def seeds_of(fields: TextFields, number: int) -> list[int]:
+    """Returns the seeds of several prompts: the given one and the following, or random ones."""
+    first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
+    return [(first + i) % SEEDS for i in range(number)]
+
+
+def _token_id(name: str) -> int:
+    require(
+        name.isascii() and name.isdigit() and len(name) < 10,
+        f"logit_bias must have token ids as names, got {name[:20]!r}",
+    )
+    return int(name)
