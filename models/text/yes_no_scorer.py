@@ -7,6 +7,7 @@ is read as a classifier with one label, and the logits of other tokens are not c
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ from ..loading import model_config
 from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
+from .folder import open_folder
 from .pair_scorer import PairScorer
+from .text_model import Loaded
 
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
@@ -145,9 +148,23 @@ class YesNoScorer(PairScorer):
         return [(self._prompt.join(query, document),) for query, document in pairs]
 
 
+def answers_yes_or_no(folder: str | Path, prompt: YesNoPrompt = YesNoPrompt()) -> bool:
+    """Returns whether the tokenizer of a folder has the tokens of a prompt and of its answers."""
+    _, tokenizer = open_folder(folder)
+    # Without these tokens the model would read their names as text.
+    names = set(re.findall(r"<\|\w+\|>", prompt.before + prompt.after))
+    answers = (tokenizer.encode(word, add_special_tokens=False) for word in (prompt.yes, prompt.no))
+    return names <= tokenizer.control_tokens().keys() and all(len(ids) == 1 for ids in answers)
+
+
 def open_pair_scorer(
-    folder: str | Path, *, step: int | None = None, log: LogFn | None = None
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    log: LogFn | None = None,
+    loaded: Loaded | None = None,
 ) -> PairScorer:
     """Opens a cross-encoder, or a language model that answers yes or no; see `TextModel.of_run`."""
     generates = HEADS[model_config(local_folder(folder)).head].generates
-    return (YesNoScorer if generates else PairScorer).of_run(folder, step=step, log=log)
+    scorer = YesNoScorer if generates else PairScorer
+    return scorer.of_run(folder, step=step, log=log, loaded=loaded)

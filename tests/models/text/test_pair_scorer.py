@@ -11,10 +11,13 @@ import transformers
 from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.finite import load_finite
 from flaxzoo.models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
 from flaxzoo.models.hf.tensors.mapping import WeightsError
-from flaxzoo.models.text.yes_no_scorer import open_pair_scorer
+from flaxzoo.models.text.yes_no_scorer import answers_yes_or_no, open_pair_scorer
 from flaxzoo.train.cli.main import main
+from flaxzoo.train.serve.rows.opening import row_functions
+from flaxzoo.train.serve.rows.rerank import tokens_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -213,6 +216,23 @@ def test_the_command_line_scores_by_yes_and_no(tmp_path, capsys):
     np.testing.assert_allclose(found, scorer.score(PAIRS[:3], silent), atol=1e-6)
     assert main([*given, "--instruction", "Find the sea?"]) == 2
     assert "applies to --yes-no" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_scores_by_yes_and_no(tmp_path):
+    language_model(tmp_path, True)
+    functions, refused = row_functions(str(tmp_path), load_finite(tmp_path))
+    rerank = next(function for kind, function in functions.items() if kind.name == "rerank")
+    scorer = open_pair_scorer(tmp_path)
+    tokens, _ = scorer.encode(PAIRS)
+    rows = [tokens_of(tokens, i, length) for i, length in enumerate(tokens.lengths)]
+    found = [one["scores"] for one in rerank.compute(rows)]
+    np.testing.assert_allclose(found, scorer.score(PAIRS, silent), atol=1e-6)
+    assert refused == []
+    # A model without the tokens of the prompt or of the answers does not rank.
+    assert answers_yes_or_no(tmp_path)
+    for prompt in ({"yes": "yes, it does"}, {"before": "<|system|>"}):
+        assert not answers_yes_or_no(tmp_path, models.YesNoPrompt(**prompt))
 
 
 @pytest.mark.slow

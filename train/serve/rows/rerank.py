@@ -4,20 +4,25 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ....data.common.fields import Checked, FieldError, PositiveInt, require_default
 from ....data.common.json_text import JsonValue
+from ....data.features.bert_inputs import BertInputs
 from ....models.config import TransformerConfig
+from ....models.text.bucketing import padded_length
 from ....models.text.pair_scorer import PairScorer
 from ....models.text.text_model import Loaded
+from ....models.text.yes_no_scorer import YesNoScorer, answers_yes_or_no, open_pair_scorer
 from ..app import Endpoint, Service
 from .inputs import as_list, check_not_truncated
 from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "rerank"
+Pair: TypeAlias = dict[str, np.ndarray]
+"""The arrays of a pair, int32 [length]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,26 +74,46 @@ class RerankFields(Checked):
 
 
 def fits(config: TransformerConfig) -> bool:
-    """Returns whether a model gives a pair of texts one score."""
-    return config.head in PairScorer.heads and len(config.labels) == 1
+    """Returns whether a model may give a pair of texts one score."""
+    return config.head in YesNoScorer.heads or (
+        config.head in PairScorer.heads and len(config.labels) == 1
+    )
 
 
-def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction:
-    """Returns the function that scores encoded pairs with the model of a folder."""
-    scorer = PairScorer.of_run(folder, loaded=loaded)
+def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
+    """Returns the function that scores encoded pairs with the model of a folder.
 
-    def compute(items: Sequence[Any]) -> list[dict[str, float]]:
-        found = scorer.outputs(
-            items.__getitem__, [int(row["attention_mask"].sum()) for row in items]
-        )
+    It is None for a language model whose tokenizer does not have the tokens of the prompt.
+    """
+    if loaded[0].config.head in YesNoScorer.heads and not answers_yes_or_no(folder):
+        return None
+    scorer = open_pair_scorer(folder, loaded=loaded)
+    padding = {"input_ids": scorer.tokenizer.special_ids.pad or 0}
+
+    def compute(items: Sequence[Pair]) -> list[dict[str, float]]:
+        lengths = [len(row["attention_mask"]) for row in items]
+        size = padded_length(max(lengths), scorer.max_length)
+        rows = [
+            {
+                name: np.pad(x, (0, size - len(x)), constant_values=padding.get(name, 0))
+                for name, x in row.items()
+            }
+            for row in items
+        ]
+        found = scorer.outputs(rows.__getitem__, lengths)
         return [{name: float(x[i, 0]) for name, x in found.items()} for i in range(len(items))]
 
-    def filler(length: int) -> dict[str, np.ndarray]:
-        row = {name: np.zeros(scorer.max_length, np.int32) for name in scorer.inputs}
-        row["attention_mask"][:length] = 1
-        return row
+    def filler(length: int) -> Pair:
+        return {
+            name: np.ones(length, np.int32) * (name == "attention_mask") for name in scorer.inputs
+        }
 
     return RowFunction(scorer, compute, scorer.max_length, filler)
+
+
+def tokens_of(tokens: BertInputs, number: int, length: int) -> Pair:
+    """Returns the arrays of a pair without padding, which a model may have thousands of."""
+    return {name: x[:length].copy() for name, x in tokens.example(number).items()}
 
 
 async def rerank(service: Service, fields: RerankFields) -> JsonValue:
@@ -100,7 +125,7 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
     pairs = as_list(fields.pairs, name, worker.settings.max_inputs)
     tokens, num_truncated = await asyncio.to_thread(scorer.encode, pairs)
     check_not_truncated(fields.truncates, num_truncated, len(pairs), scorer.max_length, name=name)
-    rows = [Row(tokens.example(i), length) for i, length in enumerate(tokens.lengths)]
+    rows = [Row(tokens_of(tokens, i, length), length) for i, length in enumerate(tokens.lengths)]
     found = await computed(service, model, worker, rows)
     scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in found])
     # A stable sort keeps documents with equal scores in the order of the request.
