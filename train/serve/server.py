@@ -5,10 +5,13 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -26,10 +29,12 @@ from .served import ENDPOINTS, open_models
 GRACE = 7.0
 """Seconds within which requests may finish after a signal. The process then ends within 10 s."""
 HEAD_TIME = 30.0
-"""Seconds within which a client must send the head of its first request."""
+"""Seconds within which a client must send the head of a request."""
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a Python thread yields. By default the engine may wait ten times as long for
 the thread of the connections after each call."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""The signals that end the server."""
 KEY_VARIABLE = "FLAXZOO_API_KEY"
 
 
@@ -64,18 +69,60 @@ class Address:
             )
         return key
 
+    def bind(self) -> socket.socket:
+        """Returns a socket that reserves the port, and does not listen yet.
+
+        Raises:
+            UserError: the port is in use or not allowed, or this machine has no such address.
+        """
+        try:
+            (family, kind, _, _, address), *_ = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            with contextlib.ExitStack() as closed:
+                bound = closed.enter_context(socket.socket(family, kind))
+                # A server that has just ended leaves connections that would block the port.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(address)
+                closed.pop_all()  # the caller closes it
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(
+                f"the server cannot listen on {self.host} port {self.port} ({reason}): give "
+                "another --port or --host"
+            ) from None
+        return bound
+
 
 class _Protocol(H11Protocol):
-    """Closes connections whose first request does not begin in time."""
+    """Closes connections whose next head does not end in time."""
+
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
-        self.loop.call_later(HEAD_TIME, self._check_head)
+        self._time_head()
 
-    def _check_head(self) -> None:
-        # `cycle` is None until the head of the first request has arrived.
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # uvicorn's timer of idle connections ends with the first byte of the next head.
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def _time_head(self) -> None:
+        """Gives the client a time to send a head, if one has not ended."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIME, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):
@@ -88,7 +135,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._drain, loop)
         yield
 
@@ -106,12 +153,44 @@ class _Server(uvicorn.Server):
         # A server that cannot answer any more ends, so that its supervisor starts another.
         return await super().on_tick(counter) or self._engine.failed
 
-    async def startup(self, sockets: object = None) -> None:
-        await super().startup()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         # The system chooses the port if the user gives port 0, so ask the socket.
         address = self.servers[0].sockets[0].getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         self._log(f"listening on http://{host}:{address[1]}")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ends the process, which has not begun to listen."""
+    del number, frame
+    sys.stdout.flush()
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Ends the process when a signal arrives, until the server handles signals itself."""
+    earlier = {number: signal.signal(number, _leave) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _open(
+    names: tuple[str, ...], access: Access, limits: Limits, *, rows: RowSettings, log: LogFn
+) -> Service:
+    """Opens the models, and returns the objects of the endpoints."""
+    models = open_models(names, rows, log)
+    engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
+    metrics = Metrics(engine)
+    for model in models.values():
+        worker = model.workers.get(GENERATION)
+        if isinstance(worker, GenerationWorker):
+            metrics.watch_rows(model.name, lambda batch=worker.batch: batch.num_growing)
+    return Service(models, engine, access, metrics, ENDPOINTS)
 
 
 def serve(
@@ -135,32 +214,27 @@ def serve(
         UserError: a model cannot be served, the address needs a key, or the engine has failed.
     """
     access = Access(address.key())
-    # Open the models before the server listens, so that an error ends the command.
-    models = open_models(names, rows, log)
-    engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
-    metrics = Metrics(engine)
-    for model in models.values():
-        worker = model.workers.get(GENERATION)
-        if isinstance(worker, GenerationWorker):
-            metrics.watch_rows(model.name, lambda batch=worker.batch: batch.num_growing)
-    service = Service(models, engine, access, metrics, ENDPOINTS)
-    config = uvicorn.Config(
-        make_app(service),
-        http=_Protocol,
-        host=address.host,
-        port=address.port,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        # One second more than the grace period, so that canceled requests can send their errors.
-        timeout_graceful_shutdown=int(GRACE) + 1,
-        timeout_keep_alive=30,
-    )
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    # The server listens while the engine compiles programs. /health answers 503 until then.
-    engine.start()
-    _Server(config, engine, log).run()
+    # Reserve the port and open the models before the server listens, so that an error ends the
+    # command early.
+    with address.bind() as bound, _leaving_at_once():
+        service = _open(names, access, limits, rows=rows, log=log)
+        engine = service.engine
+        config = uvicorn.Config(
+            make_app(service),
+            http=_Protocol,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            # One second more than the grace period, so that canceled requests can send their
+            # errors.
+            timeout_graceful_shutdown=int(GRACE) + 1,
+            timeout_keep_alive=30,
+        )
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        # The server listens while the engine compiles programs. /health answers 503 until then.
+        engine.start()
+        _Server(config, engine, log).run([bound])
     has_ended = engine.stop()
     require(not engine.failed, "the engine has failed, as printed above: start the server again")
     if not has_ended:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import uvicorn
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.common.fields import FieldError
 from flaxzoo.train.serve import engine as engine_module
-from flaxzoo.train.serve import served
+from flaxzoo.train.serve import served, server
 from flaxzoo.train.serve.app import Access, Endpoint, Served, Service, event_of, make_app
 from flaxzoo.train.serve.engine import Engine, Limits
 from flaxzoo.train.serve.fields import ApiError
@@ -21,6 +22,7 @@ from flaxzoo.train.serve.rows.rerank import RerankFields
 from flaxzoo.train.serve.rows.settings import RowSettings
 from flaxzoo.train.serve.server import Address, _Server
 from flaxzoo.train.serve.status import STATUS, TokenizeFields
+from starlette.responses import JSONResponse
 
 URL = "http://127.0.0.1"
 
@@ -137,6 +139,33 @@ def test_a_full_queue_refuses_further_requests():
             worker.may.set()
             assert [(await one).status_code for one in both] == [200, 200]
             assert (engine.num_tokens, engine.jobs) == (0, set())
+
+    asyncio.run(run())
+
+
+def test_requests_that_are_read_are_limited_too():
+    """Their bodies take memory before the engine admits them."""
+
+    async def slow():
+        yield b'{"prompt": '
+        await asyncio.sleep(60)
+
+    async def run():
+        async with running(max_requests=1) as (client, worker, _):
+            worker.may.set()
+            headers = {"Content-Type": "application/json"}
+            sent = [
+                asyncio.ensure_future(client.post("/echo", content=slow(), headers=headers))
+                for _ in range(3)
+            ]
+            (refused,), others = await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+            answer = refused.result()
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert "2 open requests" in answer.json()["error"]["message"]
+            for one in others:
+                one.cancel()
+            await asyncio.wait(others)
+            assert (await client.post("/echo", json={"prompt": "a"})).status_code == 200
 
     asyncio.run(run())
 
@@ -278,8 +307,8 @@ def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys, monkeypatch):
         assert not engine.is_ready
         with pytest.raises(ApiError, match="failed"):
             engine.check_admission()
-        server = _Server(uvicorn.Config("", log_config=None), engine, print)
-        assert await server.on_tick(1)
+        ending = _Server(uvicorn.Config("", log_config=None), engine, print)
+        assert await ending.on_tick(1)
         assert engine.stop()
 
     asyncio.run(run())
@@ -355,6 +384,45 @@ def test_an_address_of_other_machines_needs_a_key(tmp_path, monkeypatch):
     monkeypatch.setenv("FLAXZOO_API_KEY", "")
     with pytest.raises(UserError, match="printable ASCII"):
         Address().key()
+
+
+def test_a_port_in_use_is_refused_before_models_are_opened():
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        with pytest.raises(UserError, match=rf"127\.0\.0\.1 port {port} .*in use.*--port"):
+            Address(port=port).bind()
+    with Address(port=port).bind() as free:
+        assert free.getsockname()[1] == port
+    with pytest.raises(UserError, match=r"192\.0\.2\.1 .*--host"):
+        Address("192.0.2.1").bind()
+
+
+@pytest.mark.parametrize("earlier", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_slow_head_is_ended(earlier, monkeypatch):
+    """Also of a later request of a connection."""
+    monkeypatch.setattr(server, "HEAD_TIME", 0.2)
+
+    async def health(scope, receive, send):
+        await JSONResponse({})(scope, receive, send)
+
+    async def run():
+        config = uvicorn.Config(health, http=server._Protocol, lifespan="off", log_config=None)
+        running = uvicorn.Server(config)
+        with Address(port=0).bind() as bound:
+            ended = asyncio.ensure_future(running.serve([bound]))
+            while not running.started:
+                await asyncio.sleep(0.001)
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            for part in (earlier, b"GET /health"):
+                writer.write(part)
+                if part == earlier != b"":
+                    assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+            running.should_exit = True
+            await ended
+
+    asyncio.run(run())
 
 
 def test_slow_and_long_bodies_are_refused():

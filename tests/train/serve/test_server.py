@@ -1,6 +1,8 @@
 """The end of a server: no request is lost without an answer, and the status is 0."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -37,6 +39,29 @@ def test_a_signal_ends_the_server_after_its_requests(run_folder, tmp_path):
         thread.join(timeout=10)
     whole = lines[-2:] == ["data: [DONE]", ""]
     assert whole or '"code": "unavailable"' in lines[-2]
+
+
+LOADING = """
+import time
+from pathlib import Path
+from flaxzoo.train.serve import server
+def load(*arguments):
+    Path("loading").touch()
+    time.sleep(60)
+server.open_models = load
+server.serve(("a",), server.Address(port=0), server.Limits(), log=print)
+"""
+"""A server whose models take long to load."""
+
+
+def test_a_signal_ends_a_server_that_is_loading(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", LOADING], cwd=tmp_path)
+    try:
+        wait_for((tmp_path / "loading").exists, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
 
 
 def refused(client, url):
