@@ -169,7 +169,7 @@ async def ask(
 
     Returns:
         The status, the body, and the seconds until its first part and until its end. If `parts`
-        are given, the connection is closed after as many lines.
+        are given, the connection is closed after as many parts.
     """
     begun = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -183,14 +183,15 @@ async def ask(
     status = int((await reader.readline()).split()[1])
     while (await reader.readline()).strip():
         pass
-    lines, first = [], 0.0
-    while line := await reader.readline():
+    # Read all that has arrived: a client that reads line by line costs as much as the server.
+    found, first = [], 0.0
+    while part := await reader.read(1 << 16):
         first = first or time.monotonic() - begun
-        lines.append(line)
-        if len(lines) == parts:
+        found.append(part)
+        if len(found) == parts:
             break
     writer.close()
-    return status, b"".join(lines), first, time.monotonic() - begun
+    return status, b"".join(found), first, time.monotonic() - begun
 
 
 async def streams(

@@ -1,23 +1,32 @@
 """The pages on the server: commands run against a real one, and files are checked."""
 
 import contextlib
+import functools
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 
 import jax
+import lm_eval.tasks
 import pytest
 import yaml
 from flaxzoo import models, train
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 from flaxzoo.train.cli.inference.serve import ServeArguments
 from flaxzoo.train.cli.options import parse
+from lm_eval.__main__ import cli_evaluate
 
-from ..support.server import running
+from ..support.server import closing_sessions, running
 from .test_readme import SECTIONS, SERVED, WORDS, commands, section, write_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_device")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("on_one_device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 DEPLOY = "docs/scale/deploy.md"
 ADDRESS = "http://localhost:8000"
@@ -68,15 +77,46 @@ def test_the_options_of_the_page_exist():
     [x for x in SECTIONS if x.page == SERVED and ADDRESS in x.text],
     ids=lambda x: x.title,
 )
-def test_requests_of_the_page_are_answered(section, url):
+def test_requests_of_the_page_are_answered(section, url, tmp_path, monkeypatch):
     for language, block in section.blocks("sh", "python"):
         block = block.replace(ADDRESS, url)
         if language == "python":
+            if section.title == "langchain":
+                pytest.importorskip("langchain_openai")
             exec(compile(block, section.page, "exec"), {})
             continue
         for line, arguments in commands(block):
-            if arguments is None:
+            if line.startswith("lm_eval "):
+                run_harness(line, tmp_path, monkeypatch)
+            elif arguments is None:
                 subprocess.run(["bash", "-c", line], check=True, stdout=subprocess.DEVNULL)
+
+
+def run_harness(line, folder, monkeypatch):
+    """Runs a command of lm-evaluation-harness with a task whose data is a file."""
+    rows = [{"text": "The for", "target": f" {word}"} for word in WORDS[:3]]
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "own",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}},
+        "test_split": "test",
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "{{target}}",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (folder / "own.yaml").write_text(json.dumps(task))
+    own = line.replace("lambada_openai", str(folder / "own.yaml"))
+    assert own != line
+    monkeypatch.setattr(sys, "argv", [*shlex.split(own), "--output_path", str(folder / "found")])
+    # The index of all other tasks takes seconds.
+    manager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
+    with closing_sessions(monkeypatch):
+        cli_evaluate()
+    (results,) = (folder / "found").rglob("results*.json")
+    assert json.loads(results.read_text())["results"]["own"]["acc,none"] in (0, 1 / 3, 2 / 3, 1)
 
 
 def file_of(title, language):
@@ -111,6 +151,9 @@ def test_the_manifest_parses():
     assert port["containerPort"] == ServeArguments(models=("a",)).port
     for name in ("startupProbe", "readinessProbe"):
         assert container[name]["httpGet"] == {"path": "/health", "port": port["name"]}
+    # SIGTERM comes after preStop, and the server ends within 10 seconds of it.
+    waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= waits + 10
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}

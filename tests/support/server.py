@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import httpx
+import requests
 
 START = 300
 """Seconds until the server must be warm, on a busy machine."""
@@ -43,6 +44,22 @@ def running(folder, *arguments, **environment):
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def closing_sessions(monkeypatch):
+    """Closes the connections that lm-eval leaves open, of which Python warns at any later time."""
+    opened = []
+
+    class Session(requests.Session):
+        def __init__(self):
+            super().__init__()
+            opened.append(self)
+
+    monkeypatch.setattr(requests, "Session", Session)
+    yield
+    for session in opened:
+        session.close()
 
 
 def address(log):

@@ -1,11 +1,10 @@
 """A server of a tiny language model."""
 
 import pytest
-import requests
 from flaxzoo import train
 from flaxzoo.data.tokenizers.training import TokenizerConfig, train_tokenizer
 
-from ...support.server import running
+from ...support.server import closing_sessions, running
 
 TEXT = "the small dog sleeps below a red house; is it big or small? größer 日本語 😀 yes or no. "
 
@@ -28,15 +27,5 @@ def server(run_folder, tmp_path_factory):
 
 @pytest.fixture
 def closed_sessions(monkeypatch):
-    """Closes the connections that lm-eval leaves open, of which Python warns at any later time."""
-    opened = []
-
-    class Session(requests.Session):
-        def __init__(self):
-            super().__init__()
-            opened.append(self)
-
-    monkeypatch.setattr(requests, "Session", Session)
-    yield
-    for session in opened:
-        session.close()
+    with closing_sessions(monkeypatch):
+        yield
