@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 DEPLOY = "docs/scale/deploy.md"
+HARNESS = "Evaluate with lm-evaluation-harness"
 ADDRESS = "http://localhost:8000"
 # Compile little before the first request.
 QUICK = "--warm-up-length", "0", "--rows", "1"
@@ -37,8 +38,8 @@ SIZES = {"max_length": 64, "num_layers": 1, "d_model": 16, "num_heads": 2}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """A server of tiny models with the names of the page."""
+def folder(tmp_path_factory):
+    """A folder with tiny models that have the names of the page."""
     folder = tmp_path_factory.mktemp("served")
     write_model(folder / "sentence-transformers" / "all-MiniLM-L6-v2", head="none")
     score = {"head": "sequence_classification", "labels": ("score",)}
@@ -54,6 +55,12 @@ def url(tmp_path_factory):
         model = models.create(kind(vocab_size=tokenizer.vocab_size, **SIZES, **fields))
         params = models.init_params(model, jax.random.key(0))
         train.save_run(folder / "runs" / name, model, params, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    """A server of all models."""
     _, several, *_ = served_commands()
     with contextlib.chdir(folder), running(folder, *several, *QUICK) as server:
         yield server.url
@@ -74,10 +81,10 @@ def test_the_options_of_the_page_exist():
 
 @pytest.mark.parametrize(
     "section",
-    [x for x in SECTIONS if x.page == SERVED and ADDRESS in x.text],
+    [x for x in SECTIONS if x.page == SERVED and ADDRESS in x.text and x.title != HARNESS],
     ids=lambda x: x.title,
 )
-def test_requests_of_the_page_are_answered(section, url, tmp_path, monkeypatch):
+def test_requests_of_the_page_are_answered(section, url):
     for language, block in section.blocks("sh", "python"):
         block = block.replace(ADDRESS, url)
         if language == "python":
@@ -86,14 +93,19 @@ def test_requests_of_the_page_are_answered(section, url, tmp_path, monkeypatch):
             exec(compile(block, section.page, "exec"), {})
             continue
         for line, arguments in commands(block):
-            if line.startswith("lm_eval "):
-                run_harness(line, tmp_path, monkeypatch)
-            elif arguments is None:
+            if arguments is None:
                 subprocess.run(["bash", "-c", line], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_the_harness_evaluates_a_server(folder, tmp_path, monkeypatch):
+    """Its command runs with a task whose data is a file."""
+    ((_, block),) = section(SERVED, HARNESS).blocks("sh")
+    (_, arguments), (line, _) = commands(block)
+    with contextlib.chdir(folder), running(tmp_path, *arguments[1:], *QUICK) as server:
+        run_harness(line.replace(ADDRESS, server.url), tmp_path, monkeypatch)
+
+
 def run_harness(line, folder, monkeypatch):
-    """Runs a command of lm-evaluation-harness with a task whose data is a file."""
     rows = [{"text": "The for", "target": f" {word}"} for word in WORDS[:3]]
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = {
