@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from flaxzoo.models.run_files import steps
+from flaxzoo.train.cli import main
 from flaxzoo.train.engine import stop_signals
 
 from ..integration.test_stopped_processes import command, one_device
+from ..support.devices import on_devices
 from ..support.run_folders import assert_same, everything, kept, lines, write_text
 
 STEPS = 6
@@ -25,18 +27,27 @@ def source(tmp_path_factory):
 def whole(source, tmp_path_factory):
     """The run that nothing stops."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    arguments = command(source, folder, STEPS)
-    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
+    finish(source, folder)
     return folder
+
+
+def finish(source, folder):
+    """Starts or resumes the run in this process, as the command does in its own."""
+    with on_devices(1):
+        assert main.main(arguments_of_run(source, folder)) == 0
+
+
+def arguments_of_run(source, folder):
+    """Returns the arguments of `flaxzoo`."""
+    arguments = command(source, folder, STEPS)
+    return arguments[arguments.index("train") :]
 
 
 def signal_slow_run(kind, source, folder, *numbers):
     """Signals a run when it is slow; returns its status, messages, and seconds to its end."""
     program = [sys.executable, "-m", "tests.faults.slow_run", kind]
-    arguments = command(source, folder, STEPS)
-    train = arguments.index("train")
     with subprocess.Popen(
-        [*program, *arguments[train:]],
+        [*program, *arguments_of_run(source, folder)],
         cwd=Path(__file__).parents[2],
         env=one_device(),
         stdout=subprocess.PIPE,
@@ -61,8 +72,7 @@ def signal_slow_run(kind, source, folder, *numbers):
 
 
 def assert_resumes(source, folder, whole):
-    arguments = command(source, folder, STEPS)
-    subprocess.run(arguments, env=one_device(), check=True, capture_output=True)
+    finish(source, folder)
     assert lines(folder) == lines(whole)
     assert_same(everything(folder, STEPS), everything(whole, STEPS))
 
