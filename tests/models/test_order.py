@@ -112,6 +112,7 @@ def test_a_permuted_input_gives_the_permuted_output(tiny, attention, part):
     np.testing.assert_allclose(apply(x[:, order]), apply(x)[:, order], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_only_attention_carries_information_over_time(tiny):
     """Without it the second output depends on the second input alone."""
     model = tiny("bert", num_layers=1)

@@ -71,6 +71,7 @@ def penalty(form, length, alpha):
     return ((5 + length) / 6 if form == "gnmt" else length) ** alpha
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "alpha"),
     [("gnmt", 0.6), ("power", 0.6), ("gnmt", 0.0), ("power", 1.5), ("gnmt", -0.5), ("power", -1.0)],

@@ -128,6 +128,7 @@ def test_verified_tokens_have_the_distribution_of_the_model():
     assert abs((accepted > 0).mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / number)
 
 
+@pytest.mark.slow
 def test_sampled_texts_have_the_distribution_of_the_model():
     """Texts of three tokens of a vocabulary of 5, in 4,000 rows: the joint probabilities."""
     small = {"vocab_size": 5, "max_length": 8, "d_model": 8, "num_layers": 1, "num_heads": 1}

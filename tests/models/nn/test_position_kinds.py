@@ -188,6 +188,7 @@ MAN = np.array([[3, 7, 5, 3, 9]])  # the man ate the fish
 FISH = MAN[:, [0, 4, 2, 3, 1]]  # the fish ate the man
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "place"),
     [*drawn(*KINDS, families=("bert",)), ("transformer", "none", "input")],

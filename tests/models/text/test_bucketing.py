@@ -90,6 +90,7 @@ def test_each_row_is_in_one_batch_and_few_rows_are_padding(number):
     assert [b for b, _ in padded_batches([9, 9, 9, 0, 9], 256)] == [[0, 1, 2, 4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [vectors, log_probabilities, rewards])
 def test_a_text_has_the_same_numbers_alone_and_among_any_number(function, tokenizer):
     texts = texts_of(100)
@@ -109,6 +110,7 @@ def test_the_longest_text_that_is_read_is_read_whole(tokenizer):
     np.testing.assert_allclose(found, hidden[0].mean(axis=0), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_three_hundred_calls_compile_few_programs(tokenizer):
     embed = models.TextEmbedder(*made(models.GPTConfig, tokenizer))
     rng = random.Random(1)

@@ -78,6 +78,7 @@ CLASSIFIERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name"), CLASSIFIERS)
 def test_classifiers(family, name, tmp_path):
     model, tokenizer = folder_of(family, name, tmp_path / "theirs", **LABELS)

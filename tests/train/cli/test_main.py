@@ -267,6 +267,7 @@ print({{name.split('.')[0] for name in sys.modules}})
     assert not imported & (slow | always_slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
@@ -479,6 +480,7 @@ def test_a_loss_that_is_not_finite_has_its_own_status(flaxzoo, text, tmp_path):
     assert "Traceback" not in messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "gpu", "abacus"])
 def test_devices_that_are_not_here(tmp_path, platform):
     done = subprocess.run(
@@ -541,6 +543,7 @@ def shell(command, **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status", "printed"),
     [

@@ -84,6 +84,7 @@ def shapes(name, config_class=None, options=()):
     return {(keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_every_parameter_of_every_preset_and_head_fits_one_row(family):
     for name in of_each_form(families()[family].presets):

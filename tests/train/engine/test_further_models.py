@@ -81,6 +81,7 @@ def test_a_run_keeps_both_models_and_resumes(trained, tmp_path):
     assert params.keys() == models.init_params(model, jax.random.key(0)).keys()
 
 
+@pytest.mark.slow
 def test_only_trained_models_have_a_gradient_and_dropout():
     model = models.create(models.GPTConfig(
         vocab_size=128, max_length=16, num_layers=1, d_model=16, num_heads=2, dropout_rate=0.0

@@ -179,6 +179,7 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
         memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_one_device")
 @pytest.mark.parametrize("parallel", ["jit", "pmap"])
 def test_the_step_is_compiled_once(config, parallel):

@@ -173,6 +173,7 @@ def trained(tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 def test_a_run_reads_as_many_texts_as_it_was_trained_on(trained, tmp_path):
     labeled = [{"label": "ab"[i % 2], "text": f"good {i}"} for i in range(8)]
     single = trained("single", labeled)

@@ -114,6 +114,7 @@ def mean_loss(objective, vectors, batch):
     return sum(c * means[name] for name, c in objective.coefficients.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_is_the_mean_over_items_and_filler_is_none(name):
     settings, number, scores, loss = CASES[name]

@@ -28,6 +28,7 @@ def planned(*words, command="plan"):
     return without_data(RecipeParser(command, list(words)).read_recipe()[1], lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in families() if families()[name].presets])
 def test_every_preset_is_planned_as_published(family):
     for number, name in enumerate(families()[family].presets):
@@ -43,6 +44,7 @@ def test_every_preset_is_planned_as_published(family):
         assert planned(family).model.vocab_size == models.preset(default).vocab_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANY_FAMILY)
 def test_recipes_of_all_families_plan_the_published_vocabulary(name):
     head = HEADS_OF.get(name, "causal_lm")
@@ -91,6 +93,7 @@ def test_training_says_that_its_vocabulary_is_another(capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plan_prints_vocabulary_and_parameters(capsys):
     small = "--topology cpu:1 --batch-size 1 --data.length 8 --model.num-layers 1".split()
     assert cli.main(["plan", "gpt", "--preset", "gpt2", *small]) == 0

@@ -130,6 +130,7 @@ CHAT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "translator", "chat"])
 def test_metrics_are_those_of_hf(name, request, tasks, monkeypatch):
     theirs, ours = request.getfixturevalue("gpt2" if name == "chat" else name)
