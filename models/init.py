@@ -19,10 +19,19 @@ from .registry import create, smallest_inputs
 def init_params(model: Any, rng: Key[Array, ""]) -> Params:
     """Returns the initial parameters of a model, a nested dict of arrays.
 
-    Example: `params = init_params(model, jax.random.key(0))`. Under `jax.jit` only the parameters
-    are computed, not the outputs.
+    Example: `params = init_params(model, jax.random.key(0))`. The first call for a model compiles
+    one program, which computes the parameters alone and not the outputs.
     """
+    return _compiled_init(model, rng)
+
+
+def trace_init(model: Any, rng: Key[Array, ""]) -> Params:
+    """Runs a model's initialization without a cache, so that all its modules are called."""
     return model.init(rng, **smallest_inputs(model.config))["params"]
+
+
+# Equal models share one program. `inline` adds its operations to a surrounding program.
+_compiled_init = functools.partial(jax.jit, static_argnums=0, inline=True)(trace_init)
 
 
 def parameter_shapes(model: nn.Module) -> Params:

@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ...data.common.errors import UserError, suggest
 from ...data.common.fields import Checked, Positive, PositiveInt, Rate, require
-from ..init import init_params, parameter_shapes
+from ..init import parameter_shapes, trace_init
 from ..model import Model
 from ..nn.dropout import dropout, fold_in, row_keys
 from ..nn.layers import Linear
@@ -95,7 +95,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
 
     rng = jax.eval_shape(jax.random.key, 0)
     with nn.intercept_methods(note):
-        shapes = by_path(jax.eval_shape(lambda rng: init_params(model, rng), rng))
+        shapes = by_path(jax.eval_shape(lambda rng: trace_init(model, rng), rng))
     # Kernels are [L, *inputs, *outputs] in a stack of layers, else [*inputs, *outputs].
     maps = {}
     for path, axes in input_axes.items():

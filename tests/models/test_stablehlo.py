@@ -44,7 +44,7 @@ def inputs(config, rows, length):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_it_answers_as_the_model(config):
     model = models.create(config)
-    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    params = models.init_params(model, jax.random.key(0))
     program = jax.export.deserialize(bytearray(export_forward(model)))
     given = inputs(config, rows=3, length=9)  # nothing in the program says so
     output = jax.jit(model.apply)({"params": params}, **given)
