@@ -23,7 +23,7 @@ from flaxzoo.models.encoders.roberta_prelayernorm import RobertaPreLayerNormConf
 from flaxzoo.models.encoders.xlm_roberta import XLMRobertaConfig
 from flaxzoo.train.distributed import activations, sharding
 
-from ..support.archetypes import cases
+from ..support.archetypes import cases, padded
 from .families.test_transformer import OTHERS
 
 SIZES = {"vocab_size": 32, "max_length": 16, "num_layers": 2, "d_model": 16, "num_heads": 4}
@@ -87,7 +87,7 @@ SHARDED_AS_ANOTHER = (
 """Kinds whose parameters have the shapes, and whose layers the forms, of another kind."""
 DRAW = np.random.default_rng(0)
 SOURCE, TARGET = DRAW.integers(1, 32, (8, 12)), DRAW.integers(1, 32, (8, 10))
-ENDS = {"source": ((0, 5), (5, 12)), "target": ((0, 6), (6, 10))}
+ENDS = {"input_ids": ((0, 5), (5, 12)), "decoder_input_ids": ((0, 6), (6, 10))}
 """The places of two pairs that share a row."""
 
 
@@ -95,7 +95,7 @@ ENDS = {"source": ((0, 5), (5, 12)), "target": ((0, 6), (6, 10))}
 def case(request):
     """The model, parameters that all count, its logits, and its inputs."""
     model = models.create(CONFIGS[request.param])
-    params = jax.jit(lambda: models.init_params(model, jax.random.key(0)))()
+    params = models.init_params(model, jax.random.key(0))
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(1)
     params = tree.unflatten([x + rng.normal(0, 0.1, x.shape).astype(np.float32) for x in leaves])
@@ -110,26 +110,26 @@ def case(request):
 def test_padding_and_other_pairs_of_a_row_change_nothing(case, assert_close):
     """On the left, where positions are counted over padding too (BART), it moves the tokens."""
     model, _, logits, inputs = case
-    first = {name: ids[:1] for name, ids in inputs.items()}
     writes = "decoder_input_ids" in inputs
-    mask = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
     moved = not getattr(model, "skip_padding", True) and not isinstance(model.config, T5Config)
-    expected = logits(**first)
-    for left, right in ((0, 3),) if moved or not writes else ((0, 3), (3, 0)):
-        width = (0, 0), (left, right)
-        given = {name: np.pad(ids, width) for name, ids in first.items()}
-        given |= {mask[name]: np.pad(np.ones(x.shape, int), width) for name, x in first.items()}
-        assert_close(logits(**given)[:, left : left + expected.shape[1]], expected)
-    segments = {
-        name.replace("input_ids", "segment_ids"): np.repeat([[1, 2]], [end, size - end], axis=1)
-        for name, end, size in (("input_ids", 5, 12), ("decoder_input_ids", 6, 10))
-        if name in first
-    }
-    packed = logits(**first, **segments)
-    for (a, b), (c, d) in zip(ENDS["source"], ENDS["target"], strict=True):
-        alone = {"input_ids": SOURCE[:1, a:b]}
-        alone |= {"decoder_input_ids": TARGET[:1, c:d]} if writes else {}
-        assert_close(packed[:, c:d] if writes else packed[:, a:b], logits(**alone))
+    (expected, *_) = logits(**inputs)
+    first = {name: ids[0] for name, ids in inputs.items()}
+    lefts = (0,) if moved or not writes else (0, 3)
+    given, segments = {}, {}
+    for name, row in first.items():
+        ends = ENDS[name]
+        rows = [*((row, left) for left in lefts), *((row[start:end], 0) for start, end in ends)]
+        mask = name.replace("input_ids", "attention_mask")
+        given[name], given[mask] = padded(rows, len(row) + 3)
+        halves = np.repeat([[1, 2]], [end - start for start, end in ends], axis=1)
+        segments[name.replace("input_ids", "segment_ids")] = halves
+    *whole, one, other = logits(**given)
+    for left, found in zip(lefts, whole, strict=True):
+        assert_close(found[left : left + len(expected)], expected)
+    (packed,) = logits(**{name: row[None] for name, row in first.items()}, **segments)
+    *_, ends = (ENDS[name] for name in first)
+    for (start, end), alone in zip(ends, (one, other), strict=True):
+        assert_close(packed[start:end], alone[: end - start])
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""The three families whose laws run without `--all`."""
+"""The three families whose laws run without `--all`, and batches for the laws of all families."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
+import numpy as np
 import pytest
 
 ARCHETYPES = ("GPT", "BERT", "T5")
@@ -19,3 +20,17 @@ def cases(names: Iterable[str], without: Container[str] = ()) -> list:
         for name in names
         if name not in without
     ]
+
+
+def padded(rows: Sequence[tuple[np.ndarray, int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids and the mask of rows in one batch, so that one program computes all of them.
+
+    Args:
+        rows: the ids of each row, and the number of padded positions on its left.
+        length: the length that all rows are padded to, on the right.
+    """
+    ids, mask = (np.zeros((len(rows), length), np.int32) for _ in range(2))
+    for index, (row, left) in enumerate(rows):
+        ids[index, left : left + len(row)] = row
+        mask[index, left : left + len(row)] = 1
+    return ids, mask
