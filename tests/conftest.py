@@ -123,6 +123,10 @@ CHECKED = (
 """Folders whose long tests check shapes too."""
 
 
+RUNNING: list[pytest.Item] = []
+"""The current test."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     """Checks shapes in unit tests; whole runs and comparisons are a sixth faster without.
@@ -135,7 +139,11 @@ def pytest_runtest_protocol(item: pytest.Item):
         room in (folder, *folder.parents) for room in rooms
     )
     jaxtyping.config.update("jaxtyping_disable", not checked)
-    return (yield)
+    RUNNING.append(item)
+    try:
+        return (yield)
+    finally:
+        RUNNING.pop()
 
 
 def check_shapes() -> None:
@@ -180,6 +188,16 @@ def forget_programs():
 
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps_of_runs() -> Iterator[None]:
+    """Compiles the step of each configuration once in a module."""
+    from .support.compile_once import compile_once
+
+    # A test that patches something may compile another step from an equal configuration.
+    with compile_once(lambda: "monkeypatch" not in getattr(RUNNING[-1], "fixturenames", ())):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
