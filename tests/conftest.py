@@ -74,7 +74,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     here = Path(__file__).parent
     modules_of_long_tests = set()
+    functions = set()
     for item in items:
+        function = item.nodeid.partition("[")[0]
+        item.stash[IS_FIRST_CASE] = function not in functions
+        functions.add(function)
         room = item.path.relative_to(here).parts[0]
         if room in ("integration", "parity"):
             item.add_marker(pytest.mark.integration)
@@ -120,7 +124,10 @@ CHECKED = (
     "train/optim",
     "train/distributed",
 )
-"""Folders whose long tests check shapes too."""
+"""Folders whose long tests check shapes too, in the first case of each test."""
+CHECKED_IN_ALL_CASES = ("models", "models/decoding", "models/families", "models/nn")
+"""Folders, without the folders in them, whose cases are families or parts of models."""
+IS_FIRST_CASE = pytest.StashKey[bool]()
 
 
 RUNNING: list[pytest.Item] = []
@@ -134,10 +141,9 @@ def pytest_runtest_protocol(item: pytest.Item):
     The first test that uses a shared fixture decides whether its functions are checked.
     """
     folder = item.path.parent.relative_to(Path(__file__).parent)
-    rooms = [Path(name) for name in CHECKED]
-    checked = item.get_closest_marker("unit") is not None or any(
-        room in (folder, *folder.parents) for room in rooms
-    )
+    is_checked_room = any(Path(room) in (folder, *folder.parents) for room in CHECKED)
+    is_checked_case = item.stash[IS_FIRST_CASE] or folder.as_posix() in CHECKED_IN_ALL_CASES
+    checked = item.get_closest_marker("unit") is not None or (is_checked_room and is_checked_case)
     jaxtyping.config.update("jaxtyping_disable", not checked)
     RUNNING.append(item)
     try:
