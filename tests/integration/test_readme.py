@@ -252,10 +252,10 @@ def without_beam(monkeypatch):
 
 
 @contextlib.contextmanager
-def devices_of(arguments):
-    """Uses one of the eight devices, which compiles sooner, unless a command names a mesh."""
+def devices_of(text):
+    """Uses one of the eight devices, which compiles sooner, unless the text names a mesh."""
     with pytest.MonkeyPatch.context() as patch:
-        if not any(argument.startswith("--mesh.") for argument in arguments):
+        if "mesh" not in text.lower():
             make_mesh = functools.partial(parallel.make_mesh, devices=jax.devices()[:1])
             patch.setattr(parallel, "make_mesh", make_mesh)
         yield
@@ -295,13 +295,14 @@ def test_commands_and_python_blocks_run(section, folder, opened, monkeypatch, ca
     def run(arguments):
         if typed := TYPED.get(arguments[0]):
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
-        with devices_of(arguments):
+        with devices_of(" ".join(arguments)):
             assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
 
     opening = ()  # None after anything but a `train` command
     for language, block in section.blocks("sh", "python"):
         if language == "python":
-            exec(compile(block, section.page, "exec"), {})
+            with devices_of(block):
+                exec(compile(block, section.page, "exec"), {})
             opening = None
             continue
         for line, arguments in commands(block):
