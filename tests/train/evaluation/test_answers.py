@@ -8,6 +8,8 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.evaluation.reward_model import RewardModel
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 TEXTS = [(f"{a}+{b}=", str(a + b)) for a in range(3) for b in range(3)]
 PAIRS = [{"prompt": p, "chosen": answer, "rejected": "0"} for p, answer in TEXTS if answer != "0"]
 TOKENIZER = data.TokenizerConfig(kind="characters")

@@ -15,6 +15,8 @@ from flaxzoo import data, train
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.runs.load_run import open_run
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = "the old man went down to sea and was calm who ?".split()
 PAIRS = [("the old man", "went down"), ("the sea was calm", "the man went down to the sea")]
 

@@ -22,6 +22,8 @@ from flaxzoo.models.hf.sentence_embedding import (
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.evaluation.vectors import retrieval
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = "the cat dog bird sat ran flew on under a mat tree query : passage".split()
 
 

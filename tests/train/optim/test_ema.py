@@ -17,6 +17,8 @@ from flaxzoo.train.optim.optimizer import make_optimizer
 
 from tests.support.run_folders import assert_same, everything, small_run
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 DECAY = 0.75
 OPTIMIZER = train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=3, ema_decay=DECAY)
 

@@ -15,6 +15,8 @@ from flaxzoo.train.runs.stages import earlier_stages
 
 from tests.support.run_folders import WORDS, assert_same, everything, lines, small_run
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 CONSTANT = train.OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=3, schedule="constant")
 SECOND = {
     "steps": 8,

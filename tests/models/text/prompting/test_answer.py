@@ -12,6 +12,8 @@ from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 PATTERN = data.PromptPattern("{input} > {output}\n")
 SHOTS = [
     data.PromptExample({"input": a, "output": b})
