@@ -100,7 +100,7 @@ def test_an_encoder_and_its_tokenizer(encoder, tmp_path):
     given = rows_of_ids(model.config.vocab_size, model.config.head)
     given["token_type_ids"] = np.indices(given["input_ids"].shape)[-1] // 5
     theirs = torch_model(tmp_path / "out", model.config.head)
-    agree(model.apply({"params": params}, **given), theirs(**torch_inputs(given)))
+    agree(jax.jit(model.apply)({"params": params}, **given), theirs(**torch_inputs(given)))
     ours = data.load_tokenizer(encoder / "tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in TEXTS:
@@ -171,7 +171,7 @@ def test_a_gpt_and_its_tokenizer(gpt, tmp_path):
     theirs = torch_model(tmp_path / "out", "causal_lm")
     given = rows_of_ids(model.config.vocab_size, "causal_lm")
     given["attention_mask"][:] = 1  # of padding transformers counts the positions otherwise
-    agree(model.apply({"params": params}, **given), theirs(**torch_inputs(given)))
+    agree(jax.jit(model.apply)({"params": params}, **given), theirs(**torch_inputs(given)))
     ours = data.load_tokenizer(gpt / "tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in TEXTS:
@@ -240,7 +240,7 @@ def test_a_translation_model(translation, tmp_path):
     theirs = torch_model(tmp_path / "out", "seq2seq_lm")
     given = rows_of_ids(290, "seq2seq_lm")
     given["decoder_input_ids"] = given["input_ids"][:, ::-1].copy()
-    agree(model.apply({"params": params}, **given), theirs(**torch_inputs(given)))
+    agree(jax.jit(model.apply)({"params": params}, **given), theirs(**torch_inputs(given)))
     for num_beams in (1, 4):
         options = {"num_beams": num_beams, "max_new_tokens": 9}
         stored_settings = models.generation_arguments(tmp_path / "out")
