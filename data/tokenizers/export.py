@@ -30,7 +30,7 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
 from .base import Tokenizer
-from .families import FIXED_TYPES
+from .families.table import FIXED_TYPES
 from .folder import library_errors
 from .frame import CONFIG, BatchSettings, Frame, Layout, Side
 

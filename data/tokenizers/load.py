@@ -77,7 +77,7 @@ def _load_file(path: Path) -> Tokenizer:
         raise DataError(f"{path} is not a supported tokenizer: give {_KNOWN}")
     # `save` writes this name for plain sentencepiece; transformers does not read it.
     if path.name != "sentencepiece.model":
-        from .assemble import load_folder
+        from .families.assemble import load_folder
 
         if (tokenizer := load_folder(path.parent, files)) is not None:
             return tokenizer

@@ -1,6 +1,6 @@
 """Makes the tokenizer of a folder as ``AutoTokenizer`` of transformers 5 does.
 
-If a folder states a class (``families.py``), the class makes the tokenizer from the folder's
+If a folder states a class (``table.py``), the class makes the tokenizer from the folder's
 vocabulary. Otherwise the tokenizer is ``tokenizer.json`` itself, or a conversion of
 ``tokenizer.model``. Then the tokens that the files name are added, in the order of
 ``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and the template is set. Two
@@ -18,10 +18,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from ..common.errors import DataError
-from .base import END_OF_TEXT, SpecialIds
-from .families import BERT, GPT2, T5, Family, Vocabulary, family_of
-from .folder import (
+from ...common.errors import DataError
+from ..base import END_OF_TEXT, SpecialIds
+from ..folder import (
     FLAGS,
     ROLES,
     TOKENIZER_JSON,
@@ -38,9 +37,9 @@ from .folder import (
     read_merges,
     read_pieces,
 )
-from .huggingface import HuggingFaceTokenizer
-from .sentencepiece import SentencePieceTokenizer
-from .sentencepiece_model import (
+from ..huggingface import HuggingFaceTokenizer
+from ..sentencepiece import SentencePieceTokenizer
+from ..sentencepiece_model import (
     CONTROL,
     USER_DEFINED,
     ModelProto,
@@ -48,6 +47,8 @@ from .sentencepiece_model import (
     parse_model,
     transformers_backend,
 )
+from .table import BERT, GPT2, T5, Family, family_of
+from .vocabulary import Vocabulary
 
 # The names of special tokens, used if the files state neither a class nor a model.
 _USUAL_NAMES = {
