@@ -11,7 +11,7 @@ A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAM
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -87,6 +87,37 @@ class Preset:
     """The parameter count as the paper prints it."""
     note: str = ""
     """If the paper contradicts itself, the numbers that were used."""
+
+
+def preset_maker(
+    config: type[TransformerConfig], paper: str, sizes: Sequence[str] = (), **common: Any
+) -> Callable[..., Preset]:
+    """Returns a function that makes the presets of a family.
+
+    Example::
+
+        make = preset_maker(MistralConfig, "Jiang et al. 2023", ("num_layers",), vocab_size=32_000)
+        make("7.24B", (32,), d_model=4096, note="…")  # the published count, then the sizes
+
+    Args:
+      config: The configuration of the family.
+      paper: The source of the presets, unless one names another.
+      sizes: The fields that every preset lists, in order.
+      **common: The fields that presets share, unless one gives another value.
+    """
+
+    def make(
+        published: str,
+        numbers: Sequence[int] = (),
+        *,
+        note: str = "",
+        paper: str = paper,
+        **own: Any,
+    ) -> Preset:
+        fields = {**common, **dict(zip(sizes, numbers, strict=True)), **own}
+        return Preset(config(**fields), paper, published, note)
+
+    return make
 
 
 def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:

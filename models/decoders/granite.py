@@ -5,14 +5,13 @@ parametrization (Yang et al. 2022), which keeps activations of one size at every
 """
 
 import dataclasses
-from typing import Any
 
 from ...data.common.fields import Positive
 from ..config import Settings
 from ..nn.dropout import RowKeys
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.typing import Array, Float
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 from .llama import LlamaLayer
 
@@ -64,11 +63,9 @@ class Granite(CausalDecoder):
     layer = GraniteLayer
 
 
-def _preset(published: str, note: str = "", **fields: Any) -> Preset:
-    return Preset(GraniteConfig(**{**_COMMON, **fields}), "Granite Team 2024", published, note)
-
-
-_COMMON: Settings = {"num_layers": 40, "num_heads": 32, "num_kv_heads": 8}
+_preset = preset_maker(
+    GraniteConfig, "Granite Team 2024", num_layers=40, num_heads=32, num_kv_heads=8
+)
 _SMALL: Settings = {"d_model": 2048, "d_ff": 8192}
 _LARGE: Settings = {
     **{"d_model": 4096, "d_ff": 12_800},
@@ -80,9 +77,9 @@ _EIGHT = "the card says 8.1B, computed from its sizes: 8.2B"
 
 PRESETS: dict[str, Preset] = {
     "granite3.0-2b": _preset("2.5B", **_SMALL, **_FIRST),
-    "granite3.0-8b": _preset("8.1B", _EIGHT, **_LARGE, **_FIRST),
+    "granite3.0-8b": _preset("8.1B", note=_EIGHT, **_LARGE, **_FIRST),
     "granite3.3-2b": _preset("2.5B", **_SMALL, **_LATER),
-    "granite3.3-8b": _preset("8.1B", _EIGHT, **_LARGE, **_LATER),
+    "granite3.3-8b": _preset("8.1B", note=_EIGHT, **_LARGE, **_LATER),
 }
 
 # fmt: off

@@ -11,7 +11,6 @@
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 
@@ -21,7 +20,7 @@ from ..nn.layers import NORMS, GatedFeedForward
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 
@@ -86,14 +85,7 @@ class Llama(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(
-    paper: str, published: str, sizes: tuple[int, int, int], note: str = "", **fields: Any
-) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads)."""
-    num_layers, d_model, num_heads = sizes
-    config = LlamaConfig(num_layers=num_layers, d_model=d_model, num_heads=num_heads, **fields)
-    return Preset(config, paper, published, note)
-
+_preset = preset_maker(LlamaConfig, "model card", ("num_layers", "d_model", "num_heads"))
 
 _LLAMA, _LLAMA_2 = "Touvron et al. 2023a", "Touvron et al. 2023b"
 _LLAMA_3 = "Grattafiori et al. 2024"
@@ -115,58 +107,56 @@ _SMALLER: Settings = {
     **_LONGER,
     "rope_scaling": RotaryScaling(kind="llama3", factor=32.0, original_length=8192),
 }
-_CARD = "model card"
 
 PRESETS: dict[str, Preset] = {
-    "llama-7b": _preset(_LLAMA, "6.7B", (32, 4096, 32), **_FIRST),
-    "llama-13b": _preset(_LLAMA, "13.0B", (40, 5120, 40), **_FIRST),
-    "llama-33b": _preset(_LLAMA, "32.5B", (60, 6656, 52), **_FIRST),
+    "llama-7b": _preset("6.7B", (32, 4096, 32), paper=_LLAMA, **_FIRST),
+    "llama-13b": _preset("13.0B", (40, 5120, 40), paper=_LLAMA, **_FIRST),
+    "llama-33b": _preset("32.5B", (60, 6656, 52), paper=_LLAMA, **_FIRST),
     "llama-65b": _preset(
-        _LLAMA,
         "65.2B",
         (80, 8192, 64),
-        "table 2 says 65.2B, computed from its sizes: 65.3B",
+        note="table 2 says 65.2B, computed from its sizes: 65.3B",
+        paper=_LLAMA,
         **_FIRST,
     ),
-    "llama2-7b": _preset(_LLAMA_2, "7B", (32, 4096, 32), **_SECOND),
-    "llama2-13b": _preset(_LLAMA_2, "13B", (40, 5120, 40), **_SECOND),
+    "llama2-7b": _preset("7B", (32, 4096, 32), paper=_LLAMA_2, **_SECOND),
+    "llama2-13b": _preset("13B", (40, 5120, 40), paper=_LLAMA_2, **_SECOND),
     "llama2-70b": _preset(
-        _LLAMA_2,
         "70B",
         (80, 8192, 64),
-        "the paper says 70B, computed from its sizes: 69B",
+        note="the paper says 70B, computed from its sizes: 69B",
+        paper=_LLAMA_2,
         num_kv_heads=8,
         d_ff=28_672,
         **_SECOND,
     ),
-    "llama3-8b": _preset(_LLAMA_3, "8B", (32, 4096, 32), d_ff=14_336, **_THIRD),
+    "llama3-8b": _preset("8B", (32, 4096, 32), paper=_LLAMA_3, d_ff=14_336, **_THIRD),
     "llama3-70b": _preset(
-        _LLAMA_3,
         "70B",
         (80, 8192, 64),
-        "the paper says 70B, computed from its sizes: 71B",
+        note="the paper says 70B, computed from its sizes: 71B",
+        paper=_LLAMA_3,
         d_ff=28_672,
         **_THIRD,
     ),
-    "llama3.1-8b": _preset(_LLAMA_3, "8B", (32, 4096, 32), d_ff=14_336, **_LONGER),
+    "llama3.1-8b": _preset("8B", (32, 4096, 32), paper=_LLAMA_3, d_ff=14_336, **_LONGER),
     "llama3.1-70b": _preset(
-        _LLAMA_3,
         "70B",
         (80, 8192, 64),
-        "the paper says 70B, computed from its sizes: 71B",
+        note="the paper says 70B, computed from its sizes: 71B",
+        paper=_LLAMA_3,
         d_ff=28_672,
         **_LONGER,
     ),
     "llama3.2-1b": _preset(
-        _CARD,
         "1.23B",
         (16, 2048, 32),
-        "the card says 1.23B, computed from its sizes: 1.24B",
+        note="the card says 1.23B, computed from its sizes: 1.24B",
         d_ff=8192,
         tie_output=True,
         **_SMALLER,
     ),
-    "llama3.2-3b": _preset(_CARD, "3.21B", (28, 3072, 24), d_ff=8192, tie_output=True, **_SMALLER),
+    "llama3.2-3b": _preset("3.21B", (28, 3072, 24), d_ff=8192, tie_output=True, **_SMALLER),
 }
 
 # fmt: off

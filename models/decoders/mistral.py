@@ -5,11 +5,9 @@ later versions attend to all tokens), eight key/value heads, and the layer of a 
 """
 
 import dataclasses
-from typing import Any
 
-from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 from .llama import LlamaLayer
 
@@ -29,25 +27,24 @@ class Mistral(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(published: str, paper: str = "Jiang et al. 2023", **fields: Any) -> Preset:
-    return Preset(MistralConfig(**{**_SEVEN, **fields}), paper, published)
+_preset = preset_maker(
+    MistralConfig,
+    "Jiang et al. 2023",
+    vocab_size=32_000,
+    max_length=32_768,
+    num_layers=32,
+    d_model=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    d_ff=14_336,
+)
 
-
-_SEVEN: Settings = {
-    "vocab_size": 32_000,
-    "max_length": 32_768,
-    "num_layers": 32,
-    "d_model": 4096,
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "d_ff": 14_336,
-}
 PRESETS: dict[str, Preset] = {
     "mistral-7b": _preset("7.24B", window=4096),
-    "mistral-7b-v0.3": _preset("7.25B", "model card", vocab_size=32_768, rope_base=1e6),
+    "mistral-7b-v0.3": _preset("7.25B", paper="model card", vocab_size=32_768, rope_base=1e6),
     "mistral-nemo-12b": _preset(
         "12.2B",
-        "model card",
+        paper="model card",
         vocab_size=131_072,
         max_length=131_072,
         num_layers=40,

@@ -6,19 +6,18 @@ tokens.
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 
 from ...data.common.fields import NonNegative, Positive
-from ..config import Depth, MixtureConfig, Settings
+from ..config import Depth, MixtureConfig
 from ..nn.dropout import RowKeys
 from ..nn.experts import Experts, RouterStatistics
 from ..nn.layers import RMSNorm
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float, Int
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 
 
@@ -89,19 +88,17 @@ class Mixtral(CausalDecoder):
     layer = MixtureLayer
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], paper: str, **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, F)."""
-    names = "num_layers", "d_model", "num_heads", "d_ff"
-    settings: Settings = {"num_kv_heads": 8, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(MixtralConfig(**settings), paper, published)
-
+_preset = preset_maker(
+    MixtralConfig,
+    "Jiang et al. 2024",
+    ("num_layers", "d_model", "num_heads", "d_ff"),
+    num_kv_heads=8,
+)
 
 PRESETS: dict[str, Preset] = {
-    "mixtral-8x7b": _preset(
-        "46.7B", (32, 4096, 32, 14_336), "Jiang et al. 2024", vocab_size=32_000, max_length=32_768
-    ),
+    "mixtral-8x7b": _preset("46.7B", (32, 4096, 32, 14_336), vocab_size=32_000, max_length=32_768),
     "mixtral-8x22b": _preset(
-        "141B", (56, 6144, 48, 16_384), "model card", vocab_size=32_768, max_length=65_536
+        "141B", (56, 6144, 48, 16_384), paper="model card", vocab_size=32_768, max_length=65_536
     ),
 }
 

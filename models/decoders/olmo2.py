@@ -6,12 +6,12 @@ heads; a rotary base of 500,000.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 
 from ...data.common.fields import Positive
-from ..config import QueryKeyNorm, Settings
+from ..config import QueryKeyNorm
 from ..nn.layers import GatedFeedForward, RMSNorm
 from ..nn.parameter_axes import (
     EMBEDDING_AXES,
@@ -22,7 +22,7 @@ from ..nn.parameter_axes import (
 )
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 
 
@@ -73,14 +73,13 @@ class Olmo2(CausalDecoder):
     layer = Olmo2Layer
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, F)."""
-    names = "num_layers", "d_model", "num_heads", "d_ff"
-    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(Olmo2Config(**settings), "OLMo Team 2024", published)
-
-
-_COMMON: Settings = {"vocab_size": 100_352, "max_length": 4096}
+_preset = preset_maker(
+    Olmo2Config,
+    "OLMo Team 2024",
+    ("num_layers", "d_model", "num_heads", "d_ff"),
+    vocab_size=100_352,
+    max_length=4096,
+)
 
 PRESETS: dict[str, Preset] = {
     "olmo2-1b": _preset("1.48B", (16, 2048, 16, 8192)),

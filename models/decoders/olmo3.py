@@ -5,10 +5,10 @@ longer contexts, YaRN scales the rotary frequencies of the layers that attend to
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...data.common.fields import Positive
-from ..config import QueryKeyNorm, Settings
+from ..config import QueryKeyNorm
 from ..nn.parameter_axes import (
     EMBEDDING_AXES,
     FINAL_NORM_AXES,
@@ -16,7 +16,7 @@ from ..nn.parameter_axes import (
     LAYER_AXES,
     NORM_OF_HEADS_AXES,
 )
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, MixedDecoderConfig
 from .olmo2 import Olmo2Layer
@@ -56,19 +56,15 @@ class Olmo3(CausalDecoder):
     layer = Olmo2Layer
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, F)."""
-    names = "num_layers", "d_model", "num_heads", "d_ff"
-    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(Olmo3Config(**settings), "OLMo Team 2025", published)
-
-
-_COMMON: Settings = {
-    "vocab_size": 100_278,
-    "max_length": 65_536,
-    "window": 4096,
-    "rope_scaling": RotaryScaling(kind="yarn", factor=8.0, original_length=8192),
-}
+_preset = preset_maker(
+    Olmo3Config,
+    "OLMo Team 2025",
+    ("num_layers", "d_model", "num_heads", "d_ff"),
+    vocab_size=100_278,
+    max_length=65_536,
+    window=4096,
+    rope_scaling=RotaryScaling(kind="yarn", factor=8.0, original_length=8192),
+)
 
 PRESETS: dict[str, Preset] = {
     "olmo3-7b": _preset("7.3B", (32, 4096, 32, 11_008)),

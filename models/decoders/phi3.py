@@ -5,11 +5,9 @@ tokens scale the rotary frequencies by LongRoPE; Phi-4-mini rotates three quarte
 """
 
 import dataclasses
-from typing import Any
 
-from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, WindowedDecoderConfig
 from .llama import LlamaLayer
@@ -40,11 +38,9 @@ class Phi3(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(published: str, paper: str = "Abdin et al. 2024a", **fields: Any) -> Preset:
-    return Preset(Phi3Config(**{**_COMMON, **fields}), paper, published)
-
-
-_COMMON: Settings = {"vocab_size": 32_064, "max_length": 4096, "window": 2047}
+_preset = preset_maker(
+    Phi3Config, "Abdin et al. 2024a", vocab_size=32_064, max_length=4096, window=2047
+)
 # fmt: off
 _MINI_SCALING = RotaryScaling(
     kind="longrope",
@@ -68,7 +64,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "phi4": _preset(
         "14B",
-        "Abdin et al. 2024b",
+        paper="Abdin et al. 2024b",
         vocab_size=100_352,
         max_length=16_384,
         num_layers=40,
@@ -81,7 +77,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "phi4-mini": _preset(
         "3.8B",
-        "Abouelenin et al. 2025",
+        paper="Abouelenin et al. 2025",
         vocab_size=200_064,
         max_length=131_072,
         num_layers=32,

@@ -7,12 +7,12 @@
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...data.common.fields import Positive
 from ..config import Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, MixedDecoderConfig
 from .llama import LlamaLayer
 
@@ -40,17 +40,12 @@ class Qwen2(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(
-    published: str,
-    sizes: tuple[int, int, int, int, int],
-    paper: str = "Yang et al. 2024a",
-    **fields: Any,
-) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, key/value heads, F)."""
-    names = "num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff"
-    settings: Settings = {"max_length": 32_768, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(Qwen2Config(**settings), paper, published)
-
+_preset = preset_maker(
+    Qwen2Config,
+    "Yang et al. 2024a",
+    ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff"),
+    max_length=32_768,
+)
 
 _SMALL: Settings = {"vocab_size": 151_936, "tie_output": True}
 _LARGE: Settings = {"vocab_size": 152_064}
@@ -61,9 +56,9 @@ PRESETS: dict[str, Preset] = {
     "qwen2-1.5b": _preset("1.54B", (28, 1536, 12, 2, 8960), **_SMALL),
     "qwen2-7b": _preset("7.62B", (28, 3584, 28, 4, 18_944), **_LARGE),
     "qwen2-72b": _preset("72.7B", (80, 8192, 64, 8, 29_568), **_LARGE),
-    "qwen2.5-3b": _preset("3.09B", (36, 2048, 16, 2, 11_008), _NEXT, **_SMALL),
-    "qwen2.5-14b": _preset("14.7B", (48, 5120, 40, 8, 13_824), _NEXT, **_LARGE),
-    "qwen2.5-32b": _preset("32.5B", (64, 5120, 40, 8, 27_648), _NEXT, **_LARGE),
+    "qwen2.5-3b": _preset("3.09B", (36, 2048, 16, 2, 11_008), paper=_NEXT, **_SMALL),
+    "qwen2.5-14b": _preset("14.7B", (48, 5120, 40, 8, 13_824), paper=_NEXT, **_LARGE),
+    "qwen2.5-32b": _preset("32.5B", (64, 5120, 40, 8, 27_648), paper=_NEXT, **_LARGE),
 }
 
 # fmt: off

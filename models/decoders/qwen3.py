@@ -8,12 +8,12 @@ vector of a text, and rerankers that answer "yes" or "no" (`models.YesNoScorer`)
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...data.common.fields import Positive
 from ..config import QueryKeyNorm, Settings
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, MixedDecoderConfig
 from .llama import LlamaLayer
 
@@ -42,25 +42,17 @@ class Qwen3(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, F)."""
-    names = "num_layers", "d_model", "num_heads", "d_ff"
-    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(Qwen3Config(**settings), "Yang et al. 2025", published)
+_preset = preset_maker(
+    Qwen3Config,
+    "Yang et al. 2025",
+    ("num_layers", "d_model", "num_heads", "d_ff"),
+    vocab_size=151_936,
+    max_length=40_960,
+    num_kv_heads=8,
+    d_head=128,
+)
+_EMBEDDER: Settings = {"tie_output": True, "paper": "Zhang et al. 2025"}
 
-
-def _embedder(published: str, sizes: tuple[int, int, int, int], **fields: Any) -> Preset:
-    """Builds a preset of Qwen3-Embedding, which has no output matrix."""
-    preset = _preset(published, sizes, tie_output=True, **fields)
-    return dataclasses.replace(preset, paper="Zhang et al. 2025")
-
-
-_COMMON: Settings = {
-    "vocab_size": 151_936,
-    "max_length": 40_960,
-    "num_kv_heads": 8,
-    "d_head": 128,
-}
 
 PRESETS: dict[str, Preset] = {
     "qwen3-0.6b": _preset("0.6B", (28, 1024, 16, 3072), tie_output=True),
@@ -69,11 +61,11 @@ PRESETS: dict[str, Preset] = {
     "qwen3-8b": _preset("8.2B", (36, 4096, 32, 12_288)),
     "qwen3-14b": _preset("14.8B", (40, 5120, 40, 17_408)),
     "qwen3-32b": _preset("32.8B", (64, 5120, 64, 25_600)),
-    "qwen3-embedding-0.6b": _embedder(
-        "0.6B", (28, 1024, 16, 3072), vocab_size=151_669, max_length=32_768
+    "qwen3-embedding-0.6b": _preset(
+        "0.6B", (28, 1024, 16, 3072), vocab_size=151_669, max_length=32_768, **_EMBEDDER
     ),
-    "qwen3-embedding-4b": _embedder("4B", (36, 2560, 32, 9728), vocab_size=151_665),
-    "qwen3-embedding-8b": _embedder("8B", (36, 4096, 32, 12_288), vocab_size=151_665),
+    "qwen3-embedding-4b": _preset("4B", (36, 2560, 32, 9728), vocab_size=151_665, **_EMBEDDER),
+    "qwen3-embedding-8b": _preset("8B", (36, 4096, 32, 12_288), vocab_size=151_665, **_EMBEDDER),
 }
 
 # fmt: off

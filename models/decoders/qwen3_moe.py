@@ -6,20 +6,20 @@ instead of experts; no published model has such layers.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from ...data.common.fields import Positive
-from ..config import Depth, QueryKeyNorm, Settings, Size, require_layers
+from ..config import Depth, QueryKeyNorm, Size, require_layers
 from ..nn.dropout import RowKeys
 from ..nn.experts import Experts, RouterStatistics
 from ..nn.layers import GatedFeedForward
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.stack import LayerContext
 from ..nn.typing import Array, Float, Int
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder
 from .mixtral import MixtureDecoderConfig, MixtureLayer
 
@@ -95,18 +95,18 @@ class Qwen3Moe(CausalDecoder):
     layer = Qwen3MoeLayer
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], d_ff: int) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, key/value heads)."""
-    names = "num_layers", "d_model", "num_heads", "num_kv_heads"
-    settings: dict[str, Any] = {**_COMMON, **dict(zip(names, sizes, strict=True)), "d_ff": d_ff}
-    return Preset(Qwen3MoeConfig(**settings), "Yang et al. 2025", published)
-
-
-_COMMON: Settings = {"vocab_size": 151_936, "max_length": 40_960, "d_head": 128}
+_preset = preset_maker(
+    Qwen3MoeConfig,
+    "Yang et al. 2025",
+    ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff"),
+    vocab_size=151_936,
+    max_length=40_960,
+    d_head=128,
+)
 
 PRESETS: dict[str, Preset] = {
-    "qwen3-30b-a3b": _preset("30.5B", (48, 2048, 32, 4), 768),
-    "qwen3-235b-a22b": _preset("235B", (94, 4096, 64, 4), 1536),
+    "qwen3-30b-a3b": _preset("30.5B", (48, 2048, 32, 4, 768)),
+    "qwen3-235b-a22b": _preset("235B", (94, 4096, 64, 4, 1536)),
 }
 
 NUM_PARAMETERS = {"qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560}

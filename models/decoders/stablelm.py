@@ -7,12 +7,12 @@ queries and keys.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 
 from ...data.common.fields import require
-from ..config import NormKind, QueryKeyNorm, RotatedFraction, Settings
+from ..config import NormKind, QueryKeyNorm, RotatedFraction
 from ..nn.layers import GatedFeedForward, LayerNorm
 from ..nn.parameter_axes import (
     EMBEDDING_AXES,
@@ -23,7 +23,7 @@ from ..nn.parameter_axes import (
 )
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 from .llama import LlamaLayer
 
@@ -92,27 +92,25 @@ class StableLM(CausalDecoder):
         return ParallelLayer if self.config.parallel_residual else LlamaLayer
 
 
-def _preset(published: str, sizes: tuple[int, int, int], paper: str, **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, F)."""
-    names = "num_layers", "d_model", "d_ff"
-    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **fields}
-    return Preset(StableLMConfig(**settings), paper, published)
-
-
-_COMMON: Settings = {"vocab_size": 100_352, "max_length": 4096, "num_heads": 32}
-_SECOND = "Bellagente et al. 2024"
+_preset = preset_maker(
+    StableLMConfig,
+    "Bellagente et al. 2024",
+    ("num_layers", "d_model", "d_ff"),
+    vocab_size=100_352,
+    max_length=4096,
+    num_heads=32,
+)
 
 PRESETS: dict[str, Preset] = {
-    "stablelm2-1.6b": _preset("1.64B", (24, 2048, 5632), _SECOND, attention_bias=True),
+    "stablelm2-1.6b": _preset("1.64B", (24, 2048, 5632), attention_bias=True),
     "stablelm2-12b": _preset(
         "12.1B",
         (40, 5120, 13_824),
-        _SECOND,
         num_kv_heads=8,
         normalize_heads=True,
         parallel_residual=True,
     ),
-    "stablelm-3b": _preset("2.8B", (32, 2560, 6912), "model card", vocab_size=50_304),
+    "stablelm-3b": _preset("2.8B", (32, 2560, 6912), paper="model card", vocab_size=50_304),
 }
 
 # fmt: off

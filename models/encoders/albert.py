@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ...data.common.fields import Rate, require
 from ..config import Activation, Count, Size
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .encoder import (
     ENCODER_AXES,
     ENCODER_HEADS,
@@ -75,22 +75,22 @@ class ALBERT(Encoder):
     """An ALBERT with its head."""
 
 
-def _preset(published: str, sizes: tuple[int, int, int], note: str = "") -> Preset:
-    """Builds a preset of the sizes (layers, width, heads)."""
-    names = "num_layers", "d_model", "num_heads"
-    fields = dict(zip(names, sizes, strict=True))
-    config = AlbertConfig(vocab_size=30000, max_length=512, **fields)
-    return Preset(config, "Lan et al. 2020", published, note)
-
+_preset = preset_maker(
+    AlbertConfig,
+    "Lan et al. 2020",
+    ("num_layers", "d_model", "num_heads"),
+    vocab_size=30000,
+    max_length=512,
+)
 
 PRESETS: dict[str, Preset] = {
     "albert-base": _preset("12M", (12, 768, 12)),
     "albert-large": _preset("18M", (24, 1024, 16)),
     "albert-xlarge": _preset(
-        "60M", (24, 2048, 16), "the paper says 60M, computed from its sizes: 59M"
+        "60M", (24, 2048, 16), note="the paper says 60M, computed from its sizes: 59M"
     ),
     "albert-xxlarge": _preset(
-        "235M", (12, 4096, 64), "the paper says 235M, computed from its sizes: 223M"
+        "235M", (12, 4096, 64), note="the paper says 235M, computed from its sizes: 223M"
     ),
 }
 

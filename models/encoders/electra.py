@@ -7,10 +7,10 @@ authors' code, the body has no pooler; classifiers pool the first token with gel
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..config import Activation, Count, Size
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .encoder import (
     ENCODER_AXES,
     ENCODER_HEADS,
@@ -46,18 +46,18 @@ class ELECTRA(Encoder):
     """An ELECTRA with its head."""
 
 
-def _preset(published: str, sizes: tuple[int, int, int], note: str = "", **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads)."""
-    names = "num_layers", "d_model", "num_heads"
-    fields |= dict(zip(names, sizes, strict=True))
-    config = ElectraConfig(vocab_size=30522, max_length=512, **fields)
-    return Preset(config, "Clark et al. 2020", published, note)
-
+_preset = preset_maker(
+    ElectraConfig,
+    "Clark et al. 2020",
+    ("num_layers", "d_model", "num_heads"),
+    vocab_size=30522,
+    max_length=512,
+)
 
 PRESETS: dict[str, Preset] = {
     "electra-small": _preset("14M", (12, 256, 4), d_embedding=128),
     "electra-base": _preset(
-        "110M", (12, 768, 12), "the paper says 110M, computed from its sizes: 109M"
+        "110M", (12, 768, 12), note="the paper says 110M, computed from its sizes: 109M"
     ),
     "electra-large": _preset("335M", (24, 1024, 16)),
 }

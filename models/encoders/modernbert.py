@@ -26,7 +26,7 @@ from ..nn.positions import Positions
 from ..nn.rotary import rotary_positions
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float, Int
-from ..registry import Family, Preset
+from ..registry import Family, Preset, preset_maker
 from .encoder import (
     ENCODER_AXES,
     Encoder,
@@ -171,18 +171,18 @@ class ModernBERT(Encoder):
         return Positions(rotary=full, windowed_rotary=windowed)
 
 
-def _preset(published: str, sizes: tuple[int, int, int, int], note: str = "") -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, width of the feed-forward layers)."""
-    names = "num_layers", "d_model", "num_heads", "d_ff"
-    fields = dict(zip(names, sizes, strict=True))
-    config = ModernBertConfig(vocab_size=50368, max_length=8192, **fields)
-    return Preset(config, "Warner et al. 2024", published, note)
-
+_preset = preset_maker(
+    ModernBertConfig,
+    "Warner et al. 2024",
+    ("num_layers", "d_model", "num_heads", "d_ff"),
+    vocab_size=50368,
+    max_length=8192,
+)
 
 _NOTE = "computed from its sizes: {} with the masked-word head, {} without"
 PRESETS: dict[str, Preset] = {
-    "modernbert-base": _preset("149M", (22, 768, 12, 1152), _NOTE.format("150M", "149M")),
-    "modernbert-large": _preset("395M", (28, 1024, 16, 2624), _NOTE.format("396M", "395M")),
+    "modernbert-base": _preset("149M", (22, 768, 12, 1152), note=_NOTE.format("150M", "149M")),
+    "modernbert-large": _preset("395M", (28, 1024, 16, 2624), note=_NOTE.format("396M", "395M")),
 }
 
 FAMILY = Family(

@@ -7,12 +7,12 @@ norms are stored minus 1.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....data.common.fields import Positive
-from ...config import Activation, Settings
+from ...config import Activation
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ..causal_decoder import CausalDecoder, CausalDecoderConfig
 from ..llama import LlamaLayer
 
@@ -48,11 +48,7 @@ class Gemma(CausalDecoder):
     layer = LlamaLayer
 
 
-def _preset(published: str, **fields: Any) -> Preset:
-    return Preset(GemmaConfig(**{**_COMMON, **fields}), "Gemma Team 2024a", published)
-
-
-_COMMON: Settings = {"vocab_size": 256_000, "max_length": 8192}
+_preset = preset_maker(GemmaConfig, "Gemma Team 2024a", vocab_size=256_000, max_length=8192)
 
 PRESETS: dict[str, Preset] = {
     "gemma-2b": _preset(

@@ -7,17 +7,17 @@ are divided by the square root of `score_divisor`, which in the largest model is
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 
 from ....data.common.fields import Positive
-from ...config import Activation, Settings, Size
+from ...config import Activation, Size
 from ...nn.layers import GatedFeedForward, RMSNorm
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ...nn.typing import Array, Float
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ..causal_decoder import CausalDecoder, MixedDecoderConfig
 
 
@@ -93,11 +93,9 @@ class Gemma2(CausalDecoder):
     layer = Gemma2Layer
 
 
-def _preset(published: str, **fields: Any) -> Preset:
-    return Preset(Gemma2Config(**{**_COMMON, **fields}), "Gemma Team 2024b", published)
-
-
-_COMMON: Settings = {"vocab_size": 256_000, "max_length": 8192, "d_head": 256, "window": 4096}
+_preset = preset_maker(
+    Gemma2Config, "Gemma Team 2024b", vocab_size=256_000, max_length=8192, d_head=256, window=4096
+)
 
 PRESETS: dict[str, Preset] = {
     "gemma2-2b": _preset(

@@ -11,12 +11,12 @@ Gemma 3 whose tokens attend to later tokens too. Its folder has two linear maps 
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....data.common.fields import Positive
-from ...config import QueryKeyNorm, Settings
+from ...config import QueryKeyNorm
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ...rotary_scaling import RotaryScaling
 from ..causal_decoder import CausalDecoder
 from .gemma2 import Gemma2Config, Gemma2Layer
@@ -59,17 +59,15 @@ class Gemma3(CausalDecoder):
     layer = Gemma2Layer
 
 
-def _preset(published: str, note: str = "", **fields: Any) -> Preset:
-    return Preset(Gemma3Config(**{**_COMMON, **fields}), "Gemma Team 2025", published, note)
-
-
-_COMMON: Settings = {
-    "vocab_size": 262_208,
-    "max_length": 131_072,
-    "d_head": 256,
-    "window": 1024,
-    "rope_scaling": RotaryScaling(kind="linear", factor=8.0),
-}
+_preset = preset_maker(
+    Gemma3Config,
+    "Gemma Team 2025",
+    vocab_size=262_208,
+    max_length=131_072,
+    d_head=256,
+    window=1024,
+    rope_scaling=RotaryScaling(kind="linear", factor=8.0),
+)
 _TEXT = "without the vision encoder of 417M"
 
 PRESETS: dict[str, Preset] = {
@@ -86,14 +84,14 @@ PRESETS: dict[str, Preset] = {
         rope_scaling=None,
     ),
     "gemma3-4b": _preset(
-        "3.9B", _TEXT, num_layers=34, d_model=2560, num_heads=8, num_kv_heads=4, d_ff=10_240
+        "3.9B", note=_TEXT, num_layers=34, d_model=2560, num_heads=8, num_kv_heads=4, d_ff=10_240
     ),
     "gemma3-12b": _preset(
-        "11.8B", _TEXT, num_layers=48, d_model=3840, num_heads=16, num_kv_heads=8, d_ff=15_360
+        "11.8B", note=_TEXT, num_layers=48, d_model=3840, num_heads=16, num_kv_heads=8, d_ff=15_360
     ),
     "gemma3-27b": _preset(
         "27.0B",
-        _TEXT,
+        note=_TEXT,
         num_layers=62,
         d_model=5376,
         num_heads=32,

@@ -5,12 +5,12 @@ Press et al. 2022, "Train short, test long". Embeddings are normalized before th
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....data.common.fields import Rate
 from ...config import PositionKind
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig
 
@@ -42,20 +42,21 @@ class Bloom(GPT):
     """A BLOOM with its head; it has the layers of GPT-2."""
 
 
-def _preset(published: str, *sizes: int) -> Preset:
-    names = "num_layers", "d_model", "num_heads"
-    settings: dict[str, Any] = dict(zip(names, sizes, strict=True))
-    config = BloomConfig(vocab_size=250_880, max_length=2048, **settings)
-    return Preset(config, "Scao et al. 2022", published)
-
+_preset = preset_maker(
+    BloomConfig,
+    "Scao et al. 2022",
+    ("num_layers", "d_model", "num_heads"),
+    vocab_size=250_880,
+    max_length=2048,
+)
 
 PRESETS: dict[str, Preset] = {
-    "bloom-560m": _preset("560M", 24, 1024, 16),
-    "bloom-1b1": _preset("1.1B", 24, 1536, 16),
-    "bloom-1b7": _preset("1.7B", 24, 2048, 16),
-    "bloom-3b": _preset("3B", 30, 2560, 32),
-    "bloom-7b1": _preset("7.1B", 30, 4096, 32),
-    "bloom-176b": _preset("176B", 70, 14_336, 112),
+    "bloom-560m": _preset("560M", (24, 1024, 16)),
+    "bloom-1b1": _preset("1.1B", (24, 1536, 16)),
+    "bloom-1b7": _preset("1.7B", (24, 2048, 16)),
+    "bloom-3b": _preset("3B", (30, 2560, 32)),
+    "bloom-7b1": _preset("7.1B", (30, 4096, 32)),
+    "bloom-176b": _preset("176B", (70, 14_336, 112)),
 }
 
 # fmt: off

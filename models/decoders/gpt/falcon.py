@@ -8,7 +8,7 @@ sublayers in sequence, with biases and ALiBi.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from ...config import (
     Activation,
     Execution,
     PositionKind,
-    Settings,
     Size,
     TransformerConfig,
     divisors_of,
@@ -31,7 +30,7 @@ from ...nn.positions import Positions, make_positions, query_and_key_positions
 from ...nn.relative_positions import alibi_slopes
 from ...nn.stack import Layer
 from ...nn.typing import Array, Float, Int
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ...rotary_scaling import RotaryScaling
 from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig, PreNormLayer
@@ -132,23 +131,20 @@ class Falcon(GPT):
         return LAYERS[self.config.residual]
 
 
-def _preset(
-    published: str, sizes: tuple[int, int, int, int], note: str = "", **more: Any
-) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads, key/value heads)."""
-    names = "num_layers", "d_model", "num_heads", "num_kv_heads"
-    settings: Settings = {**_COMMON, **dict(zip(names, sizes, strict=True)), **more}
-    return Preset(FalconConfig(**settings), "Almazrouei et al. 2023", published, note)
-
-
-_COMMON: Settings = {"vocab_size": 65_024, "max_length": 2048}
+_preset = preset_maker(
+    FalconConfig,
+    "Almazrouei et al. 2023",
+    ("num_layers", "d_model", "num_heads", "num_kv_heads"),
+    vocab_size=65_024,
+    max_length=2048,
+)
 
 PRESETS: dict[str, Preset] = {
     "falcon-7b": _preset("7B", (32, 4544, 71, 1)),
     "falcon-40b": _preset(
         "40B",
         (60, 8192, 128, 8),
-        "the paper says 40B, computed from its sizes: 41B",
+        note="the paper says 40B, computed from its sizes: 41B",
         residual="two_norms",
     ),
     "falcon-rw-1b": Preset(

@@ -5,12 +5,12 @@ Scores are not divided by √H, and queries, keys and values have no biases.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....data.common.fields import PositiveInt, Rate
 from ...config import require_layers
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig
 
@@ -56,15 +56,18 @@ class GPTNeo(GPT):
     """A GPT-Neo with its head; it has the layers of GPT-2."""
 
 
-def _preset(published: str, **fields: Any) -> Preset:
-    config = GPTNeoConfig(vocab_size=50_257, max_length=2048, **fields)
-    return Preset(config, "Black et al. 2021", published)
-
+_preset = preset_maker(
+    GPTNeoConfig,
+    "Black et al. 2021",
+    ("num_layers", "d_model", "num_heads"),
+    vocab_size=50_257,
+    max_length=2048,
+)
 
 PRESETS: dict[str, Preset] = {
-    "gpt-neo-125m": _preset("125M", num_layers=12, d_model=768, num_heads=12),
-    "gpt-neo-1.3b": _preset("1.3B", num_layers=24, d_model=2048, num_heads=16),
-    "gpt-neo-2.7b": _preset("2.7B", num_layers=32, d_model=2560, num_heads=20),
+    "gpt-neo-125m": _preset("125M", (12, 768, 12)),
+    "gpt-neo-1.3b": _preset("1.3B", (24, 2048, 16)),
+    "gpt-neo-2.7b": _preset("2.7B", (32, 2560, 20)),
 }
 
 NUM_PARAMETERS = {

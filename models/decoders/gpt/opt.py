@@ -5,12 +5,12 @@ normalizes after the residual sum and has narrower token embeddings.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....data.common.fields import Rate
 from ...config import Activation, Size
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
-from ...registry import Family, Preset
+from ...registry import Family, Preset, preset_maker
 from .gpt import GPT, GPTConfig
 
 
@@ -44,23 +44,24 @@ class OPT(GPT):
     """An OPT with its head; it has the layers of GPT-2, or of the first GPT."""
 
 
-def _preset(published: str, *sizes: int, **fields: Any) -> Preset:
-    names = "num_layers", "d_model", "num_heads"
-    settings: dict[str, Any] = dict(zip(names, sizes, strict=True)) | fields
-    config = OPTConfig(vocab_size=50_272, max_length=2048, **settings)
-    return Preset(config, "Zhang et al. 2022", published)
-
+_preset = preset_maker(
+    OPTConfig,
+    "Zhang et al. 2022",
+    ("num_layers", "d_model", "num_heads"),
+    vocab_size=50_272,
+    max_length=2048,
+)
 
 PRESETS: dict[str, Preset] = {
-    "opt-125m": _preset("125M", 12, 768, 12),
-    "opt-350m": _preset("350M", 24, 1024, 16, norm_position="post", d_embedding=512),
-    "opt-1.3b": _preset("1.3B", 24, 2048, 32),
-    "opt-2.7b": _preset("2.7B", 32, 2560, 32),
-    "opt-6.7b": _preset("6.7B", 32, 4096, 32),
-    "opt-13b": _preset("13B", 40, 5120, 40),
-    "opt-30b": _preset("30B", 48, 7168, 56),
-    "opt-66b": _preset("66B", 64, 9216, 72),
-    "opt-175b": _preset("175B", 96, 12_288, 96),
+    "opt-125m": _preset("125M", (12, 768, 12)),
+    "opt-350m": _preset("350M", (24, 1024, 16), norm_position="post", d_embedding=512),
+    "opt-1.3b": _preset("1.3B", (24, 2048, 32)),
+    "opt-2.7b": _preset("2.7B", (32, 2560, 32)),
+    "opt-6.7b": _preset("6.7B", (32, 4096, 32)),
+    "opt-13b": _preset("13B", (40, 5120, 40)),
+    "opt-30b": _preset("30B", (48, 7168, 56)),
+    "opt-66b": _preset("66B", (64, 9216, 72)),
+    "opt-175b": _preset("175B", (96, 12_288, 96)),
 }
 
 # fmt: off
